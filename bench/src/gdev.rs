@@ -71,7 +71,7 @@ fn processor() -> Result<u64> {
     Ok(rate as u64)
 }
 
-/// Runs the benchmark. Parts: `direct`, `pieces`.
+/// Runs the benchmark. Parts: `direct`, `pieces`, `both`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
     let rate = processor()?;
     eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
@@ -86,7 +86,24 @@ pub fn run(request: &Request) -> Result<Vec<Metric>> {
             metrics.extend(pieces(&machine, direction, rounds)?);
         }
     }
+    if request.wants("both") {
+        metrics.extend(both(&machine, rounds)?);
+    }
     Ok(metrics)
+}
+
+/// Measures copies of pinned memory in both directions, one after the other and at the same time on both copy engines.
+fn both(machine: &Machine, rounds: usize) -> Result<Vec<Metric>> {
+    let ways = ["", "--serial"];
+    let mut samples = [Vec::new(), Vec::new()];
+    for round in 0..rounds {
+        for at in order(ways.len(), round) {
+            eprintln!("bench: gdev, both directions {}, round {} of {rounds}", ways[at], round + 1);
+            samples[at].push(machine.copy("both", LARGE_BYTES, 1, ways[at])?);
+        }
+    }
+    let [at_once, serial] = &samples;
+    Ok(vec![Metric::ratio_of_samples("gdev.both".to_owned(), at_once, "us", serial, Target::AtMost(0.7))])
 }
 
 /// Compares copies through the aperture with copies by the copy engine, by size (figure 4).

@@ -4,7 +4,7 @@
 //! behind VFIO can provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the
 //! trait in software; `vfio-card` implements it with mapped BARs, `VFIO_IOMMU_MAP_DMA` and `VFIO_DEVICE_SET_IRQS`.
 //!
-//! Parts: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
+//! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
 //! Not in this crate: PCI configuration space (the host's PCI core owns that of the card, and `devmodel` contains that
@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Page tables that the driver writes map their offsets.
+/// The two memory BARs. Page tables written by the driver map their offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general access to VRAM, and the doorbells (USERD).
@@ -49,22 +49,22 @@ pub enum Aperture {
     Bar3,
 }
 
-/// The card's signalling mode. In both modes, edges are signalled on the event descriptor.
+/// The way in which the card signals interrupts. In both modes, edges are signalled on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge. The driver permits the next message with the card's re-arm register.
+    /// One MSI message per edge. The driver allows the next message by writing the card's re-arm register.
     Msi,
     /// A level interrupt. It is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
-/// A mapping of host memory from any source. It stays mapped for the lifetime of the value.
+/// A mapping of host memory from any source. The memory stays mapped for the lifetime of the value.
 pub trait HostMemory: Send + Sync + Debug {
     /// Returns the whole mapping.
     fn as_volatile_slice(&self) -> VolatileSlice<'_, ()>;
 
-    /// Returns true if the card may access `len` bytes at `offset`. Called before each access: the first access to
-    /// untouched memory would charge its allocation to this process, and not to the owner of the memory.
+    /// Returns true if the card may access `len` bytes at `offset`. Call it before each access, because the first
+    /// access to untouched memory charges its allocation to this process, and not to the owner of the memory.
     fn may_touch(&self, _offset: usize, _len: usize) -> bool {
         true
     }
@@ -76,8 +76,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read and, if `writable` is set, write: a range of a mapping, which lives as long as
-/// this value.
+/// Host memory that the card may read and, if `writable` is set, write. It is a range of a mapping and keeps the
+/// mapping alive.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -87,10 +87,10 @@ pub struct DmaMemory {
 }
 
 impl DmaMemory {
-    /// Creates the range of `len` bytes at `offset` in `region`.
+    /// Creates a range of `len` bytes at `offset` in `region`.
     ///
     /// # Errors
-    /// If the range is not within the mapping.
+    /// Returns an error if the range is not within the mapping.
     pub fn new(
         region: Arc<dyn HostMemory>,
         offset: usize,
@@ -122,7 +122,7 @@ impl DmaMemory {
     /// Returns the `len` bytes at `offset` within this range.
     ///
     /// # Errors
-    /// If the bytes are not within the range, or the card may not access them.
+    /// Returns an error if the bytes are not within the range, or if the card may not access them.
     pub fn slice(&self, offset: usize, len: usize) -> Result<VolatileSlice<'_, ()>, VolatileMemoryError> {
         let end = offset.checked_add(len).ok_or(VolatileMemoryError::Overflow { base: offset, offset: len })?;
         if end > self.len {
@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Reason why host memory could not be mapped for the card, or unmapped.
+/// Reasons for which host memory cannot be mapped for the card, or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Part of the range is already mapped.
@@ -180,7 +180,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// Pinning would allocate more untouched memory than the limit permits.
+    /// Pinning would allocate more untouched memory than the limit allows.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
@@ -233,9 +233,9 @@ pub enum DmaError {
     Host(#[source] std::io::Error),
 }
 
-/// Access counts of the card's engines and kernels to card memory and host memory, in bursts of at most
-/// [`AccessCounts::BURST_BYTES`], per block. They exclude accesses by CPUs through the BARs, and the card's own
-/// accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
+/// Numbers of accesses by the card's engines and kernels to card memory and host memory, per block. An access is a
+/// burst of at most [`AccessCounts::BURST_BYTES`] bytes. Accesses by CPUs through the BARs do not count, nor do the
+/// card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
     /// One count per block of VRAM, in order of addresses.
@@ -245,7 +245,7 @@ pub struct AccessCounts {
 }
 
 impl AccessCounts {
-    /// Size of a block in bytes, which is that of the card's large pages. Blocks are aligned to their size.
+    /// Size of a block in bytes, equal to that of the card's large pages. Blocks are aligned to their size.
     pub const BLOCK_BYTES: u64 = 128 << 10;
     /// Maximum number of bytes in a burst: the transfer size of the memory.
     pub const BURST_BYTES: u64 = 128;
@@ -261,40 +261,40 @@ pub trait Card: Send + Sync {
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
-    /// any other offset is lost.
+    /// any other offset has no effect.
     fn write32(&self, offset: u32, value: u32);
 
     /// Reads bytes at `offset` of a memory BAR. Unmapped pages read as all ones.
     fn aperture_read(&self, aperture: Aperture, offset: u64, data: &mut [u8]);
 
-    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages are lost.
+    /// Writes bytes at `offset` of a memory BAR. Writes to unmapped pages have no effect.
     fn aperture_write(&self, aperture: Aperture, offset: u64, data: &[u8]);
 
     /// Lets the card access `memory` at the I/O virtual address `iova`, until [`Card::unmap_dma`] with the same range.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// Returns a [`DmaError`] if the memory cannot be mapped.
     fn map_dma(&self, iova: u64, memory: DmaMemory) -> Result<(), DmaError>;
 
     /// Removes a mapping. When the call returns, accesses in flight have ended, and the card can no longer access the
     /// memory.
     ///
     /// # Errors
-    /// See [`DmaError`].
+    /// Returns a [`DmaError`] if the mapping cannot be removed.
     fn unmap_dma(&self, iova: u64, len: u64) -> Result<(), DmaError>;
 
-    /// Signals later interrupts on `event`; `None` turns interrupts off.
+    /// Signals later interrupts on `event`. `None` disables interrupts.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
     /// Unmasks the INTx line. Signals immediately if the line is still asserted.
     fn unmask_intx(&self);
 
-    /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are turned
-    /// off. Memory mapped for DMA stays mapped. The contents of VRAM are undefined afterwards.
+    /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are disabled.
+    /// Memory mapped for DMA stays mapped. The contents of VRAM are undefined afterwards.
     fn reset(&self);
 
-    /// Returns the reason why the card must no longer be used, if the host has reported one: the host needs the card
-    /// back, or the card no longer works as a function of its bus. Callers poll this.
+    /// Returns a reason if the card must no longer be used, because the host needs it back, or because it no longer
+    /// works on its bus. Callers poll this function.
     fn lost(&self) -> Option<&'static str> {
         None
     }
@@ -305,16 +305,16 @@ pub trait Card: Send + Sync {
         Vec::new()
     }
 
-    /// Returns true if a context image from an untrusted author has no more power than the methods of a channel,
-    /// provided that it does not list registers. This is unknown for real cards.
+    /// Returns true if a context image from an untrusted source can do no more than the methods of a channel, provided
+    /// that it does not list registers. This is not known for real cards.
     fn takes_any_image(&self) -> bool {
         false
     }
 
     /// Returns the number of accesses by engines and kernels to each block of memory since the last call with `reset`,
-    /// if the card counts them. A real card does not; an offline profile takes its place.
+    /// if the card counts them. A real card does not; an offline profile replaces the counts.
     ///
-    /// Counts belong to addresses: read them before memory is moved or assigned to another tenant.
+    /// Counts belong to addresses, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

@@ -1,4 +1,4 @@
-//! Generates one exported function for each symbol of the driver API, and the tables behind them.
+//! Generates one exported function for each symbol of the driver API, and the tables that the functions use.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -8,9 +8,9 @@ use cuda_table::{families, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // No soname: ldconfig would then leave the links with NVML's name out of the loader's cache. The loader finds the
-    // library by its file's name, and loads it once for all its names.
-    // A program may close the library, whose threads run on.
+    // Set no soname, because a soname would make ldconfig omit the links with NVML's name from the loader's cache. The
+    // loader finds the library by its file name, and loads it once for all its names. Never unload the library, because
+    // its threads keep running after a program closes it.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     let out = env::var("OUT_DIR").expect("cargo names a folder");
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");

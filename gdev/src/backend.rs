@@ -47,6 +47,19 @@ pub trait Backend: Send {
     /// On a driver error.
     fn copy(&mut self, copy: &Copy) -> Result<Fence>;
 
+    /// Executes two copies at the same time, and waits for both. The context has no other work in flight.
+    ///
+    /// A device with one copy engine executes one after the other.
+    ///
+    /// # Errors
+    /// [`crate::Error::Lost`] if a copy was not executed completely, or another driver error.
+    fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
+        for copy in copies {
+            self.copy(copy)?;
+        }
+        self.last().map_or(Ok(()), |fence| self.wait(fence))
+    }
+
     /// Makes kernels ready to launch.
     ///
     /// # Errors

@@ -238,6 +238,27 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.copy(copy)
     }
 
+    /// Executes two copies at the same time on both copy engines, after all earlier work, and waits for both: usually
+    /// one to the card and one from it. Where a device has one engine, it executes one after the other.
+    ///
+    /// # Errors
+    /// If a range is outside its memory, if a range that is written overlaps another, if work was lost, or on a driver
+    /// error.
+    pub fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
+        let [one, other] = copies;
+        for copy in copies {
+            within(copy.from, copy.from_offset, copy.bytes)?;
+            within(copy.to, copy.to_offset, copy.bytes)?;
+        }
+        let [reads, writes] = [[one, other].map(source), [one, other].map(target)];
+        let conflicts = [(&writes[0], &writes[1]), (&writes[0], &reads[1]), (&writes[1], &reads[0])];
+        if let Some(((memory, _), _)) = conflicts.iter().find(|(one, other)| overlap(one, other)) {
+            return Err(Error::Overlap(memory.index));
+        }
+        self.finish()?;
+        self.backend.copy_both(copies)
+    }
+
     /// Makes kernels ready to launch.
     ///
     /// # Errors
@@ -404,6 +425,21 @@ impl<B: Backend + ?Sized> Context<B> {
         }
         self.backend.read_by_cpu(memory, 0, piece)
     }
+}
+
+/// A range of a copy: the memory, and the offsets of its bytes.
+type Range = (Memory, std::ops::Range<u64>);
+
+fn source(copy: &Copy) -> Range {
+    (copy.from, copy.from_offset..copy.from_offset + copy.bytes)
+}
+
+fn target(copy: &Copy) -> Range {
+    (copy.to, copy.to_offset..copy.to_offset + copy.bytes)
+}
+
+fn overlap((one, range): &Range, (other, others): &Range) -> bool {
+    one.index == other.index && range.start < others.end && others.start < range.end
 }
 
 /// Checks that a range is within memory.

@@ -83,6 +83,8 @@ pub struct Cuda {
     device: i32,
     context: u64,
     stream: u64,
+    /// Streams for copies at the same time, once they are needed.
+    sides: Option<[u64; 2]>,
     memory: HashMap<usize, Arc<Allocation>>,
     next_memory: usize,
     modules: Vec<u64>,
@@ -141,6 +143,7 @@ impl Cuda {
             device,
             context,
             stream: 0,
+            sides: None,
             memory: HashMap::new(),
             next_memory: 0,
             modules: Vec::new(),
@@ -184,6 +187,24 @@ impl Cuda {
         self.memory.insert(memory.index, allocation);
         self.next_memory += 1;
         memory
+    }
+
+    /// Returns the streams for copies at the same time.
+    fn sides(&mut self) -> Result<[u64; 2]> {
+        if let Some(sides) = self.sides {
+            return Ok(sides);
+        }
+        let mut sides = [0; 2];
+        // SAFETY: the pointers are local variables.
+        unsafe {
+            self.library.create_stream(&raw mut sides[0], STREAM_NON_BLOCKING)?;
+            if let Err(error) = self.library.create_stream(&raw mut sides[1], STREAM_NON_BLOCKING) {
+                let _ = self.library.destroy_stream(sides[0]);
+                return Err(error);
+            }
+        }
+        self.sides = Some(sides);
+        Ok(sides)
     }
 
     /// Records the end of an operation that was just submitted.
@@ -356,6 +377,28 @@ impl Backend for Cuda {
         self.fence()
     }
 
+    fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
+        let mut ranges = Vec::new();
+        for copy in copies {
+            let bytes = copy.bytes as usize;
+            let (_, from) = self.range(copy.from, copy.from_offset, bytes)?;
+            let (_, to) = self.range(copy.to, copy.to_offset, bytes)?;
+            ranges.push((to, from, bytes));
+        }
+        self.enter()?;
+        let sides = self.sides()?;
+        let mut result = Ok(());
+        for ((to, from, bytes), side) in ranges.into_iter().zip(sides) {
+            // SAFETY: both ranges are this context's memory, which lives until the wait below has ended.
+            result = result.and(unsafe { self.library.copy(to, from, bytes, side) });
+        }
+        for side in sides {
+            // SAFETY: the stream is this context's.
+            result = result.and(unsafe { self.library.synchronize_stream(side) });
+        }
+        result.map_err(lost)
+    }
+
     fn load(&mut self, image: Image<'_>) -> Result<Module> {
         let Image::Cuda(bytes) = image else {
             return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, and no programs for sm_20".into()));
@@ -488,9 +531,9 @@ impl Drop for Cuda {
         let _ = self.enter();
         // SAFETY: everything is this context's, and the stream has no work after the wait.
         unsafe {
-            if self.stream != 0 {
-                let _ = self.library.synchronize_stream(self.stream);
-                let _ = self.library.destroy_stream(self.stream);
+            for stream in self.sides.into_iter().flatten().chain(Some(self.stream).filter(|stream| *stream != 0)) {
+                let _ = self.library.synchronize_stream(stream);
+                let _ = self.library.destroy_stream(stream);
             }
             for event in self.in_flight.drain(..).map(|(_, event)| event).chain(self.free_events.drain(..)) {
                 let _ = self.library.destroy_event(event);

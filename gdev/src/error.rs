@@ -62,6 +62,9 @@ pub enum Error {
         /// Size of the memory in bytes.
         size: u64,
     },
+    /// Two copies at the same time have a range in common, which one of them writes.
+    #[error("two copies at the same time overlap in memory {0}")]
+    Overlap(usize),
     /// The context does not have this memory: it was freed or detached, or it belongs to another context.
     #[error("memory {0} does not belong to this context, or was freed")]
     Memory(usize),

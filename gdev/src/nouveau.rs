@@ -11,6 +11,7 @@
 //! the stock drivers of Debian's 6.1 and 6.12 on a Fermi card: there are no relocations, no tiled buffers and no
 //! `VM_BIND`.
 
+mod both;
 pub mod device;
 pub mod mediator;
 pub(crate) mod methods;
@@ -119,6 +120,8 @@ pub struct Nouveau {
     stamps: Buffer,
     local: Option<Buffer>,
     mediator: Option<Arc<Mediator>>,
+    /// The copy engines' channels, once they are needed.
+    engines: Option<[both::CopyChannel; 2]>,
     multiprocessors: u32,
     /// Maximum number of submissions in flight.
     in_flight: u64,
@@ -167,6 +170,7 @@ impl Nouveau {
             stamps,
             local: None,
             mediator: None,
+            engines: None,
             multiprocessors,
             in_flight,
             awaited: 0,
@@ -408,6 +412,10 @@ impl Backend for Nouveau {
             self.done.link_bytes += copy.bytes;
         }
         Ok(fence)
+    }
+
+    fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
+        self.on_both_engines(copies)
     }
 
     fn load(&mut self, image: Image<'_>) -> Result<Module> {

@@ -5,15 +5,15 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture; a power of two. They cover 2 MiB of pages, more than a driver uses at a
-/// time.
+/// Number of cached translations per aperture; a power of two. They cover 2 MiB of pages, which is more than a driver
+/// uses at a time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
-/// Target of an aperture offset.
+/// The memory at an offset of an aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address of the byte, which is not checked against the guest's memory.
+    /// Guest address of the byte. It is not checked against the guest's memory.
     pub place: Place,
     /// Number of bytes from this address to the end of the 4 KiB page.
     pub bytes: u64,
@@ -21,7 +21,7 @@ pub struct Mapping {
     pub writable: bool,
 }
 
-/// Reason why an aperture access faults. The numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
+/// Reasons why an aperture access faults. The numbers are the hardware's fault reasons (`nvspec::mmu::fault`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WalkFault {
     /// The aperture has no instance block, or the block cannot be read.
@@ -44,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture, which must be in the page of this slot.
+    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this slot.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -68,7 +68,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that takes the place of the one in the instance block.
+    /// Directory that overrides the one in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -105,7 +105,7 @@ impl ApertureTlb {
         self.slots.fill(None);
     }
 
-    /// Returns the guest's directory for this aperture, if its instance block can be read.
+    /// Returns the guest's directory for this aperture, if the instance block can be read.
     pub fn directory(&mut self, guest: &mut impl GuestMemory) -> Option<Place> {
         self.space(guest).ok().map(|space| space.directory)
     }
@@ -135,8 +135,8 @@ impl ApertureTlb {
         self.slots.get(index(offset)).copied().flatten().filter(|slot| slot.page == page)?.mapping(offset)
     }
 
-    /// Visits `pages` pages of the aperture in order, from byte `start` on. For each page, passes its address in the
-    /// guest's current tables, or `None` if an access would fault. `start` must be a multiple of 2 MiB. Reads the
+    /// Visits `pages` pages of the aperture in order, starting at byte `start`. For each page, passes its address in
+    /// the guest's current tables, or `None` if an access would fault. `start` must be a multiple of 2 MiB. Reads the
     /// tables in two parts of up to 4 KiB per 2 MiB, and bypasses the cache.
     pub fn survey(
         &mut self,
@@ -169,7 +169,7 @@ impl ApertureTlb {
     }
 }
 
-/// Number of 4 KiB pages whose small entries fill one page.
+/// Number of 4 KiB pages whose small entries fill exactly one page.
 const BLOCK_PAGES: u64 = BLOCK_SMALLS as u64;
 /// Same as [`BLOCK_PAGES`], as `usize`.
 const BLOCK_SMALLS: usize = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
@@ -178,7 +178,7 @@ const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture, with 0 where no table exists.
+/// The entries for 2 MiB of an aperture. They are 0 where no table exists.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -196,7 +196,8 @@ impl Block {
         let Some(space) = space.filter(|space| va.0 <= space.limit) else { return };
         let Ok(pde) = read_entry(space.directory, va.0 >> PDE_SHIFT, guest) else { return };
         let pde = Pde::from(pde);
-        // Tables are shortened by powers of two, so a block is either within the table or beyond its end.
+        // Tables are shortened by powers of two, so a block is either completely within the table or completely beyond
+        // its end.
         let within = va.0 & PDE_SPAN.wrapping_sub(1);
         let (large, small) = (within >> LARGE_PAGE.trailing_zeros(), within >> PAGE_SHIFT);
         if large >= u64::from(pde.large_entries()) {
@@ -240,8 +241,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the address and the write permission of the guest's page at `va`. Walks as the hardware does: a valid entry
-/// in the large-page table takes precedence, and otherwise the small-page table decides.
+/// Returns the address and the write permission of the guest's page at `va`. Walks the tables like the hardware: a
+/// valid entry in the large-page table takes precedence; otherwise the small-page table decides.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -254,10 +255,10 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // A table that cannot be read has no valid entries. Shadow tables treat it the same way.
+            // A table that cannot be read has no valid entries. Shadow tables treat it in the same way.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
-                // The page's address is a multiple of its size; the virtual address selects the 4 KiB within it.
+                // The page's address is a multiple of its size. The virtual address selects the 4 KiB within the page.
                 const WITHIN: u64 = 0x1_f000;
                 return page(pte, (pte.address() & !0x1_ffff) | (va.0 & WITHIN));
             }

@@ -1,8 +1,8 @@
 //! The mediator's own pages in a guest's address space.
 //!
 //! These pages are in the spans of the last two directory entries, which the guest can never use. The last entry is for
-//! the mediator's channel pages; every address space with a channel has a short table for it. The other entry is for
-//! memory that several address spaces share; its table is created when the first such page is mapped.
+//! the mediator's channel pages; every address space that has a channel has a short table for it. The other entry is
+//! for memory that several address spaces share; its table is created when the first such page is mapped.
 
 use crate::ShadowMemory;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -10,7 +10,7 @@ use nvspec::mmu::{ENTRY_BYTES, PD_ENTRIES, PDE_SPAN, Pde, Pte, PteAperture, Righ
 
 /// Start of the mediator's channel pages in each address space: the span of the last directory entry.
 pub const HOST_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) * PDE_SPAN);
-/// Maximum number of these pages, which is the number of entries of the shortest table.
+/// Maximum number of these pages, equal to the number of entries of the shortest table.
 pub const HOST_PAGES: u32 = SPT_ENTRIES >> SIZE_CODE;
 /// The size code of the shortest table.
 const SIZE_CODE: u8 = 3;
@@ -25,9 +25,9 @@ pub(crate) const FIRST_ENTRY: u32 = PD_ENTRIES - 2;
 /// One of the mediator's pages in an address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum HostPage {
-    /// The page with this index from [`HOST_BASE`]; below [`HOST_PAGES`].
+    /// The page with this index, counted from [`HOST_BASE`]. The index is below [`HOST_PAGES`].
     Own(u32),
-    /// The page with this index from [`SHARED_BASE`]; below [`SHARED_PAGES`].
+    /// The page with this index, counted from [`SHARED_BASE`]. The index is below [`SHARED_PAGES`].
     Shared(u32),
 }
 

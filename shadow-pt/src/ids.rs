@@ -5,8 +5,8 @@ use nvspec::addr::{Gpa, GuestVramAddr};
 /// Maximum number of address spaces of a VM at a time: one per channel of the chip, and one for each of the two
 /// apertures.
 pub const MAX_SPACES: usize = 130;
-/// Number of bits of a [`SpaceId`] that hold the index. The other bits distinguish a space from earlier spaces with the
-/// same index.
+/// Number of bits of a [`SpaceId`] that contain the index. The other bits distinguish a space from earlier spaces with
+/// the same index.
 const INDEX_BITS: u32 = 8;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const _: () = assert!(MAX_SPACES <= 1 << INDEX_BITS);
@@ -30,7 +30,7 @@ impl GuestRange {
     }
 }
 
-/// Identifies an address space of a VM. Once the space is closed, it identifies no space.
+/// Identifies an address space of a VM. Once the space is closed, the identifier is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SpaceId(u32);
 
@@ -41,7 +41,7 @@ impl SpaceId {
         Self(generation | index)
     }
 
-    /// Returns the generation of the `count`-th space that is created.
+    /// Returns the generation of the `count`-th space created.
     pub(crate) const fn generation_of(count: u32) -> u32 {
         count.wrapping_shl(INDEX_BITS)
     }

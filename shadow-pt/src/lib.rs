@@ -4,53 +4,53 @@
 //! granted**. Each synchronisation reads the guest's tables once, into the crate's own memory, and writes exactly the
 //! entries that it has checked.
 //!
-//! Parts:
+//! Modules:
 //! - [`AddressSpaces`]: all guest address spaces of a VM and their shadows on the card (`spaces`, `space`, `table`,
-//!   `mirror`, `split`; `shared` holds state that all spaces of a VM share)
-//! - `pages`: the pages of guest VRAM that hold tables, and which of them the GPU can write
+//!   `mirror`, `split`; `shared` contains state that all spaces of a VM share)
+//! - `pages`: the pages of guest VRAM that contain tables, and whether the GPU can write them
 //! - `reverse`: maps guest memory to the table pages that refer to it
 //! - [`ApertureTlb`]: walks the guest's own tables for trapped accesses to BAR1 and BAR3, with a cache
 //! - `translate`: converts one guest entry to its shadow or to a [`Denial`]
-//! - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the user implements, and which together form
+//! - [`GuestMemory`], [`Frames`] and [`ShadowMemory`]: traits that the user implements, and that together form
 //!   [`World`]
 //!
 //! Tables are read in pages of 4 KiB. A page of a directory or a table is *pending* if it may differ from its last
 //! read:
 //!
 //! - it has never been read;
-//! - the CPU has written it ([`AddressSpaces::written`]), or can write it unseen ([`AddressSpaces::unseen`]);
-//! - the GPU can write it, because a live entry of any space of the VM maps it writable, or could until recently;
+//! - the CPU has written it ([`AddressSpaces::written`]), or can write it without a trap ([`AddressSpaces::unseen`]);
+//! - the GPU can write it, because a live entry of any space of the VM maps it writable, or did so until recently;
 //! - it is in guest RAM, where writes are not trapped.
 //!
 //! The GPU counts as able to write a page until the card's TLBs are flushed after the last such entry is removed.
 //!
-//! A space is *settled* when all changes that its guest has announced have been read; its pages are then not checked
-//! before work runs. A flush, a trapped write, and the user ([`AddressSpaces::announced`]) announce changes. The crate
-//! does not search for changes that are neither seen nor announced.
+//! A space is *settled* when all changes that its guest has announced were read. Its pages are then not checked before
+//! work runs. A flush, a trapped write, and the user ([`AddressSpaces::announced`]) announce changes. The crate does
+//! not search for changes that are neither trapped nor announced.
 //!
-//! A flush must take effect immediately only where permissions can be lost: on pending pages with live shadow entries.
-//! In [`Mode::LazyAdd`], all other changes wait for [`AddressSpaces::prepare`], unless work is running. A new entry in
-//! a large-page table hides the small-page entries for the same addresses; this does not count as a loss, because the
-//! guest still maps the hidden pages.
+//! A flush must take effect immediately only where permissions can be lost, which is on pending pages with live shadow
+//! entries. In [`Mode::LazyAdd`], all other changes wait for [`AddressSpaces::prepare`], unless work is running. A new
+//! entry in a large-page table hides the small-page entries for the same addresses. This does not count as a loss,
+//! because the guest still maps the hidden pages.
 //!
-//! A large page whose 4 KiB pages are not contiguous for the card (some are in host memory, or the RAM is in several
-//! parts) cannot be a single entry. It is *split*: 32 small entries in the crate's own small-page table replace the
-//! large one (`split`). The directory entry then refers to this table instead of the shadow of the guest's small-page
-//! table: the hardware uses it wherever no large entry exists.
+//! A large page cannot be a single entry if its 4 KiB pages are not contiguous for the card, because some are in host
+//! memory, or because the RAM is in several parts. Such a page is *split*: 32 small entries in the crate's own
+//! small-page table replace the large one (`split`). The directory entry then refers to this table instead of the
+//! shadow of the guest's small-page table, because the hardware uses that table wherever no large entry exists.
 //!
-//! Compression tags are not supported (every compressed kind is replaced with its uncompressed counterpart), nor are 64
-//! KiB large pages.
+//! Compression tags are not supported (every compressed kind is replaced with its uncompressed counterpart), and
+//! neither are 64 KiB large pages.
 //!
 //! Limits that hold for any guest:
 //!
 //! - A directory has 8192 entries.
-//! - A space scans each table once, regardless of the number of entries that refer to it.
+//! - A space scans each table only once, however many entries refer to it.
 //! - Tables beyond [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
-//! - A directory that is its own table, and tables in guest RAM, need no special treatment: only the meaning of their
-//!   bytes as entries counts.
+//! - A directory that is its own table, and tables in guest RAM, need no special treatment, because only the meaning of
+//!   their bytes as entries matters.
 //!
-//! The crate uses no locks, no threads and no clock.
+//! The crate does not use locks, threads or clocks.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -103,15 +103,15 @@ use nvspec::addr::{Gpa, GuestVramAddr, Iova, VramAddr};
 
 /// The guest has no memory at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no such guest memory")]
+#[error("the guest has no memory at this address")]
 pub struct Unreadable;
 
 /// Reads the guest's tables and instance blocks.
 pub trait GuestMemory {
-    /// Fills `data` with the memory from `place` on.
+    /// Fills `data` with memory starting at `place`.
     ///
     /// # Errors
-    /// If any byte is outside the guest's memory. The contents of `data` are then undefined.
+    /// Returns an error if any byte is outside the guest's memory. The contents of `data` are then undefined.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -124,11 +124,11 @@ pub enum Frame {
     Host(Iova),
 }
 
-/// Grants frames: knows the VM's memory, and its current location for the card.
+/// Grants frames, based on the VM's memory and its current location for the card.
 pub trait Frames {
     /// Returns the frame of the `len` bytes of guest VRAM at `address`, if all of them belong to the VM and are
-    /// contiguous in one memory. `len` is 4 KiB or 128 KiB. A large page that is not contiguous, or not aligned for the
-    /// card, is requested in parts of 4 KiB.
+    /// contiguous in one memory. `len` is 4 KiB or 128 KiB. If a large page is not contiguous, or not aligned for the
+    /// card, it is requested in parts of 4 KiB.
     fn vram(&mut self, address: GuestVramAddr, len: u64) -> Option<Frame>;
 
     /// Returns the I/O address of the `len` bytes of guest RAM at `address`, if all of them are registered (for
@@ -137,8 +137,8 @@ pub trait Frames {
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// The card's memory for shadow tables. Guests must not be able to reach it. If the card fails, the implementer must
-/// record this; the shadow continues as if the write had happened.
+/// The card's memory for shadow tables. Guests must not be able to access it. If the card fails, the implementation
+/// must record the failure; the shadow continues as if the write had happened.
 pub trait ShadowMemory {
     /// Allocates `bytes` bytes, zeroed and aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;

@@ -1,4 +1,4 @@
-//! Arrays of entries on the card. The process has a copy of the guest's entries and of the card's entries for each
+//! Arrays of entries on the card. The process has a copy of the guest's entries and of the card's entries of each
 //! array.
 
 use crate::bits::{Set512, WORDS, below, bit};
@@ -9,10 +9,9 @@ use nvspec::mmu::{ENTRY_BYTES, Pte};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Maximum distance between changed entries that are still written in a single run, which includes the entries in
-/// between.
+/// Maximum distance between changed entries that are written in one run. The run includes the entries in between.
 const GAP: usize = 8;
-/// Size in bytes of a page of entries, the unit of reading.
+/// Size of a page of entries in bytes. A page is the unit of reading.
 pub(crate) const PAGE_BYTES: usize = 1 << SMALL_PAGE.trailing_zeros();
 /// Number of entries in a page.
 pub(crate) const PAGE_ENTRIES: u32 = 1 << (SMALL_PAGE.trailing_zeros() - ENTRY_BYTES.trailing_zeros());
@@ -54,7 +53,7 @@ impl Runs {
         self.0.iter().map(|run| run.range.clone())
     }
 
-    /// Writes either the runs that lose permissions or all other runs from `entries` to the card's array at `card`.
+    /// Writes from `entries` to the card's array at `card`: either the runs that lose permissions, or all other runs.
     pub(crate) fn write(
         &self,
         losing: bool,
@@ -77,13 +76,14 @@ pub(crate) struct Mirror {
     pub(crate) place: Place,
     /// Location of the shadow on the card.
     pub(crate) card: VramAddr,
-    /// The guest's entries when they were last read.
+    /// The guest's entries as of the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, once all runs have been written.
+    /// The card's entries, as they will be after all runs were written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
-    /// Pages that may change unseen at any time, because the GPU can write them or they are in guest RAM.
+    /// Pages that may change without a trap at any time, because the GPU can write them or because they are in guest
+    /// RAM.
     pub(crate) watched: u64,
     /// Pages that could not be read. Their entries count as 0.
     unreadable: u64,
@@ -94,7 +94,8 @@ pub(crate) struct Mirror {
 }
 
 impl Mirror {
-    /// Creates a mirror of `entries` entries at `place`, with all pages pending. Its shadow at `card` must be all zero.
+    /// Creates a mirror of `entries` entries at `place`, with all pages pending. The array at `card` must contain only
+    /// zeros.
     pub(crate) fn new(place: Place, card: VramAddr, entries: u32) -> Self {
         let pages = entries.div_ceil(PAGE_ENTRIES);
         let all = below(pages);
@@ -121,14 +122,14 @@ impl Mirror {
         self.dirty | self.watched
     }
 
-    /// Returns the subset of `pages` that have shadow entries, and so can lose permissions.
+    /// Returns the subset of `pages` that have shadow entries and can therefore lose permissions.
     pub(crate) fn losing(&self, pages: u64) -> u64 {
         crate::bits::members(pages)
             .filter(|page| self.live.get(*page as usize).is_some_and(|live| *live != 0))
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read, so that they are read again. Returns true if there are any.
+    /// Marks the pages that could not be read, so that they are read again. Returns true if any exist.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0
@@ -181,7 +182,7 @@ impl Mirror {
         difference(known, buffer)
     }
 
-    /// Returns the guest's entry when it was last read.
+    /// Returns the guest's entry as of the last read.
     pub(crate) fn raw(&self, index: usize) -> u64 {
         self.guest.get(index).map_or(0, |raw| u64::from_le_bytes(*raw))
     }
@@ -191,8 +192,8 @@ impl Mirror {
         self.shadow.get(index).copied().unwrap_or(0)
     }
 
-    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page; 0
-    /// if there is none.
+    /// Returns an entry through which the card reaches the memory of the guest's entry, or at least its first page.
+    /// Returns 0 if no such entry exists.
     pub(crate) fn effective(&self, index: usize) -> u64 {
         match self.entry(index) {
             0 => self.splits.get(&index).and_then(|pieces| pieces.first()).copied().unwrap_or(0),
@@ -200,7 +201,7 @@ impl Mirror {
         }
     }
 
-    /// Returns true if the card's entry is exactly `shadow`, possibly after the pending writes.
+    /// Returns true if the card's entry is exactly `shadow`, or will be after the pending writes.
     pub(crate) fn is(&self, index: usize, shadow: &Shadow) -> bool {
         match (shadow, self.splits.get(&index)) {
             (Shadow::Entry(entry), None) => *entry == self.entry(index),
@@ -236,7 +237,7 @@ impl Mirror {
         }
     }
 
-    /// Writes either the runs that lose permissions or all other runs from the mirror to the card.
+    /// Writes from the mirror to the card: either the runs that lose permissions, or all other runs.
     pub(crate) fn write(&self, runs: &Runs, losing: bool, memory: &mut impl ShadowMemory, report: &mut SyncReport) {
         runs.write(losing, self.card, &self.shadow, memory, report);
     }
@@ -269,7 +270,7 @@ pub(crate) fn write_range(
     report.entries_written = report.entries_written.saturating_add(entries.len() as u64);
 }
 
-/// Returns the entries that differ between two pages of the same length; `None` if all are equal.
+/// Returns the entries that differ between two pages of the same length, or `None` if all are equal.
 fn difference(old: &[u8], new: &[u8]) -> Option<Set512> {
     if old == new {
         return None;

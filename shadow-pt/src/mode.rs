@@ -1,14 +1,15 @@
-//! Decides which work a flush does, and which work later calls do.
+//! Decides which work a flush does and which work later calls do.
 
 use std::str::FromStr;
 
-/// Mode of operation of flushes. Some modes exist only for measurements.
+/// Behaviour of flushes. Some modes exist only for measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// Each flush reads every table, and translates and writes every entry.
     Naive,
-    /// A flush only marks the space, unless the space's work is running. Before the next work, everything is updated as
-    /// in [`Self::Naive`]. Permissions that the guest removed stay until then, so this mode is only for comparison.
+    /// A flush only marks the space, unless work of the space is running. Before the next work, everything is updated
+    /// as in [`Self::Naive`]. Permissions that the guest has removed stay until then, so this mode is only for
+    /// comparison.
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
@@ -28,16 +29,16 @@ pub(crate) enum Scope {
     Everything,
 }
 
-/// The name is not that of a mode.
+/// The name does not belong to a mode.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no shadowing mode is called {0:?}; there are naive, lazy, incremental and lazy-add")]
+#[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);
 
 impl Mode {
     /// All modes.
     pub const ALL: [Self; 4] = [Self::Naive, Self::Lazy, Self::Incremental, Self::LazyAdd];
 
-    /// Returns the mode's name in configurations and reports.
+    /// Returns the mode's name as used in configurations and reports.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! A model that the code is checked against: a small world, a specification of entries, and random operations. For
-//! tests and fuzzing.
+//! A model for checking the code: a small world, a specification of entries, and random operations. Used by tests and
+//! fuzzing.
 
 pub(crate) mod audit;
 pub(crate) mod check;

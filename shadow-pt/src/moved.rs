@@ -1,5 +1,5 @@
-//! Updates entries when only the location of their VRAM has changed. Per page, this code determines the cost of moving
-//! a chunk.
+//! Updates entries when only the location of their VRAM has changed. This code determines the cost per page of moving a
+//! chunk.
 
 use crate::translate::FRAME_BITS;
 use crate::{Frame, Frames, GuestRange};
@@ -23,7 +23,7 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Creates the state for a range; `None` for a range of RAM.
+    /// Creates the state for a range. Returns `None` for a range of RAM.
     pub(crate) fn for_range(range: GuestRange) -> Option<Self> {
         let (system, start, len) = range.parts();
         (!system).then(|| Self { start, end: start.saturating_add(len), last: None })
@@ -35,8 +35,8 @@ impl Moved {
         raw.aperture() == PteAperture::Vram && (address >= self.end || address.saturating_add(SMALL_PAGE) <= self.start)
     }
 
-    /// Returns the card's entry for the small guest entry `raw`: the current entry `old` with the new location. Returns
-    /// `None` if the entry needs a full translation.
+    /// Returns the card's entry for the small guest entry `raw`, which is the current entry `old` with the new
+    /// location. Returns `None` if the entry needs a full translation.
     pub(crate) fn entry(&mut self, raw: Pte, old: Pte, frames: &mut impl Frames) -> Option<Pte> {
         if !old.valid() || !raw.valid() || raw.aperture() != PteAperture::Vram {
             return None;

@@ -1,4 +1,4 @@
-//! Tracks the pages of guest VRAM that hold tables, the users of these pages, and whether the GPU can write them.
+//! Tracks the pages of guest VRAM that contain tables, the users of these pages, and whether the GPU can write them.
 
 use crate::bits::{self, Set512, bit, members};
 use crate::reverse::BLOCK_PAGES_SHIFT;
@@ -51,7 +51,7 @@ struct Block {
     marked: Set512,
     /// Number of large entries that make each large page writable.
     large: [u32; LARGES],
-    /// Number of small entries that make each page writable. 32 bits suffice, because the limit on tables bounds the
+    /// Number of small entries that make each page writable. 32 bits are enough, because the limit on tables bounds the
     /// number of entries.
     small: Option<Box<[u32; PAGES as usize]>>,
     /// Number of counters that are not zero.
@@ -71,7 +71,8 @@ impl Block {
         self.large(page) != 0 || self.small(page) != 0
     }
 
-    /// Counts up if `up` is true, and down otherwise. Returns `true` if the counter changes from or to zero.
+    /// Increments the counter of a page if `up` is true, and decrements it otherwise. Returns `true` if the counter
+    /// changes from or to zero.
     fn count(&mut self, page: u32, large: bool, up: bool) -> bool {
         let counter = if large {
             self.large.get_mut((page / LARGE_PAGES) as usize)
@@ -97,7 +98,7 @@ fn split(frame: u32) -> (usize, u32) {
     ((frame >> BLOCK_PAGES_SHIFT) as usize, frame & PAGES.wrapping_sub(1))
 }
 
-/// All pages of guest VRAM that hold tables of a VM.
+/// All pages of guest VRAM that contain tables of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
     /// Indexed by block number. Needs up to 4 MiB if a guest places a table at the highest address that an entry can
@@ -144,22 +145,22 @@ impl PageIndex {
             .filter(|frame| frame >> FRAME_BITS == 0)
     }
 
-    /// Returns the number of the first page beyond all pages that may hold a table.
+    /// Returns the number of the first page beyond all pages that may contain a table.
     pub(crate) fn end(&self) -> u64 {
         (self.blocks.len() as u64) << BLOCK_PAGES_SHIFT
     }
 
-    /// Returns true if the page holds a table.
+    /// Returns true if the page contains a table.
     pub(crate) fn is_table(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page holds a table, and its change has not been reported to all of its users.
+    /// Returns true if the page contains a table, and its change was not reported to all of its users yet.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }
 
-    /// Records that the change of the page has been reported to all of its users.
+    /// Records that the change of the page was reported to all of its users.
     pub(crate) fn set_marked(&mut self, frame: u32) {
         if let Some((block, page)) = self.block_mut(frame) {
             bits::insert(&mut block.marked, page);
@@ -178,7 +179,7 @@ impl PageIndex {
         self.users.get(&frame).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns the pages from `first` to `last` that hold tables.
+    /// Returns the pages from `first` to `last` that contain tables.
     pub(crate) fn tables_in(&self, first: u32, last: u32) -> Vec<u32> {
         let (start, end) = (split(first).0, split(last).0);
         let blocks = (0u32..).zip(&self.blocks).take(end.saturating_add(1)).skip(start);
@@ -189,7 +190,7 @@ impl PageIndex {
             .collect()
     }
 
-    /// Records that the page holds a table of `user`, which has not read the page yet. Returns `true` if the GPU can
+    /// Records that the page contains a table of `user`, which has not read the page yet. Returns `true` if the GPU can
     /// write the page.
     pub(crate) fn register(&mut self, frame: u32, user: User) -> bool {
         let Some((block, page)) = self.make_block(frame) else { return false };
@@ -219,8 +220,8 @@ impl PageIndex {
         self.drop_empty(frame);
     }
 
-    /// Counts shadow entries that start to make the pages of `run` writable if `up` is true, and that stop doing so
-    /// otherwise. Adds the table pages whose writability for the GPU changes to `turned`.
+    /// Counts shadow entries that start to make the pages of `run` writable if `up` is true, and otherwise entries that
+    /// stop doing so. Adds the table pages whose writability for the GPU changes to `turned`.
     pub(crate) fn count(&mut self, run: FrameRun, up: bool, turned: &mut Vec<u32>) {
         let step = if run.large { LARGE_PAGES } else { 1 };
         let end = run.first.saturating_add(run.pages);

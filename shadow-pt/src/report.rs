@@ -1,15 +1,15 @@
 //! Reports about a synchronisation: the work that it did, and the entries that it denied.
 
-/// Reason why an entry of the guest has no counterpart in the shadow.
+/// Reasons why an entry of the guest has no counterpart in the shadow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Denial {
-    /// Part of the page of VRAM does not belong to the VM.
+    /// A part of the page of VRAM does not belong to the VM.
     Vram,
-    /// Part of the page of RAM is not registered.
+    /// A part of the page of RAM is not registered.
     Ram,
     /// The page is in another card's memory.
     Peer,
-    /// The chip does not have the storage kind.
+    /// The chip does not support the storage kind.
     Kind,
     /// The address of the large page is not a multiple of 128 KiB, either for the guest or for the card.
     Unaligned,
@@ -77,35 +77,35 @@ impl Denials {
     }
 }
 
-/// Report about one call.
+/// Report of one call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SyncReport {
-    /// Number of guest tables of which at least part was read. Includes the directory.
+    /// Number of guest tables of which at least a part was read. Includes the directory.
     pub tables_scanned: u64,
-    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole shorter table.
+    /// Number of pages of guest tables that were read. A page is 4 KiB, or a whole table that is shorter than 4 KiB.
     pub pages: u64,
     /// Number of bytes of guest tables that were read.
     pub bytes_scanned: u64,
     /// Number of entries of tables, not of directories, that were checked and translated.
     pub translated: u64,
-    /// Number of shadow entries that were written. Includes unchanged entries between changed ones.
+    /// Number of shadow entries written. Includes unchanged entries between changed ones.
     pub entries_written: u64,
-    /// Number of write operations that these entries took.
+    /// Number of write operations for these entries.
     pub writes: u64,
     /// Number of pages of guest tables that may have changed and wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
     /// Number of tables that could not be created because card memory is short. Each call that may create tables tries
-    /// again. Until they exist their pages are not mapped, and work that needs them must not start.
+    /// again. Until the tables exist, their pages are not mapped, and work that needs them must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,
-    /// True if an entry lost a permission, or refers to a different frame than before. The card's TLBs must be flushed
-    /// before the guest continues; otherwise the withdrawn memory remains accessible.
+    /// True if an entry has lost a permission, or refers to a different frame than before. The card's TLBs must then be
+    /// flushed before the guest continues; otherwise the withdrawn memory remains accessible.
     pub lost_permission: bool,
 }
 
 impl SyncReport {
-    /// Returns true if any entry was written. The card's TLBs must be flushed before the new state is used.
+    /// Returns true if any entry was written. The card's TLBs must then be flushed before the new state is used.
     #[must_use]
     pub const fn changed(&self) -> bool {
         self.entries_written != 0

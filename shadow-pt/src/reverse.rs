@@ -47,16 +47,16 @@ fn blocks(range: &Range<u64>) -> std::ops::RangeInclusive<u32> {
     first..=block(range.end.saturating_sub(1)).max(first)
 }
 
-/// The table pages with entries that refer to memory in each block, whether granted or not. Uses host memory for at
-/// most one record per entry of all tables.
+/// The table pages with entries that refer to memory in each block, granted or not. Uses host memory for at most one
+/// record per entry of all tables.
 #[derive(Debug, Default)]
 pub(crate) struct ReverseMap {
-    /// Number of entries, by block and table page.
+    /// Number of entries by block and table page.
     counts: BTreeMap<u64, u32>,
     /// A count that is added later, because consecutive entries usually refer to the same block.
     added: (u64, u32),
     removed: (u64, u32),
-    /// Blocks of RAM that entries have referred to since the last report, if logging is on.
+    /// Blocks of RAM that entries have referred to since the last report, if the log is on.
     log: Option<BTreeSet<u32>>,
 }
 
@@ -90,8 +90,8 @@ impl ReverseMap {
         }
     }
 
-    /// Starts or stops logging the RAM blocks that entries refer to. A new log starts with the blocks that entries
-    /// refer to now.
+    /// Starts or stops the log of RAM blocks that entries refer to. A new log starts with the blocks that entries
+    /// currently refer to.
     pub(crate) fn log(&mut self, on: bool) {
         self.flush();
         let named: Vec<u32> = self.named(0..u64::MAX).collect();
@@ -101,7 +101,7 @@ impl ReverseMap {
         }
     }
 
-    /// Returns the logged blocks of RAM that overlap `range`, and forgets those inside the range. If their memory stays
+    /// Returns the logged blocks of RAM that overlap `range`, and forgets those inside the range. If the memory stays
     /// in use (`goes_on`), keeps the blocks that entries still refer to.
     pub(crate) fn take_named(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.flush();
@@ -121,7 +121,7 @@ impl ReverseMap {
         touched.into_iter().map(bytes).collect()
     }
 
-    /// Returns the blocks of RAM that overlap `range` and that entries refer to now.
+    /// Returns the blocks of RAM that overlap `range` and that entries currently refer to.
     fn named(&self, range: Range<u64>) -> impl Iterator<Item = u32> + '_ {
         let (first, last) = blocks(&range).into_inner();
         let keys = key(first | SYSTEM, 0)..=key(last | SYSTEM, u32::MAX);

@@ -7,7 +7,7 @@ use crate::table::Tables;
 /// Limits that a guest cannot exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum size in bytes of the shadow tables in card memory, for all spaces of the VM together, without
+    /// Maximum size of the shadow tables in card memory in bytes, for all spaces of the VM together, without
     /// directories. The mirrors need twice as much host memory, and the state of the referenced pages at most about
     /// three times as much. Tables for split large pages may need as much card memory again.
     pub table_bytes: u64,
@@ -28,8 +28,8 @@ pub(crate) struct Shared {
     pub(crate) writes: u64,
     /// Number of events after which a refused table may fit.
     pub(crate) rooms: u64,
-    /// Number of further large entries that may be split.
+    /// Number of large entries that may still be split.
     pub(crate) splits_left: u64,
-    /// True if the card must not reach the VM's RAM: tables that map RAM are not linked.
+    /// True if the card must not access the VM's RAM. Tables that map RAM are then not linked.
     pub(crate) ram_barred: bool,
 }

@@ -15,7 +15,7 @@ use nvspec::addr::VramAddr;
 use nvspec::mmu::{PD_BYTES, PD_ENTRIES, Pde, TableTarget};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Number of directory entries that refer to a table, and the state of the table.
+/// Number of directory entries that refer to a table, and the table's state.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     count: u32,
@@ -26,9 +26,9 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created: it exceeds the limit and was counted as denied, or waits for card memory.
+    /// The table could not be created. It either exceeds the limit and was counted as denied, or waits for card memory.
     Refused,
-    /// The table exists and has this number.
+    /// The table exists with this number.
     Yes(u32),
 }
 
@@ -44,17 +44,17 @@ pub(crate) struct Space {
     missing: BTreeSet<TableKey>,
     /// Value of [`Shared::rooms`] at the last attempt to create tables.
     rooms: u64,
-    /// Tables with pending work. After a pass it has no duplicates.
+    /// Tables with pending work. After a pass, the queue has no duplicates.
     pub(crate) queue: Vec<u32>,
     /// The crate's own tables for split large pages.
     pub(crate) splits: Splits,
-    /// Shadow tables that are no longer linked, but that the card's TLBs may still contain.
+    /// Shadow tables that are no longer linked, but that may still be in the card's TLBs.
     unlinked: Vec<(VramAddr, u64)>,
     /// Pages that stop being writable when the card's TLBs are flushed.
     pub(crate) released: Vec<FrameRun>,
     /// Value of [`Shared::writes`] at the guest's last flush.
     pub(crate) flushed_at: u64,
-    /// True if the guest has flushed and the flush has not been processed.
+    /// True if the guest has flushed and the flush was not processed yet.
     pub(crate) marked: bool,
     /// True if the guest has announced changes since all pending pages were last read.
     pub(crate) announced: bool,
@@ -94,7 +94,7 @@ impl Space {
         }
     }
 
-    /// Returns the space's card memory in bytes.
+    /// Returns the size of the space's card memory in bytes.
     pub(crate) fn card_bytes(&self) -> u64 {
         let unlinked = self.unlinked.iter().fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
         let host = self.host.iter().flatten().fold(0u64, |sum, table| sum.saturating_add(table.bytes()));
@@ -136,8 +136,8 @@ impl Space {
         self.directory.pending() == 0 && self.queue.is_empty() && self.missing.is_empty() && self.splits.is_idle()
     }
 
-    /// Updates the shadow from the guest's current tables, within `scope` and the grants of `world`. `unflushed` means
-    /// that the guest has not flushed just before this call, and may be in the middle of writing entries.
+    /// Updates the shadow from the guest's current tables, within `scope` and the grants of `world`. `unflushed` is set
+    /// if the guest has not flushed just before this call, and may be in the middle of writing entries.
     pub(crate) fn sync(
         &mut self,
         shared: &mut Shared,
@@ -172,7 +172,7 @@ impl Space {
 
     /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// The order of writes keeps a large page reachable when it becomes split or contiguous again: first the small
+    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again: first the small
     /// entries that replace large ones, and the links to them; then changes that remove permissions, new tables, and
     /// changes that add permissions; finally all other small entries of the replacement tables.
     pub(crate) fn commit(
@@ -211,12 +211,12 @@ impl Space {
         self.splits.write(&writes, false, memory, report);
         self.unsplit(shared, memory, report);
         if shared.ram_barred && self.bar_tables(shared) {
-            // The mappings of RAM have been removed from the tables on the card by now.
+            // The mappings of RAM were already removed from the tables on the card.
             self.relink(self.directory.all(), shared, memory, report);
         }
     }
 
-    /// Makes the directory link only tables that do not map RAM while RAM is barred, and otherwise all tables. Returns
+    /// Makes the directory link only tables that do not map RAM while RAM is barred, and all tables otherwise. Returns
     /// true if [`Self::relink`] has work to do.
     pub(crate) fn bar_tables(&self, shared: &mut Shared) -> bool {
         let mut changed = false;
@@ -242,7 +242,7 @@ impl Space {
         }
     }
 
-    /// Updates the replacement tables of large pages in the process's memory from the mirrors, and creates missing
+    /// Updates the replacement tables of large pages from the mirrors, in the process's memory, and creates missing
     /// ones. Returns the entries to write, and true if the directory must refer to other tables.
     fn split(
         &mut self,
@@ -394,13 +394,13 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and the available memory permit. Returns `true` if any were created.
+    /// Creates missing tables as far as the limit and the available memory allow. Returns `true` if any were created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory has been freed, retry only the first refused table: the card's own memory may have been the
+        // If no memory was freed, retry only the first refused table, because the card's own memory may have been the
         // limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
@@ -498,7 +498,7 @@ impl Space {
         work
     }
 
-    /// Keeps tables that still have work in the queue, without duplicates.
+    /// Keeps only tables that still have work in the queue, without duplicates.
     fn requeue(&mut self, tables: &mut Tables) {
         let index = self.index;
         for number in &self.queue {
@@ -535,7 +535,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry: it has the same size code, and refers to the shadow's tables.
+    /// Returns the shadow of a directory entry. It has the same size code, and refers to the shadow's tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

@@ -26,7 +26,7 @@ pub const RELINK_PIECES: u32 = 8;
 
 /// The card has no memory for a shadow directory, or the VM has too many spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory left for another shadow page directory or table of the mediator's, or the VM has too many")]
+#[error("no memory is left for another shadow page directory or table of the mediator, or the VM has too many")]
 pub struct NoMemory;
 
 /// A change that must be reported to the users of a page.
@@ -58,7 +58,8 @@ pub struct Withdrawal {
 }
 
 impl Withdrawal {
-    /// Number of table pages per step, each with 512 entries: the work that is done per acquisition of the card's lock.
+    /// Number of table pages per step, each with 512 entries. A step is the work done per acquisition of the card's
+    /// lock.
     pub(crate) const PAGES_PER_STEP: usize = 2;
 }
 
@@ -87,11 +88,12 @@ impl AddressSpaces {
         self.mode
     }
 
-    /// Returns the space of the guest directory at `directory`, and creates it if necessary. A new space maps nothing
-    /// before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are ignored.
+    /// Returns the space of the guest directory at `directory`, and creates it if necessary. A new space does not map
+    /// anything before the first [`Self::prepare`] or [`Self::flush`]. Directories are aligned to 4 KiB; lower bits are
+    /// ignored.
     ///
     /// # Errors
-    /// [`NoMemory`].
+    /// Returns [`NoMemory`] if the space cannot be created.
     pub fn open(&mut self, directory: Place, memory: &mut impl ShadowMemory) -> Result<SpaceId, NoMemory> {
         if let Some(id) = self.find(directory) {
             return Ok(id);
@@ -149,7 +151,7 @@ impl AddressSpaces {
         self.shared.tables.count()
     }
 
-    /// Returns the number of bytes of card memory in use, including directories.
+    /// Returns the size of the card memory in use in bytes, including directories.
     #[must_use]
     pub fn card_bytes(&self) -> u64 {
         self.each().fold(0, |sum, (_, space)| sum.saturating_add(space.card_bytes()))
@@ -162,7 +164,7 @@ impl AddressSpaces {
     }
 
     /// Records that the guest's CPU writes `len` bytes of guest VRAM. Call this for each such write, and for each write
-    /// that the mediator makes for the guest. No flush may come between the write and this call.
+    /// that the mediator makes on behalf of the guest. No flush may come between the write and this call.
     pub fn written(&mut self, address: GuestVramAddr, len: u64) {
         const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
         let Some(more) = len.checked_sub(1) else { return };
@@ -181,9 +183,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can now write the page of guest VRAM at `address` unseen (or, with `false`, no
-    /// longer can): such writes need no call of [`Self::written`]. Calls are counted: each call with `true` needs one
-    /// with `false`.
+    /// Records that the guest's CPU can now write the page of guest VRAM at `address` without a trap, or, if `unseen`
+    /// is false, no longer can. Such writes need no call of [`Self::written`]. Calls are counted: each call with `true`
+    /// needs one with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -196,7 +198,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles the guest's flush of this space's TLB. `busy` means that work of one of the space's channels is on the
+    /// Handles the guest's flush of this space's TLB. `busy` is set if work of one of the space's channels is on the
     /// card, so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before
     /// the flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
     /// [`Self::directory`] and then call [`Self::flushed`].
@@ -222,28 +224,28 @@ impl AddressSpaces {
     }
 
     /// Records that the guest has announced its earlier writes to its GPU, which it must do after writes through an
-    /// aperture. Pages that may have changed unseen are then read again.
+    /// aperture. Pages that may have changed without a trap are then read again.
     pub fn announced(&mut self) {
         for space in self.spaces.iter_mut().flatten() {
             space.announced = true;
         }
     }
 
-    /// Returns true if [`Self::prepare`] has nothing to do for changes that the guest has announced: with a flush, with
-    /// [`Self::announced`], or with [`Self::written`]. A card may or may not observe other writes, so nothing searches
-    /// for them.
+    /// Returns true if [`Self::prepare`] has nothing to do for changes that the guest has announced with a flush, with
+    /// [`Self::announced`], or with [`Self::written`]. A card may or may not observe other writes, so this crate does
+    /// not search for them.
     #[must_use]
     pub fn is_settled(&self, id: SpaceId) -> bool {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
     /// Does all deferred work before work of one of the space's channels goes to the card. Afterwards the shadow
-    /// matches the guest's tables, as far as their entries are granted. The card's TLBs must be flushed as for
+    /// matches the guest's tables, as far as their entries are granted. The card's TLBs must be flushed as after
     /// [`Self::flush`].
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. It counts as denied when it is found a second time, or immediately if the space has not been written
-    /// since its last flush.
+    /// mapped. It counts as denied when it is found a second time, or immediately if the space was not written since
+    /// its last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -259,8 +261,8 @@ impl AddressSpaces {
         report
     }
 
-    /// Records that the card's TLBs no longer hold entries of this space from before the last call. Frees unlinked
-    /// tables, and stops counting pages as writable that only old entries made writable.
+    /// Records that the card's TLBs no longer contain entries of this space from before the last call. Frees unlinked
+    /// tables, and stops counting pages as writable if only old entries made them writable.
     pub fn flushed(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         let Some((space, _)) = self.space_mut(id) else { return };
         let released = space.flushed(memory);
@@ -273,10 +275,10 @@ impl AddressSpaces {
         Withdrawal { range, pieces: self.shared.reverse.pieces(range) }
     }
 
-    /// Drops the entries that map into the range from a few table pages; returns `None` if no pages are left. The
+    /// Drops the entries that map into the range from a few table pages. Returns `None` if no pages are left. The
     /// spaces must not change in any other way between these calls. After each call, flush the card's TLBs for the
     /// returned spaces, and call [`Self::flushed`] for each. [`Self::granted`] or [`Self::retranslate`] restores
-    /// dropped entries that have been granted again by then.
+    /// dropped entries that are granted again by then.
     pub fn invalidate(
         &mut self,
         withdrawal: &mut Withdrawal,
@@ -293,9 +295,9 @@ impl AddressSpaces {
     }
 
     /// Bars the card from all of the guest's RAM, or permits access again. While RAM is barred, tables that map RAM are
-    /// unlinked, so that the cost depends only on the directories; other pages in these tables become unreachable as
+    /// unlinked, so that the cost depends only on the directories; other pages in these tables become inaccessible as
     /// well. [`Frames`] must not grant RAM during this time. Returns the spaces for which [`Self::relink`] must be
-    /// called, part by part; afterwards, flush the card's TLBs for them.
+    /// called, part by part. Afterwards, flush the card's TLBs for them.
     #[must_use]
     pub fn bar_ram(&mut self, barred: bool) -> Vec<SpaceId> {
         let Self { spaces, shared, .. } = self;
@@ -317,8 +319,8 @@ impl AddressSpaces {
         report
     }
 
-    /// Handles a range that has moved for the card, or now belongs to the guest: translates the entries that map into
-    /// it again, and marks tables within it for reading. Then proceed as for [`Self::invalidate`].
+    /// Handles a range that has moved for the card, or that now belongs to the guest: translates the entries that map
+    /// into it again, and marks tables within it to be read. Afterwards proceed as after [`Self::invalidate`].
     pub fn retranslate(
         &mut self,
         range: GuestRange,
@@ -331,20 +333,20 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may refer to a byte of the range. A result of `false` is certain.
+    /// Returns true if an entry of any space may refer to a byte of the range. If the result is `false`, none does.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
     }
 
-    /// Starts or stops the log of RAM that entries refer to. A new log begins with the current entries.
+    /// Starts or stops the log of RAM that entries refer to. A new log starts with the current entries.
     pub fn log_ram(&mut self, on: bool) {
         self.shared.reverse.log(on);
     }
 
     /// Returns blocks that contain all RAM in `range` that entries have referred to since the last call. A block inside
     /// `range` is reported again only if entries still refer to it while the card `goes_on` using it, or if entries
-    /// refer to it again.
+    /// refer to it again later.
     pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shared.reverse.take_named(range, goes_on)
     }
@@ -363,7 +365,7 @@ impl AddressSpaces {
         shared.rooms = shared.rooms.wrapping_add(1);
     }
 
-    /// Returns the target of a GPU virtual address in the current shadow, in the guest's terms. Returns `None` for
+    /// Returns the target of a GPU virtual address in the current shadow, as a guest address. Returns `None` for
     /// unmapped addresses and for the mediator's own pages.
     #[must_use]
     pub fn resolve(&self, id: SpaceId, va: GpuVa) -> Option<Mapping> {
@@ -408,7 +410,8 @@ impl AddressSpaces {
     /// page is used.
     ///
     /// # Errors
-    /// [`NoMemory`], also for a page beyond the span, an address that does not fit into an entry, or a closed space.
+    /// Returns [`NoMemory`] if memory is short, and also for a page beyond the span, an address that does not fit into
+    /// an entry, or a closed space.
     pub fn map_host(
         &mut self,
         id: SpaceId,
@@ -546,7 +549,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Counts the pages that have become writable for the GPU, and watches those that hold tables.
+    /// Counts the pages that have become writable for the GPU, and watches those that contain tables.
     fn count_gained(&mut self) {
         let mut turned = Vec::new();
         for run in self.shared.gained.drain(..) {

@@ -82,21 +82,22 @@ struct Writes {
     runs: Vec<Runs>,
 }
 
-/// Entries to write to the replacement tables of a space. The entries that replace large entries are written before the
-/// large entries are removed. All other entries are written after the large entries that hide them are removed.
+/// Entries to write to the replacement tables of a space. Entries that replace large entries are written before the
+/// large entries are removed. All other entries are written after the large entries that hide them were removed.
 #[derive(Debug, Default)]
 pub(crate) struct SplitWrites {
     before: Vec<Writes>,
     after: Vec<Writes>,
 }
 
-/// The pairs of a space, and the replacement tables of those that need one.
+/// The pairs of a space, and the replacement tables of the pairs that need one.
 #[derive(Debug, Default)]
 pub(crate) struct Splits {
     /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table and have none. The value is true if creating the table has failed.
+    /// Pairs that may need a replacement table and have none. The value is true if an attempt to create the table has
+    /// failed.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that directory entries may no longer refer to.
     orphans: Vec<Pair>,
@@ -107,7 +108,7 @@ pub(crate) struct Splits {
 pub(crate) struct Made {
     /// Pairs that now have a replacement table.
     pub(crate) fresh: Vec<Pair>,
-    /// True if the replacement table of any pair has changed, or a refused table is no longer needed.
+    /// True if the replacement table of any pair has changed, or if a refused table is no longer needed.
     pub(crate) changes: bool,
     /// True if a further table exceeds the limit.
     pub(crate) denied: bool,
@@ -115,7 +116,7 @@ pub(crate) struct Made {
     pub(crate) waiting: u64,
 }
 
-/// Card memory that is unused after the next TLB flush: starts and sizes in bytes.
+/// Card memory that becomes unused at the next TLB flush: starts and sizes in bytes.
 pub(crate) type Unlinked = Vec<(VramAddr, u64)>;
 
 impl Splits {
@@ -185,7 +186,7 @@ impl Splits {
         }
     }
 
-    /// Creates the tables that are needed, empty, as far as `room` (in bytes) permits.
+    /// Creates the tables that are needed, empty, as far as `room` (in bytes) allows.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -296,7 +297,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes either all entries that replace large entries (if `before` is true), or all others.
+    /// Writes all entries that replace large entries if `before` is true, and all others if it is false.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -331,8 +332,8 @@ impl Splits {
         Some(self.made.get(pair).map(|table| table.card))
     }
 
-    /// Returns the entry through which the card reaches the 4 KiB page number `index` of a directory entry of `pair`,
-    /// if that page is in a split large page; `None` otherwise.
+    /// Returns the entry through which the card accesses 4 KiB page number `index` of a directory entry of `pair`, if
+    /// that page is in a split large page. Returns `None` otherwise.
     pub(crate) fn piece(&self, pair: &Pair, index: usize, large: &Mirror) -> Option<u64> {
         let pieces = large.splits.get(&(index >> LARGE_PAGES.trailing_zeros()))?;
         if self.made.contains_key(pair) { pieces.get(index & within()).copied() } else { Some(0) }
@@ -345,9 +346,12 @@ impl Splits {
         assert!(self.orphans.is_empty());
         let mirror = |key: &TableKey| tables.get(number(key)?).map(|table| &table.mirror);
         for (pair, table) in &self.made {
-            assert!(self.pairs.get(pair).is_some_and(|count| *count != 0), "a table for a pair that is not named");
+            assert!(
+                self.pairs.get(pair).is_some_and(|count| *count != 0),
+                "a table for a pair that no entry refers to"
+            );
             let large = mirror(&pair.large).expect("a large-page table");
-            assert!(!large.splits.is_empty(), "a table that nothing needs");
+            assert!(!large.splits.is_empty(), "a table that is not needed");
             for (index, entry) in table.shadow.iter().enumerate() {
                 let small = pair.small.and_then(|key| mirror(&key)).map_or(0, |small| small.entry(index));
                 let wanted = large

@@ -43,7 +43,7 @@ fn place(target: TableTarget, address: u64) -> Option<Place> {
     }
 }
 
-/// Accounts that must follow every change of an entry.
+/// Records that must be updated with every change of an entry.
 pub(crate) struct Books<'a> {
     pub(crate) reverse: &'a mut ReverseMap,
     /// Pages of VRAM that have become writable for the GPU.
@@ -61,7 +61,7 @@ pub(crate) struct Books<'a> {
 pub(crate) struct Changes {
     /// Changed entries of the card.
     pub(crate) runs: Runs,
-    /// Large entries whose replacements have changed or have been removed.
+    /// Large entries whose replacements were changed or removed.
     pub(crate) splits: Vec<usize>,
 }
 
@@ -82,11 +82,11 @@ pub(crate) struct Table {
     /// Index of the space that the table belongs to.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow. A grant may change this.
+    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give them one.
     absent: Box<[u16]>,
     /// Entries that could not be granted when they were first read, by index and value. A driver writes the two halves
-    /// of an entry separately, so that work of another CPU can find a half-written entry. The mirror contains 0 for
-    /// these entries, and their pages are read again.
+    /// of an entry separately, so work of another CPU can find a half-written entry. The mirror contains 0 for these
+    /// entries, and their pages are read again.
     doubted: Vec<(usize, u64)>,
     /// Pages with absent entries that must be checked again.
     pub(crate) recheck: u64,
@@ -94,7 +94,8 @@ pub(crate) struct Table {
     pub(crate) queued: bool,
     /// Number of entries that map RAM for the card.
     pub(crate) ram: u32,
-    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM or did.
+    /// True if the directory does not link the table, because the VM's RAM is barred and the table maps RAM or has
+    /// mapped it.
     pub(crate) barred: bool,
 }
 
@@ -122,7 +123,7 @@ impl Table {
         }
     }
 
-    /// Removes the table's entries from the accounts and from the index. Leaves the entries on the card.
+    /// Removes the table's entries from the records and from the index. Leaves the entries on the card.
     pub(crate) fn retire(&mut self, own: u32, pages: &mut PageIndex, books: &mut Books<'_>) {
         for page in bits::members(self.mirror.all()) {
             if let Some(frame) = self.mirror.frame(page) {
@@ -139,7 +140,7 @@ impl Table {
         }
     }
 
-    /// Sets an entry to `raw` in the guest's copy, and to `shadow` in the card's copy.
+    /// Sets an entry to `raw` in the copy of the guest's entries, and to `shadow` in the copy of the card's entries.
     fn set(
         &mut self,
         index: usize,
@@ -193,15 +194,15 @@ impl Table {
         }
     }
 
-    /// Returns the shadow of the guest entry `raw`, if the limit on split entries permits it.
+    /// Returns the shadow of the guest entry `raw`, if the limit on split entries allows it.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
         if matches!(shadow, Shadow::Split(_)) && !room { Err(Denial::Limit) } else { Ok(shadow) }
     }
 
-    /// Processes the `changed` entries of a page, with their values from `fresh` if it is given, and otherwise their
-    /// old values. With `recheck`, also processes absent entries.
+    /// Processes the `changed` entries of a page, with their values from `fresh` if it is given, and with their old
+    /// values otherwise. If `recheck` is set, also processes absent entries.
     #[expect(clippy::too_many_arguments, reason = "the state of a pass, in parts that are borrowed apart")]
     pub(crate) fn take(
         &mut self,
@@ -255,7 +256,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Returns true if an entry that is not granted must be read again, because it was seen for the first time.
+    /// Returns true if an entry that is not granted must be read again, because it was found for the first time.
     fn doubt(&mut self, index: usize, raw: u64) -> bool {
         if let Some(known) = self.doubted.iter().position(|(doubted, _)| *doubted == index) {
             let (_, seen) = self.doubted.swap_remove(known);
@@ -282,7 +283,7 @@ impl Table {
     }
 
     /// Translates the entries of a page that map into `range` again. A pending page may have changed, so its gained
-    /// permissions wait until it has been read.
+    /// permissions wait until the page has been read.
     pub(crate) fn retranslate(
         &mut self,
         piece: Piece,
@@ -331,7 +332,7 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if any exist.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));

@@ -42,7 +42,7 @@ pub(crate) const PIECES_BYTES: u64 = size_of::<Pieces>() as u64;
 pub(crate) enum Shadow {
     /// A single entry at the same index.
     Entry(u64),
-    /// Small entries for the pages of a split large entry, all of them valid. The large entry itself is 0.
+    /// Valid small entries for all pages of a split large entry. The large entry itself is 0.
     Split(Box<Pieces>),
 }
 
@@ -57,7 +57,7 @@ impl Shadow {
 }
 
 /// Returns the shadow of the guest entry `raw` in a table with pages of `size`: a single entry, or one entry per 4 KiB
-/// if the large page is split. A large page is denied as a whole if any part of it is not granted.
+/// if the large page is split. If any part of a large page is not granted, the whole page is denied.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -75,17 +75,17 @@ fn pieces(raw: u64, frames: &mut impl Frames) -> Result<Box<Pieces>, Denial> {
     let guest = Pte::from(raw);
     let mut pieces: Box<Pieces> = Box::new([0; LARGE_PAGES as usize]);
     for (at, piece) in (0u32..).zip(pieces.iter_mut()) {
-        // The frame number of a large page is aligned, so the page's number fits below it.
+        // The frame number of a large page is aligned, so the page number fits into its low bits.
         *piece = whole(guest.with_frame(guest.frame() | at).into(), PageSize::Small, frames)?;
     }
     Ok(pieces)
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry; 0 if the entry is not valid.
+/// Returns the shadow of the guest entry `raw` as a single entry, or 0 if the entry is not valid.
 ///
-/// Keeps the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops encryption and
-/// compression tags, whose keys and memory belong to the card, and bits without meaning. RAM that is registered only
-/// for reading becomes read-only. VRAM in host memory is snooped.
+/// Keeps the valid, privileged, read-only and volatile bits, and the layout of the kind. Drops bits without meaning,
+/// and encryption and compression tags, whose keys and memory belong to the card. RAM that is registered only for
+/// reading becomes read-only. VRAM in host memory is snooped.
 // GUESS: a kind without compression has the same layout in host memory as in the card's own memory.
 fn whole(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<u64, Denial> {
     let guest = Pte::from(raw);
@@ -149,7 +149,7 @@ pub(crate) struct Named {
 }
 
 /// Returns the memory that the guest entry `raw` refers to. Returns `None` if [`translate`] turns the entry into 0, or
-/// denies it regardless of the grants.
+/// denies it whatever the grants are.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()

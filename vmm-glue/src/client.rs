@@ -1,7 +1,7 @@
-//! A small vfio-user client: for host processes that drive a device themselves, tests, benches and hostile guests.
+//! A small vfio-user client: for host processes that drive a device without a VMM, tests, benches and hostile guests.
 //!
-//! The client blocks, and does not trust its server: it checks the lengths of replies. [`Client::request`] and the
-//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] need not.
+//! The client blocks and does not trust its server: it checks the length of each reply. [`Client::request`] and the
+//! calls built on it follow the protocol; [`Client::send_raw`] and [`Client::receive_message`] do not enforce it.
 
 use std::collections::VecDeque;
 use std::io;
@@ -28,18 +28,18 @@ use crate::wake::Wake;
 
 mod migration;
 
-/// Capabilities as QEMU 11.1 proposes them.
+/// Capabilities that QEMU 11.1 proposes.
 pub const QEMU_CAPABILITIES: &str = "{\"capabilities\": {\"migration\": {\"pgsize\": 4096, \"max_bitmap_size\": 268435456}, \
     \"max_msg_fds\": 16, \"max_data_xfer_size\": 1048576, \"pgsizes\": 4096, \"max_dma_maps\": 65535, \
     \"write_multiple\": true}}";
-/// Capabilities as cloud-hypervisor proposes them.
+/// Capabilities that cloud-hypervisor proposes.
 pub const CLOUD_HYPERVISOR_CAPABILITIES: &str =
     "{\"capabilities\":{\"max_msg_fds\":1,\"max_data_xfer_size\":1048576,\"migration\":{\"pgsize\":4096}}}";
 
 /// Maximum size of an accepted message, in bytes.
 const MAX_MESSAGE: usize = 2 << 20;
 
-/// Reason that a call failed.
+/// Reasons for a failed call.
 #[derive(Debug, Error)]
 pub enum ClientError {
     /// The socket failed, or no reply arrived within the time set with [`Client::set_timeout`].
@@ -75,7 +75,7 @@ pub struct Message {
     pub header: Header,
     /// Bytes that follow the header.
     pub body: Vec<u8>,
-    /// Attached descriptors.
+    /// Descriptors attached to the message.
     pub fds: Vec<OwnedFd>,
 }
 
@@ -92,7 +92,7 @@ pub trait DmaTarget {
 pub struct Client {
     stream: UnixStream,
     next_id: u16,
-    /// Server requests that arrived before an awaited reply.
+    /// Server requests that arrived while a reply was awaited.
     requests: VecDeque<Message>,
     /// Text of the server's capabilities.
     capabilities: String,
@@ -109,7 +109,7 @@ impl Client {
         Self { stream, next_id: 0, requests: VecDeque::new(), capabilities: String::new() }
     }
 
-    /// Connects and negotiates as QEMU does.
+    /// Connects and negotiates the way QEMU does.
     pub fn connect(path: &Path) -> Result<Self> {
         Self::connect_as(path, QEMU_CAPABILITIES)
     }
@@ -191,7 +191,10 @@ impl Client {
                 continue;
             }
             if message.header.id != id {
-                return Err(ClientError::Protocol(format!("reply {} for request {id}", message.header.id)));
+                return Err(ClientError::Protocol(format!(
+                    "the server sent reply {} to request {id}",
+                    message.header.id
+                )));
             }
             if message.header.flags & FLAG_ERROR != 0 {
                 return Err(ClientError::Refused(message.header.error));
@@ -305,7 +308,7 @@ impl Client {
         self.send(Command::REGION_WRITE_MULTI, FLAG_NO_REPLY, &multi_body(writes), &[]).map(drop)
     }
 
-    /// Lends memory, either backed by a file from an offset on, or without a file.
+    /// Makes memory accessible to the device. The memory is backed by a file, from an offset on, or has no file.
     pub fn dma_map(&mut self, gpa: u64, size: u64, writable: bool, file: Option<(BorrowedFd<'_>, u64)>) -> Result<()> {
         let flags = DMA_MAP_READ | if writable { DMA_MAP_WRITE } else { 0 };
         let offset = file.map_or(0, |(_, offset)| offset);
@@ -314,7 +317,7 @@ impl Client {
         self.request(Command::DMA_MAP, body.as_bytes(), &fds).map(drop)
     }
 
-    /// Takes memory back. Returns the number of unmapped bytes in the server's reply.
+    /// Removes memory from the device. Returns the number of unmapped bytes from the server's reply.
     pub fn dma_unmap(&mut self, gpa: u64, size: u64) -> Result<u64> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: 0, address: gpa, size };
         let reply = self.request(Command::DMA_UNMAP, body.as_bytes(), &[])?;
@@ -323,7 +326,7 @@ impl Client {
         Ok(reply.size)
     }
 
-    /// Takes back all memory.
+    /// Removes all memory from the device.
     pub fn dma_unmap_all(&mut self) -> Result<()> {
         let body = DmaUnmap { argsz: length(size_of::<DmaUnmap>()), flags: DMA_UNMAP_ALL, ..Default::default() };
         self.request(Command::DMA_UNMAP, body.as_bytes(), &[]).map(drop)
@@ -350,13 +353,13 @@ impl Client {
         self.irq_request(IrqSet { argsz: 20, flags, index, start: 0, count: 0 }, &[], &[])
     }
 
-    /// Unmasks INTx, as a VMM does at the end of an interrupt.
+    /// Unmasks INTx, as a VMM does when the guest has handled the interrupt.
     pub fn unmask_intx(&mut self) -> Result<()> {
         let flags = IRQ_DATA_NONE | IRQ_ACTION_UNMASK;
         self.irq_request(IrqSet { argsz: 20, flags, index: 0, start: 0, count: 1 }, &[], &[])
     }
 
-    /// Sends an arbitrary `DEVICE_SET_IRQS`.
+    /// Sends a `DEVICE_SET_IRQS` request without checking it.
     pub fn irq_request(&mut self, request: IrqSet, booleans: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         self.request(Command::DEVICE_SET_IRQS, &[request.as_bytes(), booleans].concat(), fds).map(drop)
     }
@@ -373,7 +376,8 @@ impl Client {
         Ok(parse(&reply.body)?.0)
     }
 
-    /// Queries a region, with space for `argsz` bytes of reply. Returns its description, capabilities and descriptors.
+    /// Queries a region, with `argsz` bytes of space for the reply. Returns the region's description, capabilities and
+    /// descriptors.
     pub fn region_info(&mut self, index: u32, argsz: u32) -> Result<(RegionInfoBody, Vec<u8>, Vec<OwnedFd>)> {
         let body = RegionInfoBody { argsz, index, ..Default::default() };
         let reply = self.request(Command::DEVICE_GET_REGION_INFO, body.as_bytes(), &[])?;
@@ -381,7 +385,7 @@ impl Client {
         Ok((info, caps.to_vec(), reply.fds))
     }
 
-    /// Queries a region as QEMU does: repeats the query if the first reply needs more space.
+    /// Queries a region the way QEMU does: repeats the query if the first reply does not fit.
     pub fn region(&mut self, index: u32) -> Result<Region> {
         let fixed = length(size_of::<RegionInfoBody>());
         let (mut info, mut caps, mut fds) = self.region_info(index, fixed)?;
@@ -413,7 +417,7 @@ impl Client {
             };
             let added = memory.add(request, &MemoryLimits::default(), &wake);
             added.map_err(|error| {
-                ClientError::Protocol(format!("the area at {offset:#x} of region {index}: {error}"))
+                ClientError::Protocol(format!("cannot map the area at {offset:#x} of region {index}: {error}"))
             })?;
         }
         Ok(MappedRegion { memory: memory.snapshot() })
@@ -438,33 +442,35 @@ pub struct Region {
     pub file: Option<OwnedFd>,
 }
 
-/// The mappable areas of a region, mapped. They stay mapped when the client disconnects.
+/// The mapped areas of a region. They stay mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
-    /// Areas at their offsets in the region.
+    /// Areas, each at its offset in the region.
     memory: Arc<MemoryTable>,
 }
 
 impl MappedRegion {
-    /// Reads at an offset of the region, without a message; fails outside the areas.
+    /// Reads at an offset of the region without sending a message. Fails outside the areas.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> std::result::Result<(), MemoryError> {
         self.memory.read(offset, data)
     }
 
-    /// Writes at an offset of the region, without a message; fails outside the areas.
+    /// Writes at an offset of the region without sending a message. Fails outside the areas.
     pub fn write(&self, offset: u64, data: &[u8]) -> std::result::Result<(), MemoryError> {
         self.memory.write(offset, data)
     }
 }
 
-/// Returns the areas of the sparse-mmap capability among `caps`, which follow the description of a region.
+/// Returns the areas that the sparse-mmap capability lists. `caps` are the bytes that follow the description of a
+/// region.
 fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
     let wrong = |what: &str| ClientError::Protocol(format!("capabilities of region {}: {what}", info.index));
     let mut offset = info.cap_offset;
     loop {
         let start = usize::try_from(offset).ok().and_then(|offset| offset.checked_sub(size_of::<RegionInfoBody>()));
-        let rest = start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside"))?;
-        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("one is cut short"))?;
+        let rest =
+            start.and_then(|start| caps.get(start..)).ok_or_else(|| wrong("an offset points outside the reply"))?;
+        let (cap, rest) = SparseMmapCap::read_from_prefix(rest).map_err(|_| wrong("a capability is cut short"))?;
         if cap.id == CAP_SPARSE_MMAP {
             let (areas, _) = rest.as_chunks::<{ size_of::<SparseArea>() }>();
             let count = usize::try_from(cap.nr_areas).unwrap_or(usize::MAX);
@@ -476,12 +482,12 @@ fn sparse_areas(info: &RegionInfoBody, caps: &[u8]) -> Result<Vec<SparseArea>> {
         offset = match cap.next {
             0 => return Ok(Vec::new()),
             next if next > offset => next,
-            _ => return Err(wrong("one points back")),
+            _ => return Err(wrong("a capability points backwards")),
         };
     }
 }
 
-/// Creates guest memory of `size` bytes as a VMM does: a memfd, sealed against shrinking if `sealed`.
+/// Creates guest memory of `size` bytes in a memfd, as a VMM does. Seals it against shrinking if `sealed` is set.
 pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     let fd = rustix::fs::memfd_create("guest-memory", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, size)?;
@@ -491,7 +497,7 @@ pub fn memory_file(size: u64, sealed: bool) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Waits until an eventfd is signalled, then takes its count.
+/// Waits until an eventfd is signalled, then reads and clears its count.
 pub fn wait_event(fd: impl AsFd, timeout: Duration) -> io::Result<u64> {
     let mut wait = [rustix::event::PollFd::new(&fd, rustix::event::PollFlags::IN)];
     let timeout = rustix::event::Timespec::try_from(timeout).map_err(|_| io::ErrorKind::InvalidInput)?;

@@ -1,8 +1,9 @@
-//! One client's state machine: bytes and file descriptors in, replies out.
+//! State machine of one client's connection: it takes bytes and file descriptors, and produces replies.
 //!
 //! [`Connection`] needs no socket. A server receives into [`Connection::space`], reports the bytes to
 //! [`Connection::received`], calls [`Connection::process`] to execute the messages, and sends [`Connection::output`].
-//! Memory is bounded: there is one input buffer, and the caller ends the connection when the output exceeds its limit.
+//! Memory is bounded: a connection has one input buffer, and the caller closes the connection if the output exceeds its
+//! limit.
 
 mod migration;
 mod outbox;
@@ -33,14 +34,14 @@ use crate::protocol::{Command, HEADER_SIZE, Header, RegionAccess};
 use receive::Receive;
 use session::Session;
 
-/// Maximum size in bytes of a message that is skipped; a longer message counts as a broken stream.
+/// Maximum size of a message that can be skipped, in bytes. The server closes the connection if a message is longer.
 pub const MAX_SKIP: u32 = 16 << 20;
 /// Maximum number of file descriptors in one message.
 pub const MAX_FDS: usize = 16;
-/// Size of the output in bytes beyond which no requests to the client are added.
+/// Size of the output at which the server stops adding requests to the client, in bytes.
 const FLUSH_AT: usize = 64 << 10;
 
-/// Reason that the server ends a connection.
+/// Reasons for which the server closes a connection.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Fatal {
@@ -60,7 +61,7 @@ pub enum Fatal {
     Withdrawn { gpa: u64 },
 }
 
-/// Returns the size of the longest message that is received whole.
+/// Returns the maximum size of a message that is received completely, in bytes.
 pub(crate) fn max_message(max_transfer: usize) -> usize {
     HEADER_SIZE.saturating_add(size_of::<RegionAccess>()).saturating_add(max_transfer)
 }
@@ -80,16 +81,16 @@ pub struct Connection {
     receive: Receive,
     out: Outbox,
     session: Session,
-    /// State for the next process, in case this process is killed.
+    /// State that lets the next process continue if this process is killed.
     journal: Option<Journal>,
-    /// The device's own journal, which this one names.
+    /// The device's own journal; the connection's journal refers to it.
     device_journal: Option<Arc<OwnedFd>>,
-    /// Set if the client had another device, in a process that was killed.
+    /// Set if the client's previous device was in a process that was killed.
     revival: Option<Revival>,
 }
 
 impl Connection {
-    /// Creates a connection without received data.
+    /// Creates a connection that has not received any data.
     pub fn new(link: Link, options: &ServerOptions, client: ClientInfo) -> Self {
         let max_transfer = options.max_transfer.clamp(4 << 10, 1 << 20);
         Self {
@@ -102,15 +103,18 @@ impl Connection {
         }
     }
 
-    /// Starts a journal, if the connection has none.
+    /// Creates the connection's journal unless it has one.
     pub(crate) fn keep_journal(&mut self, keeper: &Arc<dyn Keeper>, device: &mut dyn Device) {
         if self.journal.is_some() || !keeper.keeps_more() {
             return;
         }
-        // Drop the previous process's descriptor numbers, which are unknown here.
+        // Drop the previous process's descriptor slots, because this process cannot identify them.
         keeper.give_up_more();
         if !device.is_renewable() {
-            tracing::warn!("if this daemon is killed, the VMM has lost its device: another could not have it as it is");
+            tracing::warn!(
+                "if this daemon is killed, the VMM loses its device: another daemon could not restore the \
+                device's state"
+            );
             return;
         }
         match Journal::new(Arc::clone(keeper), self.receive.max_message(), EXTRA_RECEIVE_BYTES) {
@@ -125,13 +129,13 @@ impl Connection {
         }
     }
 
-    /// Continues with the journal of a process that was killed.
+    /// Continues the journal of a process that was killed.
     pub(crate) fn goes_on_with(&mut self, journal: Journal, revival: Revival) {
         self.journal = Some(journal);
         self.revival = Some(revival);
     }
 
-    /// Commits changes, and marks messages as handled. Called just before the answers are sent.
+    /// Commits changes and marks messages as handled. Called just before the replies are sent.
     fn commit_journal(&mut self, device: &mut dyn Device) {
         let Some(journal) = &mut self.journal else { return };
         if std::mem::take(&mut self.session.configured) && self.session.is_negotiated() {
@@ -181,7 +185,7 @@ impl Connection {
         }
     }
 
-    /// Records that the socket has not accepted all of [`Self::output`], and commits the rest.
+    /// Records that the socket has accepted only a part of [`Self::output`], and commits the rest.
     pub(crate) fn left_unsent(&mut self) {
         if let Some(journal) = &mut self.journal {
             journal.change();
@@ -221,14 +225,14 @@ impl Connection {
         Ok(progress)
     }
 
-    /// Completes the write that the device has deferred until its answer was sent, if any. Call this each time after
-    /// [`Self::output`] was sent. All other methods that call the device complete it first.
+    /// Completes the write that the device deferred until its reply had been sent, if any. Call this each time
+    /// [`Self::output`] was sent. All other methods that call the device complete the write first.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         self.session.complete_deferred(device);
     }
 
-    /// Feeds bytes as if received from a socket, and executes complete messages. Stops early when output should be
-    /// sent. Returns the bytes that were not taken.
+    /// Feeds bytes as if they were received from a socket, and executes complete messages. Stops early if output should
+    /// be sent. Returns the bytes that were not consumed.
     pub fn handle_bytes<'a>(
         &mut self,
         device: &mut dyn Device,
@@ -267,7 +271,7 @@ impl Connection {
         self.session.is_negotiated()
     }
 
-    /// Handles requests of the link: sends requests to the client, and checks for private or withdrawn memory.
+    /// Handles requests from the link: sends requests to the client, and checks for private or withdrawn memory.
     pub fn work(&mut self, device: &mut dyn Device) -> Result<(), Fatal> {
         self.session.complete_deferred(device);
         self.session.work(device, &mut self.out, FLUSH_AT)?;
@@ -275,16 +279,15 @@ impl Connection {
         Ok(())
     }
 
-    /// Continues a [restored](Self::restored) connection, on the thread that serves it from now on.
+    /// Continues a [restored](Self::restored) connection on the current thread.
     ///
     /// # Errors
-    /// If the client of a killed process cannot use this device.
+    /// Returns an error if the client of a killed process cannot use this device.
     pub(crate) fn resume(&mut self, device: &mut dyn Device) -> Result<(), Invalid> {
         self.session.resume(device);
         let Some(revival) = self.revival.take() else { return Ok(()) };
         if self.is_negotiated() {
             revival.carry_out(device, &self.session.link)?;
-            // Use the files that the client already has.
             self.session.regions = device.regions();
             self.device_journal = device.journal();
             let counters = self.session.link.counters();
@@ -292,15 +295,15 @@ impl Connection {
             let ClientInfo { pid, .. } = self.session.client;
             let device = match revival.keeps_state() {
                 true => "its device continues",
-                false => "its device is as after a reset; the guest has to load its driver anew",
+                false => "its device was reset; the guest must reload its driver",
             };
             tracing::warn!(
                 pid,
                 deaths = revival.deaths,
-                "the daemon before this one was killed: its VMM goes on, and {device}"
+                "the previous daemon was killed: its VMM continues, and {device}"
             );
         }
-        // Commit the number of killed processes, and drop unused entries.
+        // Commit the new number of killed processes, and drop unused entries.
         if let Some(journal) = &mut self.journal {
             journal.change();
             self.commit();
@@ -308,7 +311,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends the connection: drops the client's memory and interrupts and notifies the device.
+    /// Closes the connection: drops the client's memory and interrupts, and notifies the device.
     pub fn close(mut self, device: &mut dyn Device) {
         self.session.close(device);
     }

@@ -1,4 +1,4 @@
-//! Counts of one server's traffic, readable by any thread while it runs.
+//! Traffic counters of one server. Any thread can read them while the server runs.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use crate::protocol::Command;
 
-/// Number of commands with their own count; a higher number counts as number 0.
+/// Number of commands with their own counter. Higher command numbers are counted as number 0.
 const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counts. They only grow, across clients, except gauges.
+        /// The counters. They cover all clients and only grow, except for gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
             /// Number of requests by command number; index 0 counts unknown commands.
@@ -19,16 +19,16 @@ macro_rules! counters {
             $($(#[$doc])* pub $field: AtomicU64,)*
         }
 
-        /// A snapshot of the counts.
+        /// A snapshot of the counters.
         #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
         pub struct Snapshot {
-            /// Requests by command name, without commands that never occurred.
+            /// Number of requests by command name. Commands that never occurred are omitted.
             pub messages: std::collections::BTreeMap<&'static str, u64>,
             $($(#[$doc])* pub $field: u64,)*
         }
 
         impl Counters {
-            /// Reads all counts; each is exact, but they may be a few messages apart.
+            /// Reads all counters. Each value is exact, but the values may be a few messages apart.
             pub fn snapshot(&self) -> Snapshot {
                 let messages = (0u16..)
                     .zip(&self.messages)
@@ -42,20 +42,19 @@ macro_rules! counters {
 }
 
 counters! {
-    /// Clients that have negotiated.
+    /// Clients that have negotiated successfully.
     clients,
     /// Connections refused because another client was connected.
     clients_refused,
-    /// Connections closed because they sent nothing, or no valid message.
+    /// Connections closed because they sent no data, or no valid message.
     connections_closed,
-    /// Connections that the server ended because of an error of the client.
+    /// Connections that the server closed because of a client's error.
     clients_dropped,
     /// Messages that needed no reply (posted writes, including batched writes).
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads. Parts of a batch or of an access with an odd size count separately if the client sent them
-    /// separately.
+    /// Region reads. Each read of a batch counts, and so does each part of an access that the client has split.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,
@@ -63,11 +62,11 @@ counters! {
     bytes_in,
     /// Number of bytes sent.
     bytes_out,
-    /// `recvmsg` calls that returned bytes.
+    /// Number of `recvmsg` calls that returned data.
     receives,
-    /// `sendmsg` calls that sent bytes.
+    /// Number of `sendmsg` calls that sent data.
     sends,
-    /// Messages that arrived while the server was spinning, before it had to sleep.
+    /// Messages that arrived while the server was polling, before it went to sleep.
     spin_hits,
     /// Accesses that the device refused.
     denied,
@@ -75,11 +74,11 @@ counters! {
     errors,
     /// Posted requests that failed without a reply.
     posted_errors,
-    /// File descriptors that arrived with the wrong message and were closed.
+    /// File descriptors that were closed because their message must not carry any.
     stray_fds,
-    /// Gauge: memory regions that are mapped now.
+    /// Gauge: number of currently mapped memory regions.
     dma_regions,
-    /// Gauge: bytes of memory that are mapped now.
+    /// Gauge: size of the currently mapped memory, in bytes.
     dma_bytes,
     /// `DMA_READ` and `DMA_WRITE` messages sent to the client.
     dma_requests,
@@ -91,8 +90,8 @@ counters! {
     withdrawn,
     /// Checks for private memory.
     share_checks,
-    /// Number of daemons that were killed while they served the current or last client. Each time, its device was reset
-    /// and its connection continued.
+    /// Number of daemons that were killed while they served the current or last client. After each kill, the next
+    /// daemon reset the device and continued the connection.
     daemon_deaths_survived,
 }
 
@@ -102,7 +101,7 @@ impl Counters {
         self.slot(command).load(Relaxed)
     }
 
-    /// Returns the number of requests, all commands together.
+    /// Returns the total number of requests.
     pub fn all_messages(&self) -> u64 {
         self.messages.iter().map(|count| count.load(Relaxed)).fold(0, u64::wrapping_add)
     }
@@ -118,18 +117,18 @@ impl Counters {
     }
 }
 
-/// Adds to a count; returns its old value.
+/// Adds to a counter and returns its previous value.
 pub fn add(count: &AtomicU64, n: u64) -> u64 {
     count.fetch_add(n, Relaxed)
 }
 
-/// Adds a length to a count.
+/// Adds a length to a counter.
 pub(crate) fn add_len(count: &AtomicU64, n: usize) {
     count.fetch_add(u64::try_from(n).unwrap_or(u64::MAX), Relaxed);
 }
 
-/// Returns true if a client's error number `count` belongs in the log: the first errors always, and later errors less
-/// and less often.
+/// Returns true if the client error with number `count` should be logged: all of the first errors, and fewer and fewer
+/// of the later ones.
 pub fn worth_logging(count: u64) -> bool {
     count <= 16 || count.is_power_of_two()
 }

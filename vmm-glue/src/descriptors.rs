@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::keeper::{Keeper, SLOTS, Slots};
 
-/// Reason that a client cannot be handed over, or taken over.
+/// Reasons for which a client cannot be handed over or restored.
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// The saved state is invalid.
@@ -19,27 +19,27 @@ pub enum ParkError {
     /// The client's memory, or one of its interrupts, cannot be handed to another process.
     #[error("the client's {0} cannot be handed to another process")]
     Stays(&'static str),
-    /// The operating system refuses a descriptor.
+    /// The operating system refused to create or duplicate a descriptor.
     #[error("a client's descriptor: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Destination of descriptors that are saved under a name.
+/// Destination of saved descriptors. Each descriptor is saved under a name.
 #[derive(Debug)]
 pub(crate) enum Giving<'a> {
-    /// Hands over a duplicate of each descriptor, named by its index.
+    /// Duplicates each descriptor for another process. A descriptor's name is its index.
     Over(Vec<OwnedFd>),
-    /// Leaves one duplicate of each descriptor with a keeper, named by its slot.
+    /// Stores one duplicate of each descriptor in a keeper. A descriptor's name is its slot.
     Slots(&'a mut Slots, &'a dyn Keeper),
 }
 
 impl<'a> Giving<'a> {
-    /// Hands descriptors to a keeper.
+    /// Creates a destination that stores descriptors in a keeper.
     pub(crate) fn slots(slots: &'a mut Slots, keeper: &'a dyn Keeper) -> Self {
         Self::Slots(slots, keeper)
     }
 
-    /// Hands over a duplicate of a descriptor; returns its name.
+    /// Duplicates a descriptor for the destination. Returns its name.
     pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
         match self {
             Self::Over(fds) => {
@@ -64,7 +64,7 @@ impl<'a> Giving<'a> {
 #[derive(Debug)]
 pub(crate) struct Given {
     fds: Vec<Option<OwnedFd>>,
-    /// Descriptors that were taken: the name, and the number in this process.
+    /// Descriptors that were taken: the name, and the descriptor number in this process.
     taken: RefCell<Vec<(u32, RawFd)>>,
 }
 
@@ -74,7 +74,7 @@ impl Given {
         Self { fds: fds.into_iter().map(Some).collect(), taken: RefCell::default() }
     }
 
-    /// Creates the set from a keeper's slots.
+    /// Creates the set from the slots of a keeper.
     pub(crate) fn slots(slots: [Option<OwnedFd>; SLOTS as usize]) -> Self {
         Self { fds: slots.into(), taken: RefCell::default() }
     }
@@ -84,16 +84,16 @@ impl Given {
         self.taken.into_inner()
     }
 
-    /// Returns a duplicate of the descriptor with that name.
+    /// Returns a duplicate of the descriptor named `name`.
     pub(crate) fn take(&self, name: u32) -> Result<OwnedFd, ParkError> {
         let fd = usize::try_from(name).ok().and_then(|place| self.fds.get(place)?.as_ref());
-        let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} did not come along")))?;
+        let fd = fd.ok_or_else(|| Invalid::new(format_args!("descriptor {name} is missing")))?;
         let fd = fd.try_clone()?;
         self.taken.borrow_mut().push((name, fd.as_raw_fd()));
         Ok(fd)
     }
 
-    /// Returns a connection.
+    /// Returns the descriptor named `name` as a connection.
     pub(crate) fn stream(&self, name: u32) -> Result<UnixStream, ParkError> {
         let fd = self.take(name)?;
         let kind = rustix::net::sockopt::socket_type(&fd).map_err(io::Error::from)?;

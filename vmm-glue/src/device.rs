@@ -12,7 +12,7 @@ use crate::migration::Migration;
 /// Number of regions of a PCI function: six BARs, the expansion ROM, configuration space, legacy VGA.
 pub const NUM_REGIONS: usize = 9;
 
-/// A region of the device, checked to be one of the nine of a PCI function.
+/// A region of the device, guaranteed to be one of the nine regions of a PCI function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u8)]
 #[expect(missing_docs, reason = "the names say it")]
@@ -62,9 +62,9 @@ impl RegionInfo {
         Self { size, readable: true, writable: false, mappable: None }
     }
 
-    /// Lets clients map `areas` of the region; `file` backs them. The rest stays trapped.
+    /// Lets clients map `areas` of the region, backed by `file`. The rest of the region stays trapped.
     ///
-    /// [`crate::mappable`] has the requirements for the file and the device.
+    /// [`crate::mappable`] lists the requirements for the file and the device.
     pub fn with_mappable(self, file: Arc<OwnedFd>, areas: Vec<MmapArea>) -> Result<Self, MappableError> {
         let mappable = Some(Mappable::new(file, areas, self.size, self.writable)?);
         Ok(Self { mappable, ..self })
@@ -91,38 +91,38 @@ impl RegionInfo {
     }
 }
 
-/// Reason that a device refuses an access. The client sees an `errno`. The hardware's answer to an unsupported access
-/// (all ones, a dropped write) is not an error: the device returns it as data.
+/// Reason for refusing an access. The client gets an `errno`. If hardware would ignore an unsupported access (all ones,
+/// a dropped write), the device returns this result as data, not as an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// The access is not allowed (`EACCES`).
     #[error("access denied")]
     Denied,
     /// The access has a wrong size or offset (`EINVAL`).
-    #[error("access of a size or at an offset that the device does not take")]
+    #[error("the device does not accept this size or offset")]
     Invalid,
     /// The device failed (`EIO`).
     #[error("the device failed")]
     Failed,
 }
 
-/// Reason that a device refuses a memory region; the client's `DMA_MAP` fails with `EINVAL`.
+/// Reason for refusing a memory region. The client's `DMA_MAP` fails with `EINVAL`.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{0}")]
 pub struct MapError(pub String);
 
-/// A device's answer to a write.
+/// Result of a write.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a deferred write must be completed"]
 pub enum Ack {
     /// The write is done.
     Done,
-    /// The client can be answered now. [`Device::complete`] does the rest of the write.
+    /// The server can reply to the client now. [`Device::complete`] does the rest of the write.
     Deferred(Deferred),
 }
 
 impl Ack {
-    /// Completes the write now, because no client waits for its answer, or further writes come first.
+    /// Completes the write now, because no client waits for its reply, or because further writes follow.
     pub fn complete_now(self, device: &mut dyn Device) {
         match self {
             Self::Done => {}
@@ -131,22 +131,23 @@ impl Ack {
     }
 }
 
-/// The unfinished part of a write, for [`Device::complete`]. The device keeps its data, because other threads of the
-/// device may have to do this part earlier. This value cannot be copied: each deferred write is completed once.
+/// The unfinished part of a write, for [`Device::complete`]. The device stores the data, because other threads of the
+/// device may have to do this part earlier. This type cannot be copied, so each deferred write is completed once.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "pass it to `Device::complete`"]
 pub struct Deferred(());
 
 /// A virtual PCI function.
 ///
-/// All calls are made by the server's thread, one at a time, and should return soon: while a call runs, a virtual CPU
-/// may wait. A handler must not wait for [`crate::dma::DmaClient`]; the client cannot answer before it has its reply.
+/// The server's thread makes all calls, one at a time. Calls should return soon, because a virtual CPU may wait for
+/// them. A handler must not wait for [`crate::dma::DmaClient`]: the client cannot reply before it has the reply to its
+/// own request.
 ///
-/// After a write returned [`Ack::Deferred`], the next call is [`Device::complete`].
+/// After a write that returned [`Ack::Deferred`], the next call is [`Device::complete`].
 pub trait Device: Send {
-    /// Returns the regions, in the order of [`RegionIndex`]; called once per client before its first access.
+    /// Returns the regions in the order of [`RegionIndex`]. Called once per client, before the client's first access.
     ///
-    /// A client may keep its mappings forever: a mappable region needs another file for the next client.
+    /// A client may keep its mappings forever, so a mappable region needs another file for the next client.
     fn regions(&self) -> [RegionInfo; NUM_REGIONS];
 
     /// Records that a client has negotiated; accesses may follow.
@@ -154,90 +155,93 @@ pub trait Device: Send {
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
-    /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and the bytes are inside a readable region: the server
-    /// splits other accesses into such parts, lowest address first. They may be in an area that clients can map.
+    /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and all bytes are inside a readable region: the server
+    /// splits other accesses into such parts and starts at the lowest address. The bytes may be in an area that clients
+    /// can map.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
     ///
-    /// May defer work for which the client need not wait. No later access of the client may see the difference, as with
-    /// a posted write on a PCI bus, even if it does not come through a call of this trait.
+    /// The device may defer work if the client need not wait for it. No later access of the client may observe the
+    /// difference, even if that access does not arrive through a call of this trait. Posted writes on a PCI bus have
+    /// the same guarantee.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError>;
 
-    /// Completes a write that was deferred. Called after the write's answer was sent, or immediately if no answer is
-    /// sent first.
+    /// Completes a deferred write. Called after the write's reply was sent, or immediately if no reply precedes it.
     fn complete(&mut self, deferred: Deferred) {
         let Deferred(()) = deferred;
     }
 
-    /// Records that the client lends memory, already in [`crate::GuestMemory`]; an error removes it again.
+    /// Records that the client made memory accessible. The region is already in [`crate::GuestMemory`]; an error
+    /// removes it again.
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError>;
 
-    /// Records that the client takes back the region of `size` bytes at guest physical address `gpa`, exactly as it was
-    /// mapped. It is no longer in [`crate::GuestMemory`].
+    /// Records that the client removed the region of `size` bytes at guest physical address `gpa`, with the same bounds
+    /// as in [`Device::dma_map`]. The region is no longer in [`crate::GuestMemory`].
     ///
-    /// When this returns, the device no longer accesses the memory.
+    /// When this call returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Resets the device, like a function level reset. Pending interrupts were already dropped.
+    /// Resets the device like a function level reset. Pending interrupts are dropped before the call.
     fn reset(&mut self);
 
-    /// Records that the client has disconnected: its memory was unmapped (with [`Device::dma_unmap`] calls), and its
+    /// Records that the client has disconnected. Its memory was unmapped with [`Device::dma_unmap`] calls, and its
     /// interrupts are detached. The next client must find a clean device.
     fn disconnected(&mut self);
 
-    /// Maps memory of a client that cannot map files. The client has its own `pages` under a mappable area, and the
-    /// device must keep the area's data in these pages instead of the file. Called at most once for each area of a
-    /// client, before or during accesses through messages, which show the same memory. The device keeps it until
-    /// [`Device::disconnected`].
+    /// Maps memory of a client that cannot map files. The client has its own `pages` at the addresses of a mappable
+    /// area, and the device must store the area's data in these pages instead of in the file. Called at most once for
+    /// each area of a client, before or between accesses through messages, which access the same memory. The device
+    /// uses the pages until [`Device::disconnected`] is called.
     ///
     /// # Errors
-    /// If the device refuses the pages; the file's data then stays valid, and the client accesses it through messages.
+    /// Returns an error if the device refuses the pages. The file's data then stays valid, and the client accesses it
+    /// through messages.
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let _ = pages;
-        Err(MapError(format!("nothing of region {region:?} at {:#x} is lent", area.offset)))
+        Err(MapError(format!("no part of region {region:?} at {:#x} is lent", area.offset)))
     }
 
-    /// Replaces the file that backs the areas of a region. The client of a killed process may have `file` mapped, so
-    /// the device must use it instead of its own: with zeros, as after a reset, or with its data if the device has
-    /// taken over a [journal](Self::take_journal). Called before [`Device::connected`].
+    /// Replaces the file that backs the areas of a region. The client of a killed process may have mapped `file`, so
+    /// the device must use it instead of its own. The device fills the file with zeros, as after a reset, or keeps its
+    /// data if the device has taken over a [journal](Self::take_journal). Called before [`Device::connected`].
     ///
     /// # Errors
-    /// If the region has no such areas, or the file does not fit them.
+    /// Returns an error if the region has no such areas, or if the file does not fit them.
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
-        Err(MapError(format!("nothing of region {region:?} can be mapped")))
+        Err(MapError(format!("no part of region {region:?} can be mapped")))
     }
 
-    /// Returns the file with which a device in the next process continues as if this process had not been killed. It
-    /// stays the same while a client is connected.
+    /// Returns the device's journal: a file from which a device in the next process continues as if this process had
+    /// not been killed. The file stays the same while a client is connected.
     fn journal(&self) -> Option<Arc<OwnedFd>> {
         None
     }
 
     /// Takes over the [journal](Self::journal) of a process that was killed. Called before [`Device::take_file`], which
-    /// then keeps the file's data.
+    /// then preserves the file's data.
     ///
     /// # Errors
-    /// If the device has no journal, or cannot continue with this one.
+    /// Returns an error if the device has no journal, or cannot continue with this one.
     fn take_journal(&mut self, file: Arc<OwnedFd>) -> Result<(), MapError> {
         drop(file);
         Err(MapError("the device has no journal".to_owned()))
     }
 
-    /// Returns true if a new device of this kind with this configuration space equals this device after a reset, so
-    /// that a client can use it after this process was killed.
+    /// Returns true if a client can use a new device in place of this device after this process was killed. The new
+    /// device has the same kind and configuration space, and must equal this device after a reset.
     fn is_renewable(&self) -> bool {
         false
     }
 
-    /// Returns the device as a migratable device, if it can be migrated.
+    /// Returns the device's migration interface, if it can be migrated.
     fn migration(&mut self) -> Option<&mut dyn Migration> {
         None
     }
 
-    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`): the device would
-    /// read zeros. Called once per memory file; the server has logged it.
+    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`), so that the
+    /// device would read zeros. Called once per memory file, after the server has logged this fact.
     fn memory_not_shared(&mut self, gpa: u64) {
         let _ = gpa;
     }

@@ -1,8 +1,8 @@
-//! Access to client memory through `DMA_READ` and `DMA_WRITE` messages: for regions without a file.
+//! Accesses client memory with `DMA_READ` and `DMA_WRITE` messages, for regions without a file.
 //!
-//! Any thread queues a request, and the server's thread sends it after answering the client's own messages. The client
-//! answers when it has time; QEMU answers in its main loop, which must not be waiting for this server. Therefore a
-//! handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
+//! Any thread can queue a request. The server's thread sends it after it has replied to the client's own messages. The
+//! client replies when it has time. QEMU replies in its main loop, which must not be waiting for this server. Therefore
+//! a handler of [`crate::Device`] must not wait for a request, and [`Pending::wait`] refuses to wait on that thread.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -19,32 +19,32 @@ use crate::wake::Wake;
 
 /// Maximum size of a request, in bytes.
 pub const MAX_REQUEST: usize = 16 << 20;
-/// Maximum number of requests that are waiting or running.
+/// Maximum number of requests that are queued or in flight.
 pub const MAX_REQUESTS: usize = 256;
-/// Maximum total size of all requests that are waiting or running, in bytes.
+/// Maximum total size of all requests that are queued or in flight, in bytes.
 pub const MAX_BYTES: usize = 64 << 20;
-/// Clients that take less data per message than this get no requests.
+/// Minimum size of the data per message that a client must accept to get requests, in bytes.
 pub const MIN_TRANSFER: usize = 512;
 /// Maximum number of unanswered messages.
 const MAX_IN_FLIGHT: usize = 16;
 
-/// Reason that memory could not be read or written.
+/// Reasons for a failed access to client memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DmaError {
     #[error("no client is connected")]
     NotConnected,
-    #[error("the client does not take requests from its device")]
+    #[error("the client does not accept requests from its device")]
     Unsupported,
-    #[error("a request has {0} bytes, 1 to {MAX_REQUEST} are possible")]
+    #[error("a request of {0} bytes; it must have 1 to {MAX_REQUEST} bytes")]
     Length(usize),
-    #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are under way already")]
+    #[error("{MAX_REQUESTS} requests or {MAX_BYTES} bytes are already in flight")]
     Busy,
     #[error("the client refused the access at {gpa:#x} (errno {errno}; 19 while the guest has bus mastering off)")]
     Refused { gpa: u64, errno: u32 },
-    #[error("the client answered with {got} bytes, {expected} were asked")]
+    #[error("the client replied with {got} bytes instead of {expected}")]
     BadReply { got: usize, expected: usize },
-    #[error("no answer in time")]
+    #[error("the client did not reply in time")]
     TimedOut,
     #[error("waiting on the server's own thread would never end")]
     WouldDeadlock,
@@ -62,7 +62,7 @@ struct Job {
 struct JobState {
     /// Bytes that were read or will be written.
     data: Vec<u8>,
-    /// Number of unanswered messages, sent or not.
+    /// Number of pieces without a reply, sent or not.
     open: usize,
     error: Option<DmaError>,
 }
@@ -90,7 +90,7 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// Returns the next piece of at most `step` bytes, and true if this is the last piece.
+    /// Returns the next piece of at most `step` bytes, and true if it is the last one.
     fn next_piece(&mut self, step: usize) -> (Piece, bool) {
         let len = step.min(self.len.saturating_sub(self.sent));
         let gpa = self.gpa.wrapping_add(u64::try_from(self.sent).unwrap_or(0));
@@ -102,21 +102,21 @@ impl Waiting {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// Maximum size of the data in one message in bytes; 0 while no client accepts requests.
+    /// Maximum size of the data in one message, in bytes; 0 if no connected client accepts requests.
     max_transfer: usize,
     connected: bool,
     server_thread: Option<ThreadId>,
     queue: VecDeque<Waiting>,
     in_flight: HashMap<u16, Piece>,
-    /// Messages of an earlier process that the client has not answered.
+    /// Messages of an earlier process that the client has not replied to.
     forgotten: HashSet<u16>,
     next_id: u16,
-    /// Number of requests that are waiting or running, and their total size in bytes.
+    /// Number of requests that are queued or in flight, and their total size in bytes.
     requests: usize,
     bytes: usize,
 }
 
-/// Access to client memory; clones use the same client.
+/// Handle for accesses to client memory. Clones use the same client.
 #[derive(Clone, Debug)]
 pub struct DmaClient {
     shared: Arc<Mutex<Shared>>,
@@ -132,7 +132,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits for the end of the request. Returns the bytes that were read or written.
+    /// Waits until the request ends. Returns the bytes that were read or written.
     pub fn wait(self, timeout: Duration) -> Result<Vec<u8>, DmaError> {
         if self.shared.lock().server_thread == Some(std::thread::current().id()) {
             return self.poll().unwrap_or(Err(DmaError::WouldDeadlock));
@@ -152,7 +152,7 @@ impl Pending {
         state.result()
     }
 
-    /// Returns the result if the request has ended; the bytes are returned only once.
+    /// Returns the result if the request has ended. The result is returned only once.
     pub fn poll(&self) -> Option<Result<Vec<u8>, DmaError>> {
         let mut state = self.job.state.lock();
         (state.open == 0).then(|| state.result())
@@ -173,18 +173,18 @@ impl DmaClient {
         Self { shared: Arc::default(), wake, counters }
     }
 
-    /// Returns true if the connected client answers requests. QEMU does, cloud-hypervisor does not.
+    /// Returns true if the connected client replies to requests. QEMU does; cloud-hypervisor does not.
     pub fn is_available(&self) -> bool {
         self.shared.lock().max_transfer != 0
     }
 
-    /// Starts to read `len` bytes at guest physical address `gpa`.
+    /// Starts a read of `len` bytes at guest physical address `gpa`.
     pub fn read(&self, gpa: u64, len: usize) -> Result<Pending, DmaError> {
         check_len(len)?;
         self.start(gpa, vec![0; len], false)
     }
 
-    /// Starts to write `data` at guest physical address `gpa`. After an error, any part may have been written.
+    /// Starts a write of `data` at guest physical address `gpa`. If the request fails, any part may have been written.
     pub fn write(&self, gpa: u64, data: Vec<u8>) -> Result<Pending, DmaError> {
         check_len(data.len())?;
         self.start(gpa, data, true)
@@ -213,7 +213,7 @@ impl DmaClient {
         Ok(Pending { job, shared: Arc::clone(&self.shared) })
     }
 
-    /// Records that a client is connected; `max_transfer` is 0 if the client does not accept requests.
+    /// Records that a client is connected. `max_transfer` is 0 if the client does not accept requests.
     pub(crate) fn connect(&self, max_transfer: usize) {
         let mut shared = self.shared.lock();
         shared.connected = true;
@@ -221,7 +221,8 @@ impl DmaClient {
         shared.server_thread = Some(std::thread::current().id());
     }
 
-    /// Returns the numbers of the messages that the client may still answer, whose waiters are threads of this process.
+    /// Returns the numbers of the messages that the client may still reply to. Threads of this process wait for these
+    /// replies.
     pub(crate) fn unanswered(&self) -> Vec<u16> {
         let shared = self.shared.lock();
         let mut numbers: Vec<u16> = shared.in_flight.keys().chain(&shared.forgotten).copied().collect();
@@ -234,17 +235,17 @@ impl DmaClient {
         self.shared.lock().next_id.into()
     }
 
-    /// Numbers messages starting at `next_id`.
+    /// Sets the number of the next message to `next_id`.
     pub(crate) fn go_on_from(&self, next_id: u64) {
         self.shared.lock().next_id = u16::try_from(next_id & 0xffff).unwrap_or(0);
     }
 
-    /// Sets the messages that the client may still answer although no thread waits for them.
+    /// Sets the messages that the client may still reply to although no thread waits for the reply.
     pub(crate) fn forget(&self, numbers: Vec<u16>) {
         self.shared.lock().forgotten = numbers.into_iter().collect();
     }
 
-    /// Fails all requests, because the client has disconnected.
+    /// Fails all requests because the client has disconnected.
     pub(crate) fn disconnect(&self) {
         let Shared { queue, in_flight, .. } = {
             let mut shared = self.shared.lock();
@@ -257,7 +258,7 @@ impl DmaClient {
         }
     }
 
-    /// Appends due messages to `out` while it is shorter than `limit` bytes.
+    /// Appends messages to `out` until it has `limit` bytes.
     pub(crate) fn send(&self, out: &mut Vec<u8>, limit: usize) {
         let mut shared = self.shared.lock();
         while shared.in_flight.len() < MAX_IN_FLIGHT && out.len() < limit {
@@ -290,7 +291,7 @@ impl DmaClient {
         }
     }
 
-    /// Handles a reply of the client. Returns false if no request has its number.
+    /// Handles a client's reply. Returns false if its number does not match any request.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };
@@ -315,7 +316,7 @@ impl DmaClient {
 }
 
 impl Job {
-    /// Ends all pieces.
+    /// Ends all pieces with an error.
     fn abort(&self, error: DmaError) {
         let mut state = self.state.lock();
         state.open = 0;
@@ -323,7 +324,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece. Returns true if this was the last piece.
+    /// Ends one piece. Returns true if it was the last one.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

@@ -1,6 +1,6 @@
 //! A device that is plain memory: no policy, no side effects.
 //!
-//! It serves as the baseline of transport benchmarks, and as a device for tests of the server.
+//! It is the baseline of transport benchmarks, and a device for tests of the server.
 
 use crate::device::{AccessError, Ack, Device, MapError, NUM_REGIONS, RegionIndex, RegionInfo};
 use crate::memory::DmaRegion;
@@ -16,11 +16,11 @@ pub struct EchoDevice {
 }
 
 impl EchoDevice {
-    /// Creates a device with `bar0_size` bytes of BAR0, a power of two from 4 KiB, and a configuration space that names
-    /// `vendor` and `device` and sizes its BAR0.
+    /// Creates a device. BAR0 has `bar0_size` bytes, a power of two of at least 4 KiB. The configuration space contains
+    /// `vendor`, `device` and the size of BAR0.
     pub fn new(bar0_size: usize, vendor: u16, device: u16) -> Self {
         let mut config = vec![0; CONFIG_SIZE];
-        // Vendor and device, then class 0xff0000 (unassigned) in the upper three bytes at 8.
+        // Vendor and device, then class 0xff0000 (unassigned) in the upper three bytes of the word at 8.
         for (place, value) in [(0, vendor), (2, device), (10, 0xff00)] {
             for (field, byte) in config.iter_mut().skip(place).zip(value.to_le_bytes()) {
                 *field = byte;

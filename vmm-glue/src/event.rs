@@ -1,9 +1,9 @@
-//! A client's event descriptor, used in such a way that the client cannot block any thread here.
+//! A client's event descriptor. The client cannot block any thread of this process through it.
 //!
 //! The client shares the open file: it can fill the counter and clear `O_NONBLOCK` at any moment, so a write can block
 //! despite earlier checks. Therefore the kernel itself adds the 1, as the completion event (`IOCB_FLAG_RESFD`) of an
-//! empty asynchronous read: this never waits, a full counter stays full, and the kernel refuses descriptors of any
-//! other kind at each signal. Reads pass `RWF_NOWAIT`, which applies to one read, for any flags of the file.
+//! empty asynchronous read. This never waits, a full counter stays full, and the kernel checks at each signal that the
+//! descriptor is an eventfd. Reads pass `RWF_NOWAIT`, which applies to one read, whatever the flags of the file are.
 //!
 //! Sources: `io_submit(2)`, `eventfd(2)`, `preadv2(2)`, `linux/aio_abi.h`.
 #![expect(unsafe_code, reason = "the kernel's asynchronous I/O has no safe wrapper")]
@@ -16,11 +16,12 @@ use std::sync::OnceLock;
 
 use rustix::io::{Errno, ReadWriteFlags};
 
-/// Maximum number of concurrent requests; the kernel reserves more. Each request ends before its `io_submit` returns.
+/// Number of concurrent requests to reserve; the kernel reserves more. Each request ends before its `io_submit`
+/// returns.
 const REQUESTS: libc::c_long = 64;
-/// Completions taken from the ring per call.
+/// Maximum number of completions removed from the ring per call.
 const REAPED: usize = 16;
-/// Number of attempts while the ring is full of other threads' completions; each attempt consumes some.
+/// Maximum number of attempts while other threads' completions fill the ring. Each attempt removes some completions.
 const MAX_ATTEMPTS: u32 = 64;
 /// `IOCB_CMD_PREAD` of `linux/aio_abi.h`.
 const PREAD: u16 = 0;
@@ -52,7 +53,7 @@ struct Completion {
     words: [u64; 4],
 }
 
-/// The process's context of asynchronous I/O; all threads use it at the same time.
+/// The process's context for asynchronous I/O. All threads use it concurrently.
 #[derive(Debug)]
 struct Context {
     id: libc::c_ulong,
@@ -81,8 +82,8 @@ impl Context {
         };
         for _ in 0..MAX_ATTEMPTS {
             let mut list = [&raw mut request];
-            // SAFETY: the list contains one pointer to one request, and both live here; the request reads 0 bytes, so
-            // it uses no buffer.
+            // SAFETY: the list contains one pointer to one request, and both are local variables; the request reads 0
+            // bytes, so it uses no buffer.
             let sent = unsafe { libc::syscall(libc::SYS_io_submit, self.id, 1 as libc::c_long, list.as_mut_ptr()) };
             let errno = (sent != 1).then(|| io::Error::last_os_error().raw_os_error().unwrap_or(0));
             self.reap();
@@ -118,10 +119,10 @@ fn context() -> Result<&'static Context, &'static io::Error> {
     CONTEXT.get_or_init(Context::open).as_ref()
 }
 
-/// Checks that clients' descriptors can be signalled.
+/// Checks that clients' event descriptors can be signalled.
 ///
 /// # Errors
-/// If the kernel has no asynchronous I/O for this process.
+/// Returns an error if this process cannot use the kernel's asynchronous I/O.
 pub fn check() -> io::Result<()> {
     let explain = |error: &io::Error| {
         let what = format!(
@@ -133,32 +134,32 @@ pub fn check() -> io::Result<()> {
     context().map(drop).map_err(explain)
 }
 
-/// A client's eventfd. Neither of its calls ever waits, and neither changes the flags of the file.
+/// A client's eventfd. Its calls never block, and they never change the flags of the file.
 #[derive(Debug)]
 pub struct ClientEvent(OwnedFd);
 
 impl ClientEvent {
-    /// Takes a client's descriptor; returns `None` if the descriptor is not an eventfd.
+    /// Wraps a client's descriptor. Returns `None` if the descriptor is not an eventfd.
     pub fn new(fd: OwnedFd) -> Option<Self> {
-        // The client chooses a file's name, but the link to a file begins with a slash. Without a mounted /proc the
-        // kernel still refuses to signal a file that is not an eventfd.
+        // The client chooses the file's name, but the link of a named file begins with a slash. Without a mounted
+        // /proc, the kernel still refuses to signal a file that is not an eventfd.
         let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }
 
-    /// Adds 1. A full counter counts as signalled: the client has an event to read.
+    /// Adds 1 to the counter. A full counter counts as signalled, because the client has an event to read.
     pub fn signal(&self) -> bool {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }
 
-    /// Takes the count; returns false if it is 0.
+    /// Clears the counter. Returns false if it was 0.
     pub fn take(&self) -> bool {
-        // An offset of -1 reads at the file's own position, which an eventfd does not have.
+        // The offset -1 reads at the file's own position, which an eventfd does not have.
         let mut count = [0u8; 8];
         rustix::io::preadv2(&self.0, &mut [IoSliceMut::new(&mut count)], u64::MAX, ReadWriteFlags::NOWAIT).is_ok()
     }
 
-    /// Returns the descriptor, to poll.
+    /// Returns the descriptor for polling.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
@@ -189,7 +190,7 @@ mod tests {
         assert_eq!(count(&theirs), 2);
         assert!(event.signal());
         assert!(event.take());
-        assert!(!event.take(), "nothing is left, and the read does not wait for it");
+        assert!(!event.take(), "the counter is 0, and the read does not wait");
     }
 
     #[test]
@@ -199,7 +200,7 @@ mod tests {
         assert!(event.signal(), "a write would block here");
         assert!(event.signal());
         let flags = rustix::fs::fcntl_getfl(&theirs).unwrap();
-        assert!(!flags.contains(OFlags::NONBLOCK), "how the client uses its file is its own affair");
+        assert!(!flags.contains(OFlags::NONBLOCK), "the client's use of its file does not matter here");
     }
 
     #[test]
@@ -209,7 +210,7 @@ mod tests {
         rustix::fs::mknodat(rustix::fs::CWD, &path, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
         let fifo = rustix::fs::open(&path, OFlags::RDWR | OFlags::NONBLOCK, Mode::empty()).unwrap();
         assert!(ClientEvent::new(fifo.try_clone().unwrap()).is_none());
-        // The kernel does not write to it, even if /proc names an eventfd.
+        // The kernel does not write to the FIFO, even if /proc reports it as an eventfd.
         assert!(!ClientEvent(fifo.try_clone().unwrap()).signal());
         let mut readable = [PollFd::new(&fifo, PollFlags::IN)];
         assert_eq!(poll(&mut readable, Some(&rustix::time::Timespec::default())), Ok(0));

@@ -1,9 +1,9 @@
-//! Drives a [`Connection`] with steps decoded from arbitrary bytes: the body of the fuzz target, and of a test over its
-//! seeds.
+//! Drives a [`Connection`] with steps decoded from arbitrary bytes. The fuzz target calls it, and so does a test with
+//! the fuzz target's seeds.
 //!
-//! Checks: every framed request gets one reply unless it asks for no reply; the device sees only aligned pieces inside
-//! its regions; a deferred write is completed before the device's next call; memory is mapped and unmapped in pairs; a
-//! descriptor is sent only with the reply that describes a region with its areas; the output stays bounded; no resource
+//! Checks: every framed request gets one reply unless it requests none; the device gets only aligned pieces inside its
+//! regions; a deferred write is completed before the next call of the device; maps and unmaps come in pairs; a
+//! descriptor is sent only with a reply that describes a region and its areas; the output stays bounded; no resource
 //! leaks.
 
 use std::collections::BTreeMap;
@@ -29,17 +29,17 @@ use crate::server::ServerOptions;
 
 /// Maximum number of steps in one input.
 const MAX_STEPS: usize = 512;
-/// Maximum number of regions that the client of a run may lend.
+/// Maximum number of memory regions of the client in one run.
 const MAX_REGIONS: usize = 8;
-/// Maximum size of a memory file of a run, in bytes.
+/// Maximum size of a memory file in one run, in bytes.
 const FILE_SIZE: u64 = 0x1_0000;
-/// Output that a run may collect before it is taken, in bytes.
+/// Maximum size of the output that a run collects before it takes the output, in bytes.
 const MAX_OUTPUT: usize = 256 << 10;
 
-/// One action of the client or of the device.
+/// One action of the client or the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Raw bytes; the stream may lose its framing.
+    /// Raw bytes. The stream may lose its framing.
     Raw(Vec<u8>),
     /// A framed message with `fds` (0 to 3) descriptors of a kind (0 eventfd, 1 sealed memory, 2 memory, 3 a pipe).
     #[expect(missing_docs, reason = "said above")]
@@ -54,13 +54,13 @@ pub enum Step {
     CheckShared,
     /// The device reads memory through the mapping, at an address in pages.
     Touch(u8),
-    /// The client cuts all its unsealed memory files to this number of pages.
+    /// The client truncates all its unsealed memory files to this number of pages.
     Truncate(u8),
-    /// The client disconnects, and the next one negotiates.
+    /// The client disconnects, and another client negotiates.
     Reconnect,
 }
 
-/// Decodes bytes to steps. Any bytes are valid; an incomplete step at the end is dropped.
+/// Decodes bytes into steps. Any bytes are valid; an incomplete last step is dropped.
 pub fn decode(bytes: &[u8]) -> Vec<Step> {
     let mut rest = bytes;
     std::iter::from_fn(|| decode_one(&mut rest)).take(MAX_STEPS).collect()
@@ -89,7 +89,7 @@ fn byte(rest: &mut &[u8]) -> Option<u8> {
     Some(*first)
 }
 
-/// Reads a length of two bytes, and that many bytes, or all remaining bytes.
+/// Reads a length of two bytes and the number of bytes that it specifies, or all remaining bytes if there are fewer.
 fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     let len = usize::from(u16::from_le_bytes([byte(rest)?, byte(rest)?]));
     let (head, tail) = rest.split_at(len.min(rest.len()));
@@ -97,7 +97,7 @@ fn bytes(rest: &mut &[u8]) -> Option<Vec<u8>> {
     Some(head.to_vec())
 }
 
-/// Encodes steps as bytes. Bodies beyond 65535 bytes are cut.
+/// Encodes steps as bytes. Bodies are truncated to 65535 bytes.
 pub fn encode(steps: &[Step]) -> Vec<u8> {
     let mut out = Vec::new();
     let body = |out: &mut Vec<u8>, body: &[u8]| {
@@ -130,7 +130,7 @@ pub fn encode(steps: &[Step]) -> Vec<u8> {
     out
 }
 
-/// A device that checks its calls.
+/// A device that checks the calls it gets.
 #[derive(Debug)]
 struct Checked {
     mapped: BTreeMap<u64, u64>,
@@ -139,9 +139,9 @@ struct Checked {
     bar1: RegionInfo,
     /// Set if the last write was deferred.
     deferred: bool,
-    /// Migration state, set by the calls.
+    /// Migration state, as set by the calls.
     state: State,
-    /// Number of bytes of the state that are left to be read, or have been written.
+    /// Number of bytes of the state that are not read yet, or that were written.
     bytes: usize,
     logs: bool,
 }
@@ -150,7 +150,7 @@ struct Checked {
 const STATE_BYTES: usize = 100;
 
 impl Checked {
-    /// Changes from one state to another.
+    /// Changes from state `from` to state `to`.
     fn goes(&mut self, from: State, to: State) {
         assert!(self.connected);
         assert_eq!(std::mem::replace(&mut self.state, to), from);
@@ -216,7 +216,7 @@ impl Migration for Checked {
 }
 
 impl Checked {
-    /// Returns `None` if the process has no file descriptor left.
+    /// Returns `None` if no file descriptor is available.
     fn new() -> Option<Self> {
         let bar1 = region(RegionIndex::Bar1);
         let file = Arc::new(region_memory("fuzz", bar1.size()).ok()?);
@@ -322,10 +322,11 @@ impl Device for Checked {
     }
 }
 
-/// Size of a region's description without areas in bytes, with its header.
+/// Size in bytes of the message that describes a region without areas.
 const PLAIN_REGION: usize = HEADER_SIZE.saturating_add(size_of::<RegionInfoBody>());
 
-/// Takes the output, which consists of whole messages; checks that descriptors and descriptions of areas come together.
+/// Takes the output, which consists of whole messages. Checks that a descriptor is sent exactly with each description
+/// of areas.
 fn take(out: &mut Outbox) -> Vec<u8> {
     let mut all = Vec::new();
     while !out.is_empty() {
@@ -349,15 +350,15 @@ struct Run {
     device: Checked,
     connection: Option<Connection>,
     options: ServerOptions,
-    /// Set while the stream keeps its framing.
+    /// Set as long as the stream is framed correctly.
     framed: bool,
     next_id: u16,
     files: Vec<OwnedFd>,
-    /// Requests of the server without an answer.
+    /// Requests of the server that the client has not replied to.
     requests: Vec<(Header, DmaAccess)>,
 }
 
-/// Runs the steps that `bytes` encode; panics if a check fails.
+/// Runs the steps that are encoded in `bytes`. Panics if a check fails.
 pub fn run(bytes: &[u8]) {
     let Ok(link) = Link::new(IrqCounts { intx: 1, msi: 4, msix: 2, err: 1, req: 1 }) else { return };
     let Some(device) = Checked::new() else { return };
@@ -426,7 +427,7 @@ impl Run {
                 Ok(())
             }
             Step::Dma(page, len) => {
-                // The tests of `dma` check the result; here it may arrive at any time or never.
+                // The tests of `dma` check the result. Here it may arrive at any time or never.
                 let _ = self.link.dma().read(u64::from(page) << 12, usize::from(len));
                 self.feed(&[], Vec::new()).map(drop)
             }

@@ -1,11 +1,11 @@
-//! Interrupts of one device: the client's event file descriptors, and the pending interrupts.
+//! Interrupts of one device: the client's event descriptors, and the pending interrupts.
 //!
-//! INTx is an auto-masked level: raising the level signals once and masks INTx; if the level is still high when the
-//! client unmasks INTx, it signals again. MSI and MSI-X are edges; an edge without a descriptor is kept until one is
-//! attached, so that no edge is lost while a client switches from INTx to MSI, and is dropped when the client turns the
-//! type off.
+//! INTx is an auto-masked level: raising the level signals once and masks INTx. If the level is still high when the
+//! client unmasks INTx, INTx is signalled again. MSI and MSI-X are edges. An edge without a descriptor stays pending
+//! until the client attaches one, so that no edge is lost while a client switches from INTx to MSI. The edge is dropped
+//! when the client disables the type.
 //!
-//! This module never waits for a client: `event` signals its descriptors.
+//! This module never waits for a client; `event` signals the client's descriptors.
 
 mod saved;
 
@@ -35,7 +35,7 @@ const MSIX: usize = 2;
 const ERR: usize = 3;
 const REQ: usize = 4;
 
-/// Number of interrupts of each type that a device has; 0 means that the device lacks the type.
+/// Number of interrupts of each type. 0 means that the device does not have the type.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqCounts {
     /// INTx, 0 or 1.
@@ -50,28 +50,28 @@ pub struct IrqCounts {
     pub req: u32,
 }
 
-/// Reason that a `DEVICE_SET_IRQS` is refused; the client gets `EINVAL`.
+/// Reasons for refusing a `DEVICE_SET_IRQS` request. The client gets `EINVAL`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum IrqError {
-    #[error("interrupt type {0} does not exist, a PCI function has types 0 to 4")]
+    #[error("interrupt type {0} does not exist; a PCI function has types 0 to 4")]
     Type(u32),
     #[error("flags {0:#x} need one data bit of 0x7 and one action bit of 0x38")]
     Flags(u32),
     #[error("flags {0:#x} do not suit this interrupt type")]
     Unsuitable(u32),
-    #[error("interrupts {start} and the {count} from there go beyond the {have} of type {index}")]
+    #[error("{count} interrupts from {start} exceed the {have} of type {index}")]
     Range { index: u32, start: u32, count: u32, have: usize },
-    #[error("{got} bytes of booleans came for {count} interrupts")]
+    #[error("the client sent {got} bytes of booleans for {count} interrupts")]
     Booleans { got: usize, count: u32 },
-    #[error("{got} file descriptors came for {count} interrupts; 0 or {count} were expected")]
+    #[error("the client sent {got} file descriptors for {count} interrupts; 0 or {count} were expected")]
     Descriptors { got: usize, count: u32 },
     #[error("a file descriptor for an interrupt is not an eventfd")]
     NotEventfd,
 }
 
-/// Delivers an interrupt to a client without a descriptor. Any thread calls it, with this device's interrupts locked;
-/// it must neither wait nor call back.
+/// Delivers an interrupt to a client without a descriptor. Any thread may call this function, with the device's
+/// interrupts locked; it must neither wait nor call back.
 pub type Deliver = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// A way to signal a client.
@@ -117,7 +117,7 @@ struct State {
     lines: [Vec<Line>; NUM_IRQ_TYPES],
     intx_level: bool,
     intx_masked: bool,
-    /// Event that the client signals to unmask INTx (KVM's resampling).
+    /// Event with which the client unmasks INTx (KVM's resampling).
     unmask: Option<Arc<ClientEvent>>,
 }
 
@@ -143,7 +143,7 @@ impl State {
     }
 }
 
-/// The interrupts of one device; any thread may raise them.
+/// The interrupts of one device. Any thread may raise them.
 #[derive(Debug)]
 pub struct Interrupts {
     counts: IrqCounts,
@@ -151,7 +151,7 @@ pub struct Interrupts {
 }
 
 impl Interrupts {
-    /// Creates interrupts without descriptors. Counts above the bounds of [`IrqCounts`] are lowered to them.
+    /// Creates interrupts without descriptors. Limits the numbers to the bounds of [`IrqCounts`].
     pub fn new(counts: IrqCounts) -> Self {
         let counts = IrqCounts {
             intx: counts.intx.min(1),
@@ -170,8 +170,8 @@ impl Interrupts {
         self.counts
     }
 
-    /// Raises an MSI vector. Returns true if the client was signalled; if not, the edge is kept until the client
-    /// attaches a descriptor. A vector that the device does not have is ignored.
+    /// Raises an MSI vector. Returns true if the client was signalled; otherwise the edge stays pending until the
+    /// client attaches a descriptor. Ignores a vector that the device does not have.
     pub fn trigger_msi(&self, vector: u32) -> bool {
         self.trigger(MSI, vector)
     }
@@ -186,7 +186,7 @@ impl Interrupts {
         self.trigger(ERR, 0)
     }
 
-    /// Requests that the client release the device.
+    /// Requests that the client releases the device.
     pub fn trigger_req(&self) -> bool {
         self.trigger(REQ, 0)
     }
@@ -198,12 +198,12 @@ impl Interrupts {
         state.raise_intx();
     }
 
-    /// Returns the number of MSI vectors with a descriptor: 0 while the client has MSI disabled.
+    /// Returns the number of MSI vectors that have a descriptor; 0 while the client has MSI disabled.
     pub fn msi_attached(&self) -> usize {
         self.attached(MSI)
     }
 
-    /// Returns the number of MSI-X vectors with a descriptor.
+    /// Returns the number of MSI-X vectors that have a descriptor.
     pub fn msix_attached(&self) -> usize {
         self.attached(MSIX)
     }
@@ -224,7 +224,7 @@ impl Interrupts {
         line.is_some_and(Line::signal)
     }
 
-    /// Returns `flags` and `count` of the reply to `DEVICE_GET_IRQ_INFO`, `None` for a type that does not exist.
+    /// Returns `flags` and `count` for the reply to `DEVICE_GET_IRQ_INFO`, or `None` if the type does not exist.
     pub(crate) fn info(&self, index: u32) -> Option<(u32, u32)> {
         Some(match usize::try_from(index).ok()? {
             INTX => (IRQ_INFO_EVENTFD | IRQ_INFO_MASKABLE | IRQ_INFO_AUTOMASKED, self.counts.intx),
@@ -308,12 +308,13 @@ impl Interrupts {
         Ok(())
     }
 
-    /// From now on, delivers the first MSI vector with `deliver`, including a pending one immediately; or disables MSI.
+    /// Sets `deliver` as the way to deliver the first MSI vector, and delivers a pending edge immediately. `None`
+    /// disables MSI.
     pub fn deliver_msi(&self, deliver: Option<Deliver>) {
         self.deliver(MSI, deliver);
     }
 
-    /// From now on, delivers the rising edge of the INTx pin with `deliver`, once until [`Self::unmask_intx`]; or
+    /// Sets `deliver` as the way to deliver the rising edge of the INTx pin, once until [`Self::unmask_intx`]. `None`
     /// disables INTx.
     pub fn deliver_intx(&self, deliver: Option<Deliver>) {
         self.deliver(INTX, deliver);
@@ -345,7 +346,7 @@ impl Interrupts {
         self.state.lock().unmask.clone()
     }
 
-    /// Takes the event of [`Self::unmask_source`], if any, and unmasks.
+    /// Clears the event of [`Self::unmask_source`], if it is set, and unmasks INTx.
     pub(crate) fn unmask_event(&self) {
         let mut state = self.state.lock();
         if state.unmask.as_ref().is_some_and(|event| event.take()) {
@@ -354,7 +355,7 @@ impl Interrupts {
         }
     }
 
-    /// Drops pending interrupts; the descriptors are kept.
+    /// Drops pending interrupts and keeps the descriptors.
     pub(crate) fn clear_pending(&self) {
         let mut state = self.state.lock();
         state.intx_level = false;
@@ -369,7 +370,7 @@ impl Interrupts {
     }
 }
 
-/// Takes a client's descriptors, all of which must be eventfds.
+/// Wraps a client's descriptors, all of which must be eventfds.
 fn events(fds: Vec<OwnedFd>) -> Result<Vec<ClientEvent>, IrqError> {
     fds.into_iter().map(|fd| ClientEvent::new(fd).ok_or(IrqError::NotEventfd)).collect()
 }
@@ -410,7 +411,7 @@ mod tests {
         irqs.set_intx_level(true);
         assert_eq!(count(&ours), 1);
         irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
-        assert_eq!(count(&ours), 1, "the level still stands");
+        assert_eq!(count(&ours), 1, "the level is still high");
         irqs.set_intx_level(false);
         irqs.set(&set(UNMASK, 0, 0, 1), &[], vec![]).unwrap();
         assert_eq!(count(&ours), 0, "the level has dropped");
@@ -448,7 +449,7 @@ mod tests {
         irqs.set(&set(IRQ_DATA_EVENTFD | IRQ_ACTION_UNMASK, 0, 0, 1), &[], vec![unmask_theirs]).unwrap();
         irqs.set_intx_level(true);
         irqs.unmask_event();
-        assert_eq!(count(&ours), 1, "no event came yet");
+        assert_eq!(count(&ours), 1, "no event has arrived yet");
         rustix::io::write(&unmask_ours, &1u64.to_ne_bytes()).unwrap();
         irqs.unmask_event();
         assert_eq!(count(&ours), 1);

@@ -1,16 +1,16 @@
-//! A client's journal: the state with which the next process continues the connection after this one was killed.
+//! A client's journal: the state from which the next process continues the connection if this process is killed.
 //!
-//! A journal is a memory file whose descriptor the service manager keeps (`file`), together with the descriptors of the
-//! connection and of everything that the client has lent: memory files and event descriptors. The manager gets them
-//! before the journal names them, and drops them after the journal no longer names them. State that changes with every
-//! message, such as how much of the stream was received and answered, is stored in a few words in mapped memory, and
-//! the bytes themselves are received into the file. State that rarely changes (negotiation, memory, interrupts, PCI
-//! configuration) is committed as a whole: written next to the previous commit, with a checksum over all of it, before
-//! the client has its answer.
+//! A journal is a memory file. The service manager holds its descriptor (`file`), and the descriptors of the connection
+//! and of everything that the client has lent: memory files and event descriptors. The service manager gets a
+//! descriptor before the journal refers to it, and drops it after the journal no longer refers to it. State that
+//! changes with every message, such as the received and answered parts of the stream, is stored in a few words of
+//! mapped memory, and the stream's bytes are received into the file. State that rarely changes (negotiation, memory,
+//! interrupts, PCI configuration) is committed as a whole: it is written next to the previous commit, with a checksum
+//! over all of it, before the server replies to the client.
 //!
-//! The next process reads it with the same checks as any saved state (`saved`), and handles unanswered messages again.
-//! Its device is new, in the state after reset. Decision 075 (`docs/decisions`) describes the effects that a client can
-//! see.
+//! The next process reads the journal with the same checks as any saved state (`saved`), and handles messages without a
+//! reply again. Its device is new, in the state after a reset. Decision 075 (`docs/decisions`) describes the effects
+//! that a client can observe.
 
 mod file;
 mod saved;
@@ -30,12 +30,12 @@ use crate::descriptors::{Giving, ParkError};
 use crate::keeper::{Keeper, Slots};
 pub use crate::keeper::{Kept, SLOTS};
 
-/// Maximum number of descriptors of one client in the store: its slots, the journal, and the connection.
+/// Maximum number of stored descriptors of one client: its slots, the journal, and the connection.
 pub const DESCRIPTORS: usize = SLOTS as usize + 2;
-/// Owner of the part, in its file.
+/// Owner number of a client's part, in the journal's file.
 const CLIENT: u32 = 0;
 
-/// A client's descriptors that another process has left with a [`Keeper`].
+/// A client's descriptors that another process stored in a [`Keeper`].
 #[derive(Debug)]
 pub struct Remains {
     /// The client's connection.
@@ -50,22 +50,22 @@ pub(crate) struct Journal {
     keeper: Arc<dyn Keeper>,
     file: OwnedFd,
     slots: Slots,
-    /// Number of the last commit.
+    /// Number of the latest commit.
     sequence: u64,
     /// Number of processes that were killed while they served this client.
     pub deaths: u32,
-    /// PCI configuration space of the device, to the extent that the client writes it.
+    /// PCI configuration space of the device: the words that the client writes.
     pub words: Words,
-    /// Set while the last commit is out of date.
+    /// Set if the latest commit is out of date.
     changed: bool,
-    /// Set once the keeper has the file.
+    /// Set if the keeper has the file.
     kept: bool,
-    /// Set if the keeper cannot keep all descriptors of the client, so that the journal has ended.
+    /// Set if the journal has ended because the keeper cannot store all descriptors of the client.
     void: bool,
 }
 
 impl Journal {
-    /// Creates a journal and its buffer, for messages of `message` bytes and `extra` more bytes.
+    /// Creates a journal and its buffer, which holds messages of `message` bytes and `extra` more bytes.
     pub fn new(keeper: Arc<dyn Keeper>, message: usize, extra: usize) -> io::Result<(Self, Room)> {
         let (file, room) = file::create(message, extra)?;
         Ok((Self::with(keeper, file, Slots::default()), room))
@@ -76,7 +76,7 @@ impl Journal {
         Self { keeper, file, slots, sequence: 0, deaths: 0, words, changed: true, kept: false, void: false }
     }
 
-    /// Records that the last commit is out of date.
+    /// Records that the latest commit is out of date.
     pub fn change(&mut self) {
         self.changed = true;
     }
@@ -91,12 +91,13 @@ impl Journal {
         self.void
     }
 
-    /// Returns the number of the last commit.
+    /// Returns the number of the latest commit.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// Commits the state from `save`, with its descriptors. On failure, the journal ends, and the reason is logged.
+    /// Commits the state that `save` returns, with its descriptors. If this fails, ends the journal and logs the
+    /// reason.
     pub fn commit(&mut self, save: impl FnOnce(&mut Giving<'_>) -> Result<SavedJournal, ParkError>) {
         if !self.is_changed() {
             return;
@@ -104,7 +105,8 @@ impl Journal {
         if let Err(error) = self.write(save) {
             tracing::warn!(
                 why = %error,
-                "the VMM's connection is not kept for another daemon: if this one is killed, its device is gone"
+                "the VMM's connection is not stored for another daemon: if this daemon is killed, the VMM loses its \
+                 device"
             );
             self.give_up();
         }
@@ -124,12 +126,12 @@ impl Journal {
         let mut writer = Writer::new(identity);
         writer.put(CLIENT, &saved).map_err(io::Error::other)?;
         if !file::write_half(file.as_fd(), next, &writer.finish())? {
-            return Err(io::Error::other("what it has is more than a journal holds").into());
+            return Err(io::Error::other("its state exceeds the size of a journal").into());
         }
         *sequence = next;
         if !self.kept {
             if !keeper.keep_more(Kept::Journal, file.as_fd()) {
-                return Err(io::Error::other("the service manager keeps no more descriptors").into());
+                return Err(io::Error::other("the service manager accepts no more descriptors").into());
             }
             self.kept = true;
         }
@@ -138,7 +140,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Ends the journal. The keeper still has the connection, and the next process notifies the client of its end.
+    /// Ends the journal. The keeper still has the connection, and the next process closes it, so that the client
+    /// notices.
     fn give_up(&mut self) {
         self.void = true;
         self.keeper.give_up(Kept::Journal);

@@ -1,12 +1,12 @@
-//! Keeper of a client's descriptors outside this process, and its slots for them.
+//! Stores a client's descriptors outside this process in numbered slots.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::fs::{FileType, OFlags};
 
-/// Maximum number of descriptors that one client's journal names: a file for each of its memory backends, three for
-/// interrupts.
+/// Maximum number of descriptors that one client's journal refers to: one file for each of its memory backends, and
+/// three for interrupts.
 pub const SLOTS: u8 = 12;
 
 /// A descriptor that a [`Keeper`] holds in addition to the connection.
@@ -14,14 +14,14 @@ pub const SLOTS: u8 = 12;
 pub enum Kept {
     /// The journal itself.
     Journal,
-    /// A descriptor that the journal names by this number, below [`SLOTS`].
+    /// A descriptor that the journal refers to by this number, which is below [`SLOTS`].
     Slot(u8),
 }
 
-/// Holds a second copy of the client's connection, so that the end of this process does not end the connection; and
-/// copies of further descriptors, so that another process can continue it from its journal.
+/// Holds a second copy of the client's connection, so that the connection survives this process. It also holds copies
+/// of further descriptors, so that another process can continue the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Records that a connection now belongs to the client.
+    /// Stores a copy of the connection, which now belongs to the client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client was notified of the connection's end.
@@ -32,8 +32,8 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         false
     }
 
-    /// Holds a copy of a descriptor, in place of the previous descriptor with that name. Returns `false` if that is
-    /// impossible.
+    /// Stores a copy of a descriptor, and replaces the previous descriptor with that name. Returns `false` if the copy
+    /// cannot be stored.
     fn keep_more(&self, what: Kept, fd: BorrowedFd<'_>) -> bool {
         let _none = (what, fd);
         false
@@ -44,38 +44,39 @@ pub trait Keeper: std::fmt::Debug + Send + Sync {
         let _none = what;
     }
 
-    /// Returns true after many changes: an unused copy should then be kept, because it may be used again.
+    /// Returns true after many changes. The caller should then keep unused copies, because the client may use them
+    /// again.
     fn is_busy(&self) -> bool {
         false
     }
 
-    /// Drops all copies except the copy of the connection, including copies of earlier processes.
+    /// Drops all copies except that of the connection, including copies from earlier processes.
     fn give_up_more(&self) {}
 }
 
-/// Descriptors of this process, by the keeper's slots.
+/// Descriptors of this process, indexed by the keeper's slots.
 #[derive(Debug, Default)]
 pub(crate) struct Slots([Option<Slot>; SLOTS as usize]);
 
 #[derive(Debug)]
 struct Slot {
-    /// Numbers in this process: none if only the keeper has the descriptor. After a restart there may be several, of
-    /// which one is open.
+    /// Descriptor numbers in this process; empty if only the keeper has the descriptor. After a restart the list may
+    /// have several entries, one of which is open.
     fds: Vec<RawFd>,
-    /// The file, if it has an identity.
+    /// The identity of the file, if it has one.
     file: Option<FileId>,
-    /// Set if the current commit names the descriptor.
+    /// Set if the current commit refers to the descriptor.
     named: bool,
 }
 
 impl Slot {
-    /// Returns true if only the keeper has the descriptor, and no commit names it.
+    /// Returns true if only the keeper has the descriptor and no commit refers to it.
     fn is_spare(&self) -> bool {
         !self.named && self.fds.is_empty()
     }
 }
 
-/// Identity of a file, and its access mode. While the keeper has the file, no other file has this identity.
+/// Identity and access mode of a file. As long as the keeper has the file, no other file has this identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct FileId {
     device: u64,
@@ -84,8 +85,8 @@ struct FileId {
 }
 
 impl FileId {
-    /// Returns the identity of a memory file. Event descriptors have no identity here, because all event descriptors of
-    /// a host have the same inode.
+    /// Returns the identity of a memory file. Event descriptors have no identity, because all event descriptors of a
+    /// host share one inode.
     fn from_fd(fd: BorrowedFd<'_>) -> Option<Self> {
         let stat = rustix::fs::fstat(fd).ok()?;
         let access = rustix::fs::fcntl_getfl(fd).ok()? & OFlags::ACCMODE;
@@ -95,13 +96,13 @@ impl FileId {
 }
 
 impl Slots {
-    /// Returns the slot of a descriptor, for a journal that is about to name it.
+    /// Returns the slot of a descriptor. The caller's journal will refer to it.
     pub fn give(&mut self, fd: BorrowedFd<'_>, keeper: &dyn Keeper) -> io::Result<u32> {
         let number = fd.as_raw_fd();
         let file = FileId::from_fd(fd);
         let find = |is: &dyn Fn(&Slot) -> bool| self.0.iter().position(|slot| slot.as_ref().is_some_and(is));
         let known = find(&|slot| slot.fds.contains(&number))
-            // Use the slot of a file that the client has taken back and that the keeper still has.
+            // Use the slot of a file that the client has removed and that the keeper still has.
             .or_else(|| find(&|slot| slot.fds.is_empty() && file.is_some() && slot.file == file));
         let place = match known {
             Some(place) => place,
@@ -114,10 +115,10 @@ impl Slots {
                     })
                 });
                 let free =
-                    free.ok_or_else(|| io::Error::other(format!("it has given more than {SLOTS} descriptors")))?;
+                    free.ok_or_else(|| io::Error::other(format!("the client has lent more than {SLOTS} descriptors")))?;
                 let slot = Kept::Slot(u8::try_from(free).unwrap_or(SLOTS));
                 if !keeper.keep_more(slot, fd) {
-                    return Err(io::Error::other("the service manager keeps no more descriptors"));
+                    return Err(io::Error::other("the service manager accepts no more descriptors"));
                 }
                 free
             }
@@ -135,7 +136,7 @@ impl Slots {
                 *slot = Some(Slot { fds: Vec::new(), file: None, named: false });
             }
         }
-        // If a number was closed and reused, the last descriptor counts.
+        // If a number was closed and reused, the last descriptor is the valid one.
         for (at, fd) in taken {
             for slot in slots.0.iter_mut().flatten() {
                 slot.fds.retain(|known| known != fd);
@@ -156,20 +157,20 @@ impl Slots {
         }
     }
 
-    /// Begins a commit, which does not name any descriptor yet.
+    /// Begins a commit, which does not refer to any descriptor yet.
     pub(crate) fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }
 
-    /// Drops unnamed descriptors from the keeper. After many changes, files are kept for a while, so that a client that
-    /// repeatedly maps and unmaps the same memory causes no more changes.
+    /// Drops descriptors from the keeper that the commit does not refer to. After many changes, files are kept for a
+    /// while, so that a client that repeatedly maps and unmaps the same memory causes no further changes.
     pub(crate) fn sweep(&mut self, keeper: &dyn Keeper) {
         let stays = |slot: &Slot| slot.file.is_some() && keeper.is_busy();
         for (at, place) in (0u8..).zip(&mut self.0) {
             if let Some(slot) = place.as_mut().filter(|slot| !slot.named)
                 && stays(slot)
             {
-                // The number may be reused for another file by now.
+                // The number may belong to another file by now.
                 slot.fds.clear();
                 continue;
             }

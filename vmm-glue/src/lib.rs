@@ -1,33 +1,35 @@
-//! The interface to the VMM: a vfio-user server for one virtual PCI function per UNIX socket.
+//! The VMM interface: a vfio-user server for one virtual PCI function per UNIX socket.
 //!
-//! Parts, from the wire inwards:
-//! - [`protocol`]: only numbers and structures of the wire format.
-//! - [`socket`]: binding a path, access rights, passing file descriptors.
-//! - [`connection`]: one client's state machine, from bytes to replies; needs no socket, so tests and fuzzers drive it.
-//! - [`server`]: the event loop of one socket: serves clients one after the other, with a busy poll and a bounded
+//! Modules, from the wire to the device:
+//! - [`protocol`]: numbers and structures of the wire format.
+//! - [`socket`]: binds a path, sets access rights, and passes file descriptors.
+//! - [`connection`]: one client's state machine, which turns bytes into replies. It needs no socket, so tests and
+//!   fuzzers can drive it.
+//! - [`server`]: the event loop of one socket. It serves one client after another, with busy polling and a bounded
 //!   output queue.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait of a device that can be migrated.
-//! - [`mappable`]: parts of a region that a client maps instead of accessing them through messages.
+//! - [`mappable`]: parts of a region that a client maps and accesses without messages.
 //! - [`link`]: the parts that a device may use from any thread: [`interrupts`], [`memory`], [`dma`], [`counters`].
-//! - `options`: options of a server; `wake`: an event that ends the wait of a server's thread.
-//! - `suspended_client`: a server's suspended client, with which the server continues in this process or in another.
-//! - `descriptors`, `keeper`: descriptors for another process, and their keeper outside this process.
+//! - `options`: options of a server; `wake`: an event that wakes a server's thread.
+//! - `suspended_client`: a server's suspended client. The server can continue with it in this process or in another.
+//! - `descriptors`, `keeper`: descriptors for another process, and their storage outside this process.
 //! - [`journal`]: state of a client for the next process, in case this process is killed.
 //! - `event`: a client's event descriptor, which cannot block any thread.
-//! - [`pieces`], [`spin`]: splitting of accesses, polling before sleeping; servers of other kinds use them too.
+//! - [`pieces`], [`spin`]: splitting of accesses, and polling before sleeping; other kinds of servers use them too.
 //! - [`echo`]: a device that is plain memory, the baseline of transport benchmarks.
 //! - `client`, `fuzz` (feature `client`): a client, and the body of the fuzz target.
 //!
-//! The crate does not depend on GPUs. It does not support: copying a device's state while the device works
-//! (`PRE_COPY`), the messages for dirty pages of older editions, I/O file descriptors of regions, the twin-socket mode,
+//! The crate does not depend on GPUs. It does not support: copying a device's state while the device runs (`PRE_COPY`),
+//! the dirty page messages of older specification editions, I/O file descriptors of regions, the twin-socket mode,
 //! transports other than UNIX sockets.
 //!
 //! All input from a client is untrusted: sizes, counts, offsets, flags and file descriptors are checked, buffers are
-//! bounded, and a client that does not read is disconnected. An invalid but framed message gets an error reply; a
-//! stream that cannot be framed ends the connection.
+//! bounded, and a client that does not read its replies is disconnected. An invalid but framed message gets an error
+//! reply. If a stream cannot be framed, the server closes the connection.
 //!
-//! Lock order: `Link` state, then [`interrupts`]; the other locks are leaves. No lock is held while a device is called.
+//! Lock order: the state of `Link`, then [`interrupts`]; the other locks are leaves. No lock is held while the server
+//! calls a device.
 //!
 //! Sources: the vfio-user specification (`docs/interop/vfio-user.rst` in QEMU, `docs/vfio-user.rst` in libvfio-user),
 //! the behaviour of QEMU's `hw/vfio-user` and of the rust-vmm `vfio-user` crate's client (used by cloud-hypervisor),
@@ -39,7 +41,7 @@
         clippy::indexing_slicing,
         clippy::arithmetic_side_effects,
         clippy::cast_possible_truncation,
-        reason = "a test that goes wrong may panic"
+        reason = "a failing test may panic"
     )
 )]
 

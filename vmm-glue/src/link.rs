@@ -1,4 +1,4 @@
-//! Link to a server, usable from any thread of the device and the daemon.
+//! A device's link to its server, usable from any thread of the device and the daemon.
 
 mod saved;
 
@@ -17,7 +17,7 @@ use crate::dma::DmaClient;
 use crate::interrupts::{Interrupts, IrqCounts};
 use crate::memory::GuestMemory;
 
-/// Ends or suspends a running server, also from another thread; clones control the same servers.
+/// Stops or suspends a running server, also from another thread. Clones control the same servers.
 #[derive(Clone, Debug)]
 pub struct StopHandle(Arc<Stop>);
 
@@ -29,26 +29,26 @@ struct Stop {
 }
 
 impl StopHandle {
-    /// Creates a handle for new servers. Fails if the process has no file descriptor left.
+    /// Creates a handle for new servers. Fails if no file descriptor is available.
     pub fn new() -> std::io::Result<Self> {
         let (stopped, parking) = (AtomicBool::new(false), AtomicBool::new(false));
         Ok(Self(Arc::new(Stop { wake: Wake::new()?, stopped, parking })))
     }
 
-    /// Ends every [`crate::Server::run`] that was given this handle, now and later.
+    /// Stops every [`crate::Server::run`] call with this handle, current and future.
     pub fn stop(&self) {
         self.0.stopped.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Makes every [`crate::Server::serve`] with this handle return its suspended clients, as soon as none of their
-    /// requests is partly executed.
+    /// Makes every [`crate::Server::serve`] call with this handle return its suspended clients, as soon as none of
+    /// their requests is partly executed.
     pub fn park(&self) {
         self.0.parking.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Lets servers that start later serve again.
+    /// Cancels [`Self::park`] for servers that start later.
     pub fn unpark(&self) {
         self.0.parking.store(false, Ordering::Release);
         if !self.is_stopped() {
@@ -74,11 +74,11 @@ impl StopHandle {
 /// The connected client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct ClientInfo {
-    /// Process that connected, in the server's PID namespace; 0 if the process is not visible in it.
+    /// Process that connected, as a PID in the server's namespace; 0 if the process is not visible there.
     pub pid: i32,
-    /// The process's user.
+    /// User of the process.
     pub uid: u32,
-    /// The domain that is served, for a client that is not a process.
+    /// The domain that is served, if the client is not a process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub domain: Option<u16>,
 }
@@ -95,14 +95,14 @@ struct Inner {
     client: Mutex<Option<ClientInfo>>,
 }
 
-/// The handle of one device to its server. It is created first and given to the device and the server; clones refer to
+/// A device's handle to its server. Create it first, and pass clones to the device and the server. All clones refer to
 /// the same link.
 #[derive(Clone, Debug)]
 pub struct Link(Arc<Inner>);
 
 impl Link {
-    /// Creates a link for a device with these interrupts. Fails if the process has no file descriptor left, or the
-    /// kernel has no asynchronous I/O.
+    /// Creates a link for a device with these interrupts. Fails if no file descriptor is available, or if the kernel
+    /// has no asynchronous I/O.
     pub fn new(irqs: IrqCounts) -> std::io::Result<Self> {
         crate::event::check()?;
         let wake = Arc::new(Wake::new()?);
@@ -124,34 +124,34 @@ impl Link {
         &self.0.interrupts
     }
 
-    /// Returns the memory that the client lends.
+    /// Returns the memory that the client has lent.
     pub fn memory(&self) -> &Arc<GuestMemory> {
         &self.0.memory
     }
 
-    /// Returns the access to client memory through messages, for regions without a file.
+    /// Returns the interface for access to client memory through messages, for regions without a file.
     pub fn dma(&self) -> &DmaClient {
         &self.0.dma
     }
 
-    /// Returns the counts of the server.
+    /// Returns the server's counters.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.0.counters
     }
 
-    /// Returns the client that is connected and has negotiated.
+    /// Returns the client, if one is connected and has negotiated.
     pub fn client(&self) -> Option<ClientInfo> {
         *self.0.client.lock()
     }
 
     /// Requests that the server check whether the client's memory is really shared. A device calls it when the guest
-    /// enables bus mastering; if the memory is private, the server calls [`crate::Device::memory_not_shared`].
+    /// enables bus mastering. If the memory is private, the server calls [`crate::Device::memory_not_shared`].
     pub fn check_shared(&self) {
         self.0.check_shared.store(true, Ordering::Release);
         self.0.wake.wake();
     }
 
-    /// Ends the connection of the client, if any; the next client may then connect.
+    /// Closes the client's connection, if any. The next client may then connect.
     pub fn disconnect(&self) {
         self.0.disconnect.store(true, Ordering::Release);
         self.0.wake.wake();
@@ -172,20 +172,20 @@ impl Link {
         self.0.disconnect.swap(false, Ordering::AcqRel)
     }
 
-    /// Sets the connected client; the server calls it.
+    /// Sets the connected client. Only the server calls it.
     pub fn set_client(&self, client: Option<ClientInfo>) {
         *self.0.client.lock() = client;
     }
 }
 
-/// Messages of a client, for tests that drive a device without a server.
+/// Simulated messages of a client, for tests that drive a device without a server.
 #[cfg(feature = "client")]
 impl Link {
-    /// Lends memory as `DMA_MAP` does. Returns the region to call [`crate::Device::dma_map`] with. Addresses and sizes
+    /// Lends memory as `DMA_MAP` does. Returns the region to pass to [`crate::Device::dma_map`]. Addresses and sizes
     /// are multiples of 4 KiB; the file is mapped from its start.
     ///
     /// # Errors
-    /// If the region overlaps another, or the file cannot be mapped.
+    /// Returns an error if the region overlaps another, or if the file cannot be mapped.
     pub fn lend(
         &self,
         gpa: u64,
@@ -197,12 +197,12 @@ impl Link {
         self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
     }
 
-    /// Takes back the region at `gpa`, as `DMA_UNMAP` does before [`crate::Device::dma_unmap`] is called.
+    /// Removes the region at `gpa`, as `DMA_UNMAP` does before it calls [`crate::Device::dma_unmap`].
     pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
         self.memory().remove(gpa)
     }
 
-    /// Returns true if the server was requested to close the connection but has not done so yet.
+    /// Returns true if the server has been requested to close the connection and has not done so yet.
     pub fn is_disconnecting(&self) -> bool {
         self.0.disconnect.load(Ordering::Acquire)
     }
@@ -210,7 +210,7 @@ impl Link {
     /// Attaches an event to the first MSI vector.
     ///
     /// # Errors
-    /// If the process has no file descriptor left, or the device has no MSI.
+    /// Returns an error if no file descriptor is available, or if the device has no MSI.
     pub fn attach_msi(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         use crate::protocol::{IRQ_ACTION_TRIGGER, IRQ_DATA_EVENTFD, IrqSet};
         use rustix::event::{EventfdFlags, eventfd};

@@ -1,23 +1,24 @@
-//! Parts of a region that a client maps instead of accessing them through messages.
+//! Parts of a region that a client maps and accesses without messages.
 //!
-//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; an offset in the file is the same as in
-//! the region. The reply to `DEVICE_GET_REGION_INFO` always names the areas in a sparse-mmap capability, even if one
-//! area is the whole region: without the capability, QEMU, at least up to 11.1, maps nothing. The file's descriptor is
-//! sent with the reply only together with the capability: if the reply fits (`argsz`) and the client accepts
-//! descriptors. The kernel creates the client's copy of the descriptor when the reply is sent; this code duplicates no
-//! descriptor.
+//! A [`Mappable`] is a file (a memfd) and the areas of a region that it backs; an offset in the file equals the offset
+//! in the region. The reply to `DEVICE_GET_REGION_INFO` always lists the areas in a sparse-mmap capability, even if one
+//! area is the whole region, because QEMU (at least up to 11.1) maps nothing without the capability. The reply carries
+//! the file's descriptor only together with the capability, that is, if the reply fits (`argsz`) and the client accepts
+//! descriptors. The kernel creates the client's copy of the descriptor when the reply is sent; this code does not
+//! duplicate it.
 //!
 //! Requirements for a device:
-//! - The areas only describe the mappable parts to an honest client. The descriptor opens the whole file, so the file
-//!   must hold nothing that this client may not read and, unless it is sealed against writing, write.
+//! - The areas only inform an honest client about the mappable parts. The descriptor gives access to the whole file, so
+//!   the file must not contain anything that this client may not read or, unless it is sealed against writing, may not
+//!   write.
 //! - A mapping cannot be revoked, not even from a client that has disconnected. The next client needs another file;
-//!   [`crate::Device::regions`] is called once for each.
-//! - Data in these areas changes at any time: copy out, check the copy, use the copy.
-//! - Accesses through messages to a mapped area stay possible and go to the device, which handles them.
+//!   [`crate::Device::regions`] is called once per client.
+//! - Data in these areas can change at any time, so copy the data first, then check and use the copy.
+//! - The client can still access a mapped area through messages, and the device must handle them.
 //! - QEMU, at least up to 11.1, stops posting writes to the whole device as soon as one region has a mappable area.
 //!
-//! The file is sealed: the client could otherwise cut it short, which causes a `SIGBUS` at the device's next access,
-//! let the file grow at the host's expense, or seal it against the device.
+//! The file is sealed. Otherwise the client could truncate it, which causes a `SIGBUS` at the device's next access,
+//! grow it at the host's expense, or seal it against the device.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +33,7 @@ use crate::memory::PAGE_SIZE;
 /// Maximum number of areas of a region.
 pub const MAX_AREAS: usize = 64;
 
-/// Seals that every file needs.
+/// Seals that every file must have.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
 /// A part of a region that a client may map.
@@ -44,19 +45,19 @@ pub struct MmapArea {
     pub size: u64,
 }
 
-/// Reason that a part of a region cannot be offered to clients.
+/// Reasons for which a part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MappableError {
-    #[error("{0} areas, 1 to {MAX_AREAS} are possible")]
+    #[error("{0} areas; a region has 1 to {MAX_AREAS}")]
     Count(usize),
     #[error("the area at {offset:#x} of {size:#x} bytes is not a whole number of pages of {page:#x} bytes")]
     Unaligned { offset: u64, size: u64, page: u64 },
-    #[error("the area at {offset:#x} starts before {least:#x}, where the one before it ends")]
+    #[error("the area at {offset:#x} starts before {least:#x}, the end of the previous area")]
     Order { offset: u64, least: u64 },
-    #[error("the area at {offset:#x} of {size:#x} bytes is not inside of the region's {region:#x}")]
+    #[error("the area at {offset:#x} of {size:#x} bytes is not inside the region's {region:#x} bytes")]
     Outside { offset: u64, size: u64, region: u64 },
-    #[error("cannot look at the file: {0}")]
+    #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
     #[error("not a regular file; a memfd is needed")]
     NotRegular,
@@ -64,11 +65,11 @@ pub enum MappableError {
     TooShort { file: u64, end: u64 },
     #[error("the file lacks the seals {missing:?}; a client could change it under the device")]
     NotSealed { missing: SealFlags },
-    #[error("the region cannot be written, the file can; seal it against writing (F_SEAL_FUTURE_WRITE)")]
+    #[error("the region is read-only and the file is writable; seal the file against writing (F_SEAL_FUTURE_WRITE)")]
     Writable,
 }
 
-/// A file and the areas of a region that it backs, checked.
+/// A file and the areas of a region that it backs. The areas are valid for the file.
 #[derive(Clone, Debug)]
 pub struct Mappable {
     file: Arc<OwnedFd>,
@@ -122,18 +123,19 @@ impl Mappable {
         Ok(Self { file, areas })
     }
 
-    /// Returns the file; a client gets a descriptor of this file.
+    /// Returns the file. Clients get a descriptor of it.
     pub fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// Returns the areas, ascending and without overlap; 1 to [`MAX_AREAS`].
+    /// Returns the areas in ascending order and without overlaps, 1 to [`MAX_AREAS`] of them.
     pub fn areas(&self) -> &[MmapArea] {
         &self.areas
     }
 }
 
-/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. `name` shows in `/proc`.
+/// Creates a memfd of `size` zero bytes for [`crate::RegionInfo::with_mappable`]. The file appears as `name` in
+/// `/proc`.
 pub fn region_memory(name: &str, size: u64) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, size)?;
@@ -153,7 +155,7 @@ mod tests {
         MmapArea { offset, size }
     }
 
-    /// Returns the result for areas of a region of `REGION_BYTES` bytes with a file of the same size.
+    /// Offers `areas` of a region of `REGION_BYTES` bytes with a file of the same size, and returns the result.
     fn offer(areas: &[MmapArea]) -> Result<Mappable, MappableError> {
         Mappable::new(Arc::new(region_memory("test", REGION_BYTES).unwrap()), areas.to_vec(), REGION_BYTES, true)
     }

@@ -1,9 +1,9 @@
-//! Memory that a client lends to its device: a table from guest physical addresses to mappings.
+//! Memory that a client lends to its device: a table that maps guest physical addresses to mappings.
 //!
-//! Other threads work on a [`MemoryTable`], a snapshot that stays valid memory (but is no longer the guest's) after the
-//! client has taken a region back; a device must therefore end its accesses in [`crate::Device::dma_unmap`] and take a
-//! new snapshot afterwards. Data is only ever copied through volatile slices: the guest may change it at any time, so
-//! copy out, check the copy, use the copy.
+//! Other threads work on a [`MemoryTable`], a snapshot of the regions. After a client has removed a region, the
+//! snapshot is still safe to access, but the memory is no longer the guest's. Therefore a device must end its accesses
+//! in [`crate::Device::dma_unmap`] and take a new snapshot afterwards. Data is copied only through volatile slices,
+//! because the guest may change it at any time: copy the data first, then check and use the copy.
 
 mod mapping;
 mod saved;
@@ -37,13 +37,13 @@ pub const PAGE_SIZE: u64 = 4096;
 pub struct MemoryLimits {
     /// Maximum number of regions at a time.
     pub regions: usize,
-    /// Maximum number of different files of regions at a time. Each keeps a descriptor of this process open, and one
-    /// limit applies to all its devices and its operator.
+    /// Maximum number of different files of regions at a time. Each file keeps one descriptor of this process open, and
+    /// all devices and the operator share the process's limit.
     pub files: usize,
-    /// Maximum number of bytes mapped at a time: all devices share the address space of the process.
+    /// Maximum number of bytes mapped at a time, because all devices share the address space of the process.
     pub mapped_bytes: u64,
-    /// Accepts files of any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs): a
-    /// file on a network or FUSE file system can block every thread that touches it for as long as its owner wants.
+    /// Accepts files of any file system. Otherwise only memory files are accepted (memfd, `/dev/shm`, hugetlbfs),
+    /// because a file on a network or FUSE file system can block every thread that accesses it for an unlimited time.
     pub any_file_system: bool,
 }
 
@@ -64,7 +64,7 @@ pub struct DmaRegion {
     pub readable: bool,
     /// Set if the device may write.
     pub writable: bool,
-    /// The memory, if the client passed a file; otherwise only [`crate::dma::DmaClient`] can access it.
+    /// The memory, if the client passed a file. Without a file, only [`crate::dma::DmaClient`] can access the memory.
     pub mapping: Option<Arc<Mapping>>,
 }
 
@@ -83,18 +83,19 @@ impl DmaRegion {
         if self.mapping.is_some() { self.size } else { 0 }
     }
 
-    /// Returns true if the memory was found to be private to the client (`share=off`), so that the mapping shows zeros.
+    /// Returns true if the memory is known to be private to the client (`share=off`), so that the mapping contains only
+    /// zeros.
     pub fn is_not_shared(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.sharing() == Sharing::Private)
     }
 
-    /// Returns true if the client withdrew the memory under the mapping.
+    /// Returns true if the client has withdrawn the memory of the mapping.
     pub fn is_withdrawn(&self) -> bool {
         self.mapping.as_ref().is_some_and(|mapping| mapping.is_withdrawn())
     }
 }
 
-/// Reason that guest memory cannot be reached. Addresses are guest physical.
+/// Reasons for a failed access to guest memory. Addresses are guest physical.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MemoryError {
@@ -104,36 +105,40 @@ pub enum MemoryError {
     NotReadable { gpa: u64 },
     #[error("memory at guest physical address {gpa:#x} is not writable")]
     NotWritable { gpa: u64 },
-    #[error("memory at guest physical address {gpa:#x} came without a file; it takes DMA messages")]
+    #[error("memory at guest physical address {gpa:#x} has no file; access it through DMA messages")]
     NoFile { gpa: u64 },
-    #[error("memory at guest physical address {gpa:#x} is private to the VMM; start it with share=on")]
+    #[error("memory at guest physical address {gpa:#x} is private to the VMM; start the VMM with share=on")]
     NotShared { gpa: u64 },
     #[error("memory at guest physical address {gpa:#x} was withdrawn by the VMM")]
     Withdrawn { gpa: u64 },
     #[error(
-        "memory at guest physical address {gpa:#x} was never touched by the VM, and no more of it may be touched for it"
+        "memory at guest physical address {gpa:#x} was never touched by the VM, and the limit of memory that the \
+         daemon may touch first is reached"
     )]
     Untouched { gpa: u64 },
 }
 
-/// Reason that a region cannot be added.
+/// Reasons for which a region cannot be added.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AddError {
-    #[error("address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, the size not 0")]
+    #[error(
+        "address {gpa:#x}, size {size:#x} and file offset {offset:#x} must be multiples of 4096, and the size \
+        must not be 0"
+    )]
     Unaligned { gpa: u64, size: u64, offset: u64 },
-    #[error("address {gpa:#x} and size {size:#x} go beyond the address space")]
+    #[error("address {gpa:#x} and size {size:#x} exceed the address space")]
     Overflow { gpa: u64, size: u64 },
     #[error("overlaps the region at {gpa:#x} of {size:#x} bytes")]
     Overlap { gpa: u64, size: u64 },
-    #[error("{0} regions are mapped already, as many as are allowed")]
+    #[error("{0} regions are already mapped, which is the maximum")]
     TooMany(usize),
     #[error(
-        "its file is a new one, and the regions have {0} different files already, as many as are allowed; \
+        "the region has a new file, and the other regions already have {0} different files, which is the maximum; \
          lend memory as parts of fewer files"
     )]
     TooManyFiles(usize),
-    #[error("{have:#x} bytes are mapped already, {limit:#x} are allowed")]
+    #[error("{have:#x} bytes are already mapped; the maximum is {limit:#x}")]
     TooMuch { have: u64, limit: u64 },
     #[error("the file of the memory cannot be mapped")]
     File(#[from] MapFileError),
@@ -143,14 +148,14 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total bytes of mapped regions; stored because each change needs the sum.
+    /// Total size of the mapped regions in bytes. It is stored because each change of the table needs the sum.
     mapped_bytes: u64,
     /// Shared by all tables of a client.
     writes: Arc<WriteLog>,
 }
 
 impl MemoryTable {
-    /// Returns the regions by ascending address.
+    /// Returns the regions in ascending order of addresses.
     pub fn regions(&self) -> &[DmaRegion] {
         &self.regions
     }
@@ -161,7 +166,7 @@ impl MemoryTable {
         self.regions.get(behind.checked_sub(1)?).filter(|region| gpa < region.end())
     }
 
-    /// Copies guest memory from guest physical address `gpa` to `data`, also across adjacent regions.
+    /// Copies guest memory at guest physical address `gpa` to `data`, also across adjacent regions.
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -180,7 +185,7 @@ impl MemoryTable {
 
     /// Copies `data` to guest memory at guest physical address `gpa`, also across adjacent regions.
     ///
-    /// If an error occurs, a part may already have been written.
+    /// If an error occurs, a part of the data may already have been written.
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         let mut at = gpa;
         let mut rest = data;
@@ -198,9 +203,9 @@ impl MemoryTable {
         Ok(())
     }
 
-    /// Returns the memory at guest physical address `gpa`, at least 1 and at most `len` bytes of it, with its region.
+    /// Returns a slice of the memory at guest physical address `gpa`, of 1 to `len` bytes, with its region.
     ///
-    /// Writing through the slice of a region that is not writable faults; check [`DmaRegion::writable`].
+    /// A write through the slice faults if the region is not writable; check [`DmaRegion::writable`].
     pub fn piece(&self, gpa: u64, len: usize) -> Result<(&DmaRegion, vm_memory::VolatileSlice<'_>), MemoryError> {
         let region = self.find(gpa).ok_or(MemoryError::NotMapped { gpa })?;
         let mapping = region.mapping.as_ref().ok_or(MemoryError::NoFile { gpa })?;
@@ -221,7 +226,7 @@ impl MemoryTable {
     }
 }
 
-/// The memory of one client; the server changes it, any thread reads it.
+/// The memory of one client. The server changes it, and any thread can read it.
 #[derive(Debug, Default)]
 pub struct GuestMemory {
     table: RwLock<Arc<MemoryTable>>,
@@ -234,7 +239,7 @@ impl GuestMemory {
         Arc::clone(&self.table.read())
     }
 
-    /// Returns the count of memory that this process was the first to touch, with its limit.
+    /// Returns the counter of pages that this process was the first to touch, with its limit.
     pub fn first_touches(&self) -> &FirstTouches {
         &self.touches
     }
@@ -244,17 +249,17 @@ impl GuestMemory {
         Arc::clone(&self.table.read().writes)
     }
 
-    /// Copies from current guest memory; see [`MemoryTable::read`].
+    /// Copies data from the current guest memory; see [`MemoryTable::read`].
     pub fn read(&self, gpa: u64, data: &mut [u8]) -> Result<(), MemoryError> {
         self.snapshot().read(gpa, data)
     }
 
-    /// Copies to current guest memory; see [`MemoryTable::write`].
+    /// Copies data to the current guest memory; see [`MemoryTable::write`].
     pub fn write(&self, gpa: u64, data: &[u8]) -> Result<(), MemoryError> {
         self.snapshot().write(gpa, data)
     }
 
-    /// Checks and maps a region and adds it. All arguments are untrusted.
+    /// Checks a region, maps it, and adds it. All arguments are untrusted.
     pub(crate) fn add(
         &self,
         request: AddRegion,
@@ -280,7 +285,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region whose file can no longer be mapped, as withdrawn memory.
+    /// Adds a region whose file can no longer be mapped. The region counts as withdrawn.
     pub(crate) fn add_withdrawn(
         &self,
         request: AddRegion,
@@ -297,7 +302,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region at `gpa` that consists of all of `mapping`, which the guest may read and write.
+    /// Adds a region at `gpa` for the whole `mapping`, which the guest may read and write.
     pub fn add_mapping(&self, gpa: u64, mapping: Arc<Mapping>, limits: &MemoryLimits) -> Result<DmaRegion, AddError> {
         let size = len64(mapping.len());
         let bounds = RegionBounds { gpa, size, offset: 0, readable: true, writable: true };
@@ -307,7 +312,7 @@ impl GuestMemory {
         })
     }
 
-    /// Checks a region, maps it with its mapping function, and adds it.
+    /// Checks a region, maps it with the given function, and adds it.
     fn place(
         &self,
         bounds: RegionBounds,

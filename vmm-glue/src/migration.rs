@@ -1,8 +1,8 @@
 //! The interface to a device that a client migrates.
 //!
-//! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another.
-//! The format is the device's own, and untrusted when loaded. In addition the client queries the memory that the device
-//! has written ([`crate::memory::WriteLog`] contains this process's writes).
+//! The client moves the device from state to state ([`State`]), reads the device's state, and loads it into another
+//! device. Each device defines its own format; a loaded state is untrusted. In addition the client queries the memory
+//! that the device has written ([`crate::memory::WriteLog`] contains this process's writes).
 
 use std::ops::Range;
 
@@ -11,19 +11,19 @@ use thiserror::Error;
 
 use crate::protocol::{STATE_ERROR, STATE_RESUMING, STATE_RUNNING, STATE_STOP, STATE_STOP_COPY};
 
-/// State of a device as its client sees it.
+/// State of a device, as reported to its client.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum State {
-    /// The device has failed; only a reset ends this state.
+    /// The device has failed. Only a reset leaves this state.
     Error,
     /// The device changes neither its own state nor the client's memory.
     Stop,
-    /// The device works.
+    /// The device runs.
     #[default]
     Running,
     /// The device is stopped, and its state can be read.
     StopCopy,
-    /// The device is stopped, and loads another state.
+    /// The device is stopped and loads another state.
     Resuming,
 }
 
@@ -44,25 +44,25 @@ impl State {
         }
     }
 
-    /// Returns the next state on the way to `to`, a different state: the shortest way between any two states is through
-    /// [`Self::Stop`].
+    /// Returns the next state on the way to `to`, which must differ from `self`. The shortest way between any two
+    /// states is through [`Self::Stop`].
     pub(crate) fn toward(self, to: Self) -> Self {
         if self == Self::Stop { to } else { Self::Stop }
     }
 }
 
-/// Reason that a device refuses a request; the client sees the error number.
+/// Reason for refusing a request. The client gets the error number.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[error("{why}")]
 pub struct MigrationError {
-    /// Error number in the answer to the client.
+    /// Error number in the reply to the client.
     pub errno: Errno,
     /// Text for the operator.
     pub why: String,
 }
 
 impl MigrationError {
-    /// Creates the error for a received state that is not valid for this device.
+    /// Creates the error for a received state that is invalid for this device.
     pub fn invalid(why: impl std::fmt::Display) -> Self {
         Self { errno: Errno::INVAL, why: why.to_string() }
     }
@@ -73,13 +73,13 @@ impl MigrationError {
     }
 }
 
-/// A device that can be migrated. The server calls these functions only in the order of the states; a reset of the
-/// device, and the end of its client, end any operation in progress.
+/// A device that can be migrated. The server calls these functions only in the order of the states. A reset of the
+/// device, or the end of its client, ends any operation in progress.
 pub trait Migration {
-    /// Changes from running to stopped: after this returns, the device does not change any state.
+    /// Changes from running to stopped. When this call has returned, the device no longer changes any state.
     ///
     /// # Errors
-    /// If the device cannot stop; it keeps running.
+    /// Returns an error if the device cannot stop; it then keeps running.
     fn stop(&mut self) -> Result<(), MigrationError>;
 
     /// Changes from stopped to running.
@@ -88,40 +88,40 @@ pub trait Migration {
     /// Begins to save the state of the stopped device.
     ///
     /// # Errors
-    /// If that is not possible; the device then stays stopped.
+    /// Returns an error if the state cannot be saved; the device then stays stopped.
     fn begin_saving(&mut self) -> Result<(), MigrationError>;
 
-    /// Writes the next bytes of the state; writes fewer than fit only at the end.
+    /// Writes the next bytes of the state into `data`. Writes fewer bytes than fit only at the end of the state.
     ///
     /// # Errors
-    /// If the state cannot be read.
+    /// Returns an error if the state cannot be read.
     fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError>;
 
-    /// Ends saving; the device is stopped.
+    /// Ends saving. The device stays stopped.
     fn end_saving(&mut self);
 
-    /// Drops the state of the stopped device, to load another.
+    /// Drops the state of the stopped device, so that another state can be loaded.
     ///
     /// # Errors
-    /// If no other state can be loaded; the device has then failed.
+    /// Returns an error if no other state can be loaded; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
-    /// Takes the next bytes of the new state, which are untrusted.
+    /// Accepts the next bytes of the new state. They are untrusted.
     ///
     /// # Errors
-    /// If the bytes are not valid for this device.
+    /// Returns an error if the bytes are not valid for this device.
     fn load(&mut self, data: &[u8]) -> Result<(), MigrationError>;
 
-    /// Applies the complete state; the device is stopped.
+    /// Applies the complete state. The device stays stopped.
     ///
     /// # Errors
-    /// If the state is invalid; the device has then failed.
+    /// Returns an error if the state is invalid; the device has then failed.
     fn end_loading(&mut self) -> Result<(), MigrationError>;
 
     /// Starts or stops the log of the device's own writes to client memory.
     fn log_writes(&mut self, on: bool);
 
     /// Calls `each` with ranges of client memory that contain all of the device's own writes in `range` since the last
-    /// call. Ranges wholly within `range` are not reported again unless they are written again.
+    /// call. A range inside `range` is not reported again unless it is written again.
     fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>));
 }

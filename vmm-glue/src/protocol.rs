@@ -1,8 +1,8 @@
 //! Constants and structures of the vfio-user wire format, in the host's byte order.
 //!
-//! This module contains only definitions. Structures that `linux/vfio.h` shares with the wire are repeated, because
-//! here they are parsed from untrusted bytes. `REGION_WRITE_MULTI` and the numbers from 16 on follow QEMU's edition of
-//! the specification.
+//! This module contains only definitions. It repeats structures from `linux/vfio.h` that the wire format shares,
+//! because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on follow
+//! QEMU's edition of the specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -14,7 +14,7 @@ pub const VERSION_MAJOR: u16 = 0;
 /// Highest protocol minor version that this server speaks.
 pub const VERSION_MINOR: u16 = 1;
 
-/// The number of a command; any number can arrive.
+/// The number of a command. A client can send any number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Command(pub u16);
 
@@ -23,7 +23,7 @@ macro_rules! commands {
         impl Command {
             $($(#[$doc])* pub const $name: Self = Self($value);)*
 
-            /// Returns the name in the specification, `None` for an unknown number.
+            /// Returns the name in the specification, or `None` for an unknown number.
             pub const fn name(self) -> Option<&'static str> {
                 match self.0 {
                     $($value => Some(stringify!($name)),)*
@@ -103,7 +103,7 @@ pub const FLAG_ERROR: u32 = 1 << 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Chosen by the sender of a request, repeated in its reply.
+    /// Number that the sender of a request chooses. The reply repeats it.
     pub id: u16,
     /// See [`Command`].
     pub command: u16,
@@ -190,9 +190,9 @@ pub struct DmaUnmap {
 }
 const _: () = assert!(size_of::<DmaUnmap>() == 24);
 
-/// `flags` of [`DmaUnmap`]: the client wants a dirty bitmap; not supported here.
+/// `flags` of [`DmaUnmap`]: the client requests a dirty bitmap; not supported here.
 pub const DMA_UNMAP_GET_DIRTY_BITMAP: u32 = 1;
-/// `flags` of [`DmaUnmap`]: every region is unmapped; address and size are 0.
+/// `flags` of [`DmaUnmap`]: unmaps every region; address and size are 0.
 pub const DMA_UNMAP_ALL: u32 = 2;
 
 /// Body of `DEVICE_GET_INFO` and of its reply.
@@ -228,7 +228,7 @@ pub struct RegionInfoBody {
     pub cap_offset: u32,
     /// Size of the region in bytes.
     pub size: u64,
-    /// Offset in the file for a client's `mmap`.
+    /// Offset in the file, for the client's `mmap` call.
     pub offset: u64,
 }
 const _: () = assert!(size_of::<RegionInfoBody>() == 32);
@@ -242,7 +242,7 @@ pub const REGION_MMAP: u32 = 4;
 /// `flags` of [`RegionInfoBody`]: capabilities follow.
 pub const REGION_CAPS: u32 = 8;
 
-/// Capability of a region that lists the parts that may be mapped; [`SparseArea`]s follow.
+/// Region capability that lists the mappable parts; [`SparseArea`]s follow.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SparseMmapCap {
@@ -313,7 +313,7 @@ const _: () = assert!(size_of::<IrqSet>() == 20);
 
 /// `flags` of [`IrqSet`]: no data.
 pub const IRQ_DATA_NONE: u32 = 1;
-/// `flags` of [`IrqSet`]: one byte per interrupt selects the interrupt.
+/// `flags` of [`IrqSet`]: one byte per interrupt, nonzero if the action applies to the interrupt.
 pub const IRQ_DATA_BOOL: u32 = 2;
 /// `flags` of [`IrqSet`]: event file descriptors are attached.
 pub const IRQ_DATA_EVENTFD: u32 = 4;
@@ -321,7 +321,7 @@ pub const IRQ_DATA_EVENTFD: u32 = 4;
 pub const IRQ_ACTION_MASK: u32 = 8;
 /// `flags` of [`IrqSet`]: unmask.
 pub const IRQ_ACTION_UNMASK: u32 = 16;
-/// `flags` of [`IrqSet`]: trigger, or the descriptor to signal when the device triggers.
+/// `flags` of [`IrqSet`]: triggers the interrupt, or attaches the descriptor to signal when the device triggers it.
 pub const IRQ_ACTION_TRIGGER: u32 = 32;
 
 /// Start of the body of `REGION_READ` and `REGION_WRITE` and of their replies; data may follow.
@@ -337,7 +337,7 @@ pub struct RegionAccess {
 }
 const _: () = assert!(size_of::<RegionAccess>() == 16);
 
-/// One write of `REGION_WRITE_MULTI`; the message's body is a count (`u64`), followed by that many writes.
+/// One write of `REGION_WRITE_MULTI`. The message's body is a count (`u64`), followed by this number of writes.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MultiWrite {
@@ -380,10 +380,10 @@ pub const FEATURE_MASK: u32 = 0xffff;
 pub const FEATURE_GET: u32 = 1 << 16;
 /// `flags` of [`DeviceFeature`]: the client sets the feature's data.
 pub const FEATURE_SET: u32 = 1 << 17;
-/// `flags` of [`DeviceFeature`]: the client queries whether the other two are supported.
+/// `flags` of [`DeviceFeature`]: the client queries whether getting and setting are supported.
 pub const FEATURE_PROBE: u32 = 1 << 18;
 
-/// Feature: the migration states that are supported in addition to the two that all devices have.
+/// Feature: the supported migration states, in addition to the two that all devices have.
 pub const FEATURE_MIGRATION: u32 = 1;
 /// Feature: the migration state.
 pub const FEATURE_MIG_DEVICE_STATE: u32 = 2;
@@ -394,7 +394,7 @@ pub const FEATURE_DMA_LOGGING_STOP: u32 = 7;
 /// Feature: reports the device's writes.
 pub const FEATURE_DMA_LOGGING_REPORT: u32 = 8;
 
-/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state can then be read.
+/// Data of [`FEATURE_MIGRATION`]: the device can be stopped, and its state can be read while it is stopped.
 pub const MIGRATION_STOP_COPY: u64 = 1;
 
 /// Data of [`FEATURE_MIG_DEVICE_STATE`].
@@ -415,7 +415,7 @@ pub const STATE_STOP: u32 = 1;
 pub const STATE_RUNNING: u32 = 2;
 /// `device_state` of [`MigDeviceState`]: the device is stopped, and its state can be read.
 pub const STATE_STOP_COPY: u32 = 3;
-/// `device_state` of [`MigDeviceState`]: the device is stopped, and loads another state.
+/// `device_state` of [`MigDeviceState`]: the device is stopped and loads another state.
 pub const STATE_RESUMING: u32 = 4;
 
 /// Start of the data of [`FEATURE_DMA_LOGGING_START`]; [`LoggingRange`]s follow.
@@ -441,7 +441,7 @@ pub struct LoggingRange {
     pub length: u64,
 }
 
-/// Data of [`FEATURE_DMA_LOGGING_REPORT`]; in the reply a bit for each page follows, in words of 64.
+/// Data of [`FEATURE_DMA_LOGGING_REPORT`]. In the reply, a bitmap with one bit per page follows, in 64-bit words.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LoggingReport {

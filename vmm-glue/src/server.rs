@@ -1,9 +1,8 @@
 //! The event loop of one socket.
 //!
-//! One client is served at a time. Connections wait, without any rights, until they send something. The first
-//! connection that sends something while no client is served becomes the client; the others are refused immediately.
-//! The server blocks only while it waits for events; a client that stops sending or reading delays only its own
-//! connection.
+//! The server serves one client at a time. A new connection has no rights until it sends data. If no client is served,
+//! the first connection that sends data becomes the client; otherwise the connection is refused immediately. The server
+//! blocks only while it waits for events. A client that stops sending or reading delays only its own connection.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -31,17 +30,17 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Maximum number of connections that have sent nothing; beyond it, the oldest is closed.
+/// Maximum number of connections that have sent no data. Beyond it, the oldest is closed.
 const MAX_WAITING: usize = 4;
-/// Size of the output that is collected before it is sent, in bytes.
+/// Size of collected output at which it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
-/// Number of receive calls after which other events are checked, even if the client keeps sending.
+/// Number of receive calls after which other events are checked even if the client keeps sending.
 const MAX_ROUNDS: u32 = 64;
-/// TIMEOUT: pause before resending a descriptor that the system did not accept. Clients request descriptors when they
+/// TIMEOUT: pause before a descriptor is resent that the system did not accept. Clients request descriptors when they
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Reason that a server cannot continue.
+/// Reasons for which a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -62,29 +61,29 @@ pub struct Server {
 }
 
 impl Server {
-    /// Binds `path`. Replaces a socket file that no process serves.
+    /// Binds `path`. Replaces the file of a socket that no process serves.
     pub fn bind(path: &Path, socket: &SocketOptions, options: ServerOptions) -> Result<Self, BindError> {
         let (listener, bound) = socket::bind(path, socket)?;
         Ok(Self { listener, _bound: Some(bound), options, keeper: None })
     }
 
-    /// Takes a socket that is already listening (socket activation).
+    /// Uses a socket that is already listening (socket activation).
     pub fn from_listener(listener: UnixListener, options: ServerOptions) -> Result<Self, ServerError> {
         listener.set_nonblocking(true).map_err(ServerError::Prepare)?;
         Ok(Self { listener, _bound: None, options, keeper: None })
     }
 
-    /// Sets a keeper of the client's connection, if any.
+    /// Sets the keeper of the client's connection, if any.
     #[must_use]
     pub fn kept_by(self, keeper: Option<Arc<dyn Keeper>>) -> Self {
         Self { keeper, ..self }
     }
 
-    /// Restores clients that another process has saved, for [`Self::serve`]. The state of their link is restored into
+    /// Restores clients that another process has saved, for [`Self::serve`]. Restores the state of their link into
     /// `link`.
     ///
     /// # Errors
-    /// See [`SuspendedClient::restored`].
+    /// Returns an error for the same reasons as [`SuspendedClient::restored`].
     pub fn restored(
         &self,
         saved: SavedClients,
@@ -94,11 +93,11 @@ impl Server {
         SuspendedClient::restored(saved, descriptors, link, &self.options)
     }
 
-    /// Restores the client of a killed process, for [`Self::serve`], from the keeper's descriptors. The state of its
-    /// link is restored into `link`. Its device must be a new one.
+    /// Restores the client of a killed process from the keeper's descriptors, for [`Self::serve`]. Restores the state
+    /// of its link into `link`. The client's device must be new.
     ///
     /// # Errors
-    /// If no such client exists, its journal is invalid, or its memory cannot be mapped.
+    /// Returns an error if no such client exists, its journal is invalid, or its memory cannot be mapped.
     pub fn revived(&self, remains: Remains, link: &Link) -> Result<SuspendedClient, ParkError> {
         let Remains { connection, kept } = remains;
         let keeper = self.keeper.clone().ok_or(ParkError::Stays("connection"))?;
@@ -111,23 +110,23 @@ impl Server {
     /// Returns a duplicate of the listening socket, for another process.
     ///
     /// # Errors
-    /// If this process is at its limit of descriptors.
+    /// Returns an error if this process has reached its limit of descriptors.
     pub fn listener(&self) -> io::Result<OwnedFd> {
         self.listener.as_fd().try_clone_to_owned()
     }
 
-    /// Serves clients, one after the other, until `stop`. `device` must have been created with a clone of `link`.
+    /// Serves one client after another until `stop`. `device` must have been created with a clone of `link`.
     ///
-    /// Returns early only if the host fails (no client can cause it).
+    /// Returns an error only if the host fails. No client can cause this.
     pub fn run(&self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Like [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of the
-    /// clients' device.
+    /// Like [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
+    /// these clients' device.
     ///
-    /// After [`StopHandle::park`], returns the clients and stops serving them; at that time none of their requests is
-    /// partly done.
+    /// After [`StopHandle::park`], stops serving the clients and returns them. At that time none of their requests is
+    /// partly executed.
     pub fn serve(
         &self,
         link: &Link,
@@ -172,19 +171,18 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection that is shut down when it is dropped so that the other end notices, unless another process continues
-/// it.
+/// A connection. It is shut down on drop, so that the other end notices, unless another process continues it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,
-    /// Keeper that holds a copy.
+    /// Keeper that holds a copy of the connection.
     keeper: Option<&'a dyn Keeper>,
-    /// Set if another holder continues the connection, with another descriptor.
+    /// Set if another process continues the connection with another descriptor.
     left: bool,
 }
 
 impl Accepted<'_> {
-    /// Leaves the connection to the holder of the returned descriptor; the keeper keeps its copy.
+    /// Returns a descriptor with which another process continues the connection. The keeper keeps its copy.
     fn leave(mut self) -> io::Result<UnixStream> {
         let stream = self.stream.try_clone()?;
         self.left = true;
@@ -208,7 +206,7 @@ impl Drop for Accepted<'_> {
 struct Active<'a> {
     accepted: Accepted<'a>,
     connection: Connection,
-    /// Set if the process that received some messages was killed before it handled them.
+    /// Set if a process was killed between receiving and handling some messages.
     unhandled: bool,
 }
 
@@ -217,7 +215,7 @@ struct Clients<'a> {
     link: &'a Link,
     device: &'a mut dyn Device,
     active: Option<Active<'a>>,
-    /// Connections that have sent nothing, the oldest first.
+    /// Connections that have sent no data, oldest first.
     waiting: Vec<Accepted<'a>>,
 }
 
@@ -241,14 +239,14 @@ impl Clients<'_> {
         self.waiting.extend(waiting.into_iter().map(|stream| Accepted { stream, keeper: None, left: false }));
     }
 
-    /// Takes the suspended clients out. Closes the connection of a client for which no descriptor is left.
+    /// Takes the suspended clients. Closes a client's connection if its descriptor cannot be duplicated.
     fn park(&mut self) -> SuspendedClient {
         let mut parked = SuspendedClient::default();
         if let Some(Active { accepted, connection, unhandled: _ }) = self.active.take() {
             match accepted.leave() {
                 Ok(stream) => parked.active = Some((stream, connection)),
                 Err(error) => {
-                    tracing::error!(%error, "VMM disconnected: its connection cannot rest");
+                    tracing::error!(%error, "VMM disconnected: its connection cannot be suspended");
                     connection.close(self.device);
                 }
             }
@@ -257,11 +255,11 @@ impl Clients<'_> {
         parked
     }
 
-    /// Handles the client's messages until none arrive for a while.
+    /// Handles the client's messages until no more arrive for a while.
     fn serve(&mut self, spin: &mut Spin) {
         for _ in 0..MAX_ROUNDS {
             if self.link.take_disconnect() && self.active.is_some() {
-                tracing::info!("disconnecting the VMM as asked");
+                tracing::info!("disconnecting the VMM on request");
                 self.end(None);
             }
             let Some(active) = &mut self.active else { return };
@@ -276,7 +274,7 @@ impl Clients<'_> {
 
     fn wait(&self, stop: &StopHandle) -> Result<Ready, ServerError> {
         let unmask = self.active.as_ref().and_then(|_| self.link.interrupts().unmask_source());
-        // Entries without a descriptor use a placeholder descriptor and do not wait for any event.
+        // Entries without a descriptor use a placeholder descriptor that waits for no events.
         let nothing = || PollFd::from_borrowed_fd(stop.fd(), PollFlags::empty());
         let mut fds: [PollFd<'_>; 5 + MAX_WAITING] = std::array::from_fn(|_| nothing());
         let [stopped, wake, listener, client, unmasked, waiting @ ..] = &mut fds;
@@ -315,7 +313,7 @@ impl Clients<'_> {
                     return;
                 }
                 if self.waiting.len() >= MAX_WAITING {
-                    self.closed("it said nothing and others wait");
+                    self.closed("it sent no data and other connections wait");
                     self.waiting.remove(0);
                 }
                 self.waiting.push(Accepted { stream, keeper: None, left: false });
@@ -323,20 +321,21 @@ impl Clients<'_> {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => (),
             Err(error) => {
                 tracing::error!(%error, "a VMM's connection cannot be accepted");
-                // The process is probably out of descriptors: without a pause this would retry at full speed.
+                // The process has probably run out of descriptors. Without a pause, this loop would retry at full
+                // speed.
                 std::thread::sleep(Duration::from_millis(10));
             }
         }
     }
 
-    /// Makes the first connection that sends something the client, or refuses the connection.
+    /// Makes the first connection that sends data the client, or refuses it.
     fn listen_to_waiting(&mut self) {
         for mut accepted in std::mem::take(&mut self.waiting) {
             let mut bytes = [0u8; HEADER_SIZE];
             match rustix::net::recv(&accepted.stream, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
                 Err(Errno::AGAIN | Errno::INTR) => self.waiting.push(accepted),
                 Err(_) | Ok((_, 0)) => (),
-                Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has no whole header"),
+                Ok((_, len)) if len < HEADER_SIZE => self.closed("its first message has an incomplete header"),
                 Ok(_) if self.active.is_none() => {
                     let link = self.link.clone();
                     let mut connection = Connection::new(link, &self.server.options, socket::peer(&accepted.stream));
@@ -346,7 +345,7 @@ impl Clients<'_> {
                         connection.keep_journal(keeper, self.device);
                     }
                     self.active = Some(Active { accepted, connection, unhandled: false });
-                    // Both requests were meant for the previous client.
+                    // Both requests were for the previous client.
                     self.link.take_disconnect();
                     self.link.take_check_shared();
                 }
@@ -378,7 +377,7 @@ impl Clients<'_> {
         let _ = socket::send(stream, reply.as_bytes(), &[]);
     }
 
-    /// Ends the connection of the client.
+    /// Closes the client's connection.
     fn end(&mut self, reason: Option<Fatal>) {
         let Some(Active { accepted, mut connection, unhandled: _ }) = self.active.take() else { return };
         if let Some(reason) = reason {
@@ -400,11 +399,11 @@ fn input(fd: BorrowedFd<'_>) -> PollFd<'_> {
 
 /// Result of serving the client.
 enum Served {
-    /// No work is left for now.
+    /// No work is left at the moment.
     Idle,
     /// Some work was done.
     Busy,
-    /// The client has closed.
+    /// The client has closed the connection.
     Closed,
 }
 
@@ -454,7 +453,7 @@ impl Active<'_> {
         self.handle(device, counters, options)
     }
 
-    /// Handles received messages, and answers.
+    /// Handles received messages and sends replies.
     fn handle(
         &mut self,
         device: &mut dyn Device,
@@ -476,7 +475,7 @@ impl Active<'_> {
         }
     }
 
-    /// Sends as much as the client accepts.
+    /// Sends as much output as the client accepts.
     fn flush(&mut self, counters: &Counters) {
         let out = self.connection.output();
         while !out.is_empty() {
@@ -489,14 +488,13 @@ impl Active<'_> {
                     out.advance(len);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => (),
-                // The number of descriptors in flight to clients is limited for this process's user as a whole, and
-                // clients that do not read can use up this limit. The socket has space, so this would retry at full
-                // speed.
+                // The number of descriptors in flight is limited per user, and clients that do not read can use up this
+                // limit. The socket has space, so without a pause this loop would retry at full speed.
                 Err(error) if error.raw_os_error() == Some(Errno::TOOMANYREFS.raw_os_error()) => {
                     std::thread::sleep(FDS_PAUSE);
                     break;
                 }
-                // If the socket is full, the rest is sent later. If it is broken, the next read reports that.
+                // If the socket is full, the rest is sent later. If it is broken, the next read reports the error.
                 Err(_) => break,
             }
         }

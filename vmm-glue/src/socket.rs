@@ -1,4 +1,4 @@
-//! UNIX sockets: binds a path with its access rights, and sends and receives messages with file descriptors.
+//! UNIX sockets: binds a path with access rights, and sends and receives messages with file descriptors.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -19,9 +19,9 @@ use thiserror::Error;
 use crate::connection::MAX_FDS;
 use crate::link::ClientInfo;
 
-/// Maximum number of connections that wait to be accepted.
+/// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 16;
-/// Maximum number of receive calls that empty a closed socket; it holds far less data.
+/// Maximum number of receive calls to empty a closed socket. A socket holds far less data.
 const MAX_UNREAD: u32 = 1 << 16;
 
 /// Access rights of a socket's path.
@@ -29,21 +29,21 @@ const MAX_UNREAD: u32 = 1 << 16;
 pub struct SocketOptions {
     /// Permission bits; `None` uses the process's mask.
     pub mode: Option<u32>,
-    /// Owner's user number; setting it needs privilege.
+    /// User ID of the owner. Setting it requires privileges.
     pub uid: Option<u32>,
-    /// Group number; setting it needs membership or privilege.
+    /// Group ID. Setting it requires membership or privileges.
     pub gid: Option<u32>,
 }
 
-/// Reason that a path cannot be bound.
+/// Reasons for which a path cannot be bound.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {
-    #[error("{} is in use: {owner} serves it; choose another path or end it", path.display())]
+    #[error("{} is in use: {owner} serves it; choose another path or stop that process", path.display())]
     InUse { path: PathBuf, owner: String },
-    #[error("{} exists and is not a socket; choose another path or remove it", path.display())]
+    #[error("{} exists and is not a socket; choose another path or remove the file", path.display())]
     NotASocket { path: PathBuf },
-    #[error("{} is too long for a socket: 107 bytes are possible", path.display())]
+    #[error("{} is too long for a socket: the maximum is 107 bytes", path.display())]
     TooLong { path: PathBuf },
     #[error("{} cannot be bound: the directory {} does not exist; create it", path.display(), parent.display())]
     NoDirectory { path: PathBuf, parent: PathBuf },
@@ -58,7 +58,7 @@ pub enum BindError {
     },
 }
 
-/// A listening socket on a path; the path is removed on drop, if it is still the same file.
+/// The path of a listening socket. It is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
@@ -84,20 +84,19 @@ impl BoundPath {
     /// Sets the access rights of the path.
     ///
     /// # Errors
-    /// If the rights cannot be set.
+    /// Returns an error if the rights cannot be set.
     pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
         set_rights(&self.path, options)
     }
 
-    /// Leaves the path in place permanently, because another holder of the socket serves it.
+    /// Leaves the path in place permanently, because another process serves the socket.
     pub fn leave(mut self) {
         // This number does not match any file.
         self.inode = 0;
     }
 }
 
-/// Takes over the path of a socket that is already listening, from an earlier process; `None` if the socket has no
-/// path.
+/// Takes over the path of a listening socket from an earlier process. Returns `None` if the socket has no path.
 #[must_use]
 pub fn adopt(listener: &UnixListener) -> Option<BoundPath> {
     let path = listener.local_addr().ok()?.as_pathname()?.to_owned();
@@ -110,7 +109,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
         let path = path.to_owned();
         move |source: io::Error| BindError::System { action, path, source }
     };
-    // Use one descriptor for all steps: if another user may write to the folder, another file may replace it in the
+    // Use one descriptor for all steps, because another user who may write to the folder could replace the file in the
     // meantime.
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
@@ -119,7 +118,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =
-            io::Error::other("another file has taken its place; name a folder that only the daemon's user writes");
+            io::Error::other("another file has replaced it; choose a folder that only the daemon's user can write to");
         return Err(system("change the rights of")(source));
     }
     if options.uid.is_some() || options.gid.is_some() {
@@ -135,7 +134,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Binds `path` and listens, with the rights in place before the first client can connect.
+/// Binds `path` and listens. The access rights are in place before the first client can connect.
 pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, BoundPath), BindError> {
     let path = path.to_owned();
     let parent = match path.parent() {
@@ -159,12 +158,12 @@ pub fn bind(path: &Path, options: &SocketOptions) -> Result<(UnixListener, Bound
     let metadata = std::fs::symlink_metadata(&path).map_err(system("look at"))?;
     let bound = BoundPath { path: path.clone(), device: metadata.dev(), inode: metadata.ino() };
     set_rights(&path, options)?;
-    // This is the last step: until a socket listens, no client can connect.
+    // This is the last step, because clients can connect as soon as the socket listens.
     rustix::net::listen(&socket, BACKLOG).map_err(|errno| system("listen on")(errno.into()))?;
     Ok((UnixListener::from(socket), bound))
 }
 
-/// Removes a socket that no process serves.
+/// Removes the file of a socket that no process serves.
 fn make_free(path: &Path) -> Result<(), BindError> {
     let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
     let path = path.to_owned();
@@ -180,7 +179,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
             Err(BindError::InUse { path, owner })
         }
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            tracing::info!(path = %path.display(), "removing a socket that no process serves any more");
+            tracing::info!(path = %path.display(), "removing a socket that no process serves");
             std::fs::remove_file(&path).map_err(|source| BindError::System {
                 action: "remove the stale socket",
                 path,
@@ -188,7 +187,7 @@ fn make_free(path: &Path) -> Result<(), BindError> {
             })
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(source) => Err(BindError::System { action: "find out who serves", path, source }),
+        Err(source) => Err(BindError::System { action: "find the process that serves", path, source }),
     }
 }
 
@@ -204,27 +203,27 @@ pub(crate) fn peer(stream: &UnixStream) -> ClientInfo {
     }
 }
 
-/// Ends a connection in such a way that the other end reads the end of the stream.
+/// Closes a connection in such a way that the other end reads an end of file.
 ///
-/// If a socket is closed with unread data in it, the other end gets an error instead (`ECONNRESET`), on which QEMU 11.1
-/// ends with a failed assertion, together with the virtual machine.
+/// If a socket is closed with unread data in it, the other end gets an error instead (`ECONNRESET`). QEMU 11.1 then
+/// fails an assertion and terminates, together with the virtual machine.
 pub fn end(stream: &UnixStream) {
     if stream.shutdown(Shutdown::Both).is_err() {
         return;
     }
-    // No more data can arrive, and a socket holds a limited amount.
+    // No more data can arrive, and a socket holds only a limited amount.
     let mut buffer = [0; 4096];
     (0..MAX_UNREAD).take_while(|_| receive(stream, &mut buffer).is_ok_and(|it| it.len != 0)).count();
 }
 
-/// A message that one call received.
+/// The result of one receive call.
 #[derive(Debug)]
 pub struct Received {
-    /// Number of bytes; 0 means that the other end has closed.
+    /// Number of bytes; 0 means that the other end has closed the connection.
     pub len: usize,
-    /// File descriptors: [`MAX_FDS`], or a few more.
+    /// File descriptors: [`MAX_FDS`] or a few more.
     pub fds: Vec<OwnedFd>,
-    /// Set if more descriptors arrived than fit or than the process may have.
+    /// Set if more descriptors arrived than fit, or than the process may open.
     pub truncated: bool,
 }
 

@@ -1,38 +1,39 @@
-//! Spins for the next message for a short time before sleeping.
+//! Polls for the next message for a short time before sleeping.
 
 use std::time::{Duration, Instant};
 
-/// Maximum credit for spinning.
+/// Maximum credit for polling.
 const MAX_CREDIT: u32 = 8;
-/// Bounds on the streak of short sleeps after which spinning is tried again; the streak starts at twice the lower
-/// bound.
+/// Bounds on the number of consecutive short sleeps after which polling is tried again. The number starts at twice the
+/// lower bound.
 const MIN_STREAK: u32 = 16;
 const MAX_STREAK: u32 = 1024;
 
-/// Decides whether to spin for messages before sleeping.
+/// Decides whether to poll for messages before sleeping.
 ///
-/// Spinning that finds a message earns credit; spinning that finds no message, or on a processor that other threads
-/// need, costs credit. Without credit, the thread sleeps immediately, until a streak of sleeps were each as short as a
-/// spin; each time that spinning stops, the streak that restarts it gets longer.
+/// Polling that finds a message earns credit. Polling that finds no message, or that uses a processor which other
+/// threads need, costs credit. Without credit, the thread sleeps immediately, until it has had a number of consecutive
+/// sleeps that were each as short as a polling interval. Each time polling stops, the number of short sleeps that
+/// restarts it grows.
 #[derive(Debug)]
 pub struct Spin {
     length: Duration,
     credit: u32,
-    /// Number of consecutive short sleeps, and the number needed to spin again.
+    /// Number of consecutive short sleeps, and the number needed to poll again.
     streak: u32,
     needed: u32,
-    /// Start of the current sleep. Not set if spinning was refused only for this message.
+    /// Start of the current sleep. Not set if polling was refused for this message only.
     slept: Option<Instant>,
 }
 
 impl Spin {
-    /// Creates a state for spins of `length`, capped at a millisecond.
+    /// Creates a state that polls for `length`, at most one millisecond.
     pub fn new(length: Duration) -> Self {
         let length = length.min(Duration::from_millis(1));
         Self { length, credit: MAX_CREDIT / 2, streak: 0, needed: MIN_STREAK, slept: None }
     }
 
-    /// Returns the deadline for spinning from `now`, if the thread should spin.
+    /// Returns the deadline for polling that starts at `now`, if the thread should poll.
     pub fn deadline(&mut self, now: Instant) -> Option<Instant> {
         if self.length.is_zero() {
             return None;
@@ -44,7 +45,7 @@ impl Spin {
         now.checked_add(self.length)
     }
 
-    /// Records that a message arrived at `now` while spinning until `deadline`.
+    /// Records that a message arrived at `now` during polling until `deadline`.
     pub fn hit(&mut self, now: Instant, deadline: Instant) {
         if now > deadline.checked_add(self.length).unwrap_or(deadline) {
             return self.lose();
@@ -69,7 +70,7 @@ impl Spin {
         }
     }
 
-    /// Records that a sleep ended at `now`; `message` is true if a message of the client ended it.
+    /// Records that a sleep ended at `now`. `message` is true if a message of the client ended it.
     pub fn woke(&mut self, message: bool, now: Instant) {
         if !message {
             return;
@@ -93,7 +94,7 @@ mod tests {
 
     const SPIN_TIME: Duration = Duration::from_millis(1);
 
-    /// Spins without success until spinning stops. Returns the number of spins.
+    /// Polls without success until polling stops. Returns the number of polls.
     fn give_up(spin: &mut Spin) -> u32 {
         let now = Instant::now();
         let mut rounds = 0;
@@ -112,7 +113,7 @@ mod tests {
         spin.woke(true, slept.checked_add(length).unwrap());
     }
 
-    /// Sleeps for short times until spinning starts again. Returns the number of sleeps.
+    /// Sleeps for short times until polling starts again. Returns the number of sleeps.
     fn come_back(spin: &mut Spin) -> u32 {
         (1..10_000)
             .find(|_| {

@@ -1,7 +1,7 @@
-//! A server's suspended client, with which the server continues in this process or in another.
+//! A server's suspended client. The server can continue with it in this process or in another.
 //!
-//! The client only notices a delay: its connection and its state are kept, and its messages wait in the socket.
-//! Descriptors are handed to another process directly; the rest is plain data, which is checked when it is read, like
+//! The client only notices a delay: its connection and state are preserved, and its messages wait in the socket.
+//! Descriptors are handed to another process directly. The rest is plain data, which is checked when it is read, like
 //! all data from another process.
 
 use std::io;
@@ -18,11 +18,12 @@ use crate::options::ServerOptions;
 
 /// Maximum number of connections that have sent no data.
 const WAITING_MAX: usize = 16;
-/// Maximum number of descriptors that a client has sent or waits for: one for each region of memory and each interrupt.
+/// Maximum number of descriptors that a client has sent or will receive: one for each region of memory and each
+/// interrupt.
 pub(crate) const DESCRIPTORS_MAX: usize = 1 << 14;
 
-/// The suspended clients of a server. Dropping it sends no message to the clients: the new holder of their connections
-/// continues.
+/// The suspended clients of a server. Dropping it does not notify the clients, because another process continues their
+/// connections.
 #[derive(Debug, Default)]
 pub struct SuspendedClient {
     /// The client that is being served.
@@ -31,7 +32,7 @@ pub struct SuspendedClient {
     pub(crate) waiting: Vec<UnixStream>,
 }
 
-/// The clients of a server in their saved form, without their descriptors.
+/// The saved form of a server's clients, without their descriptors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClients {
     active: Option<SavedClient>,
@@ -44,7 +45,7 @@ first_version!(SavedClients, "vmm-glue");
 /// The client that is being served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedClient {
-    /// Descriptor of its connection.
+    /// Name of the connection's descriptor.
     stream: u32,
     connection: SavedConnection,
     link: SavedLink,
@@ -56,10 +57,10 @@ impl SuspendedClient {
         self.active.is_some()
     }
 
-    /// Saves the clients, with the state of `link`; duplicates all their descriptors.
+    /// Saves the clients and the state of `link`. Duplicates all their descriptors.
     ///
     /// # Errors
-    /// If a descriptor cannot be handed to another process.
+    /// Returns an error if a descriptor cannot be handed to another process.
     pub fn save(&self, link: &Link) -> Result<(SavedClients, Vec<OwnedFd>), ParkError> {
         let Self { active, waiting } = self;
         let mut giving = Giving::Over(Vec::new());
@@ -73,11 +74,10 @@ impl SuspendedClient {
         Ok((SavedClients { active, waiting }, giving.over()))
     }
 
-    /// Restores the clients with their `descriptors`. The state of their link is restored into `link`, which must be
-    /// new.
+    /// Restores the clients with their `descriptors`. Restores the state of their link into `link`, which must be new.
     ///
     /// # Errors
-    /// If the saved state is invalid, or the clients' memory cannot be mapped.
+    /// Returns an error if the saved state is invalid, or the clients' memory cannot be mapped.
     pub fn restored(
         saved: SavedClients,
         descriptors: Vec<OwnedFd>,

@@ -1,22 +1,22 @@
-//! An event for a waiting thread.
+//! An event that wakes a waiting thread.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use rustix::event::{EventfdFlags, eventfd};
 
-/// An event that ends a wait of a server's thread.
+/// An event that wakes a server's thread.
 #[derive(Debug)]
 pub struct Wake(OwnedFd);
 
 impl Wake {
-    /// Creates an event that is not set. Fails if the process has no file descriptor left.
+    /// Creates an event that is not set. Fails if no file descriptor is available.
     pub fn new() -> std::io::Result<Self> {
         Ok(Self(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?))
     }
 
     /// Sets the event; it stays set until the waiting thread clears it.
     pub fn wake(&self) {
-        // This fails only if the counter is full; the event is then set.
+        // The write fails only if the counter is full; in this case the event is already set.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
@@ -25,7 +25,7 @@ impl Wake {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 
-    /// Returns the event, to be polled for reading.
+    /// Returns the event's descriptor, to be polled for reading.
     pub fn fd(&self) -> BorrowedFd<'_> {
         std::os::fd::AsFd::as_fd(&self.0)
     }

@@ -1,5 +1,5 @@
 //! Runs cloud-hypervisor's own client, the crate `vfio_user`, against the server, with requests in the VMM's order. The
-//! client must also stay in step when the server refuses a request, because it ignores refusals.
+//! client ignores error replies, and must stay in sync with the server nevertheless.
 
 mod support;
 
@@ -20,7 +20,7 @@ const BAR1_BYTES: u64 = 0x4000;
 const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x2000 };
 
 fn client(host: &Host) -> Client {
-    let client = Client::new(&host.path).expect("a client that is served");
+    let client = Client::new(&host.path).expect("the client is served");
     host.expect(Event::Connected);
     client
 }
@@ -31,7 +31,7 @@ fn regions_are_listed_and_mappable_ones_have_a_file() {
     let bar1 = RegionInfo::read_write(BAR1_BYTES).with_mappable(Arc::clone(&file), vec![AREA]).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
     let client = client(&host);
-    // The crate inverts this: it reports a resettable device as not resettable, and the reverse.
+    // The crate inverts the flag: it reports a resettable device as not resettable, and vice versa.
     assert!(!client.resettable());
     let size = |index: RegionIndex| client.region(index as u32).map(|region| region.size);
     assert_eq!((size(RegionIndex::Bar0), size(RegionIndex::Bar1)), (Some(BAR0_SIZE), Some(BAR1_BYTES)));
@@ -43,7 +43,7 @@ fn regions_are_listed_and_mappable_ones_have_a_file() {
     rustix::io::pwrite(given.file(), &[7], given.start() + AREA.offset).unwrap();
     let mut byte = [0];
     rustix::io::pread(&file, &mut byte, AREA.offset).unwrap();
-    assert_eq!(byte, [7], "it is the device's");
+    assert_eq!(byte, [7], "the device's value");
     assert!(client.region(RegionIndex::Bar0 as u32).is_some_and(|region| region.file_offset.is_none()));
 }
 
@@ -53,8 +53,8 @@ fn registers_are_accessible_and_rejection_keeps_client_in_step() {
     let mut client = client(&host);
     for round in 0..3_u32 {
         client.region_write(0, 0x10, &round.to_le_bytes()).unwrap();
-        // The client ignores both errors: its next request would read the rest of an answer that is too short or too
-        // long.
+        // The client ignores both errors. If a reply were too short or too long, its next request would read the rest
+        // of it.
         client.region_write(0, DENIED, &[1, 2, 3, 4]).unwrap();
         client.region_write(0, BAR0_SIZE, &[0; 4]).unwrap();
         let mut data = [0; 4];
@@ -81,7 +81,7 @@ fn memory_is_lent_taken_back_and_refused() {
     let mut byte = [0];
     host.link.memory().read(0x10_0000, &mut byte).unwrap();
     assert_eq!(byte, [5]);
-    // Lend more than the file contains, then withdraw a part of the lent memory and memory that was never lent; the
+    // Lend more than the file contains. Then unmap a part of the lent memory, and memory that was never lent. The
     // client continues.
     client.dma_map(0x3000, 0x20_0000, 0x2000, fd).unwrap();
     client.dma_unmap(0x10_0000, 0x1000).unwrap();

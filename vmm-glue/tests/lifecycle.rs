@@ -1,4 +1,4 @@
-//! Clients that connect, disconnect, hang or connect twice; sockets that are in use, stale or forbidden.
+//! Tests clients that connect, disconnect, hang or connect twice, and sockets that are in use, stale or forbidden.
 
 mod support;
 
@@ -89,7 +89,7 @@ fn unreading_client_is_disconnected_and_others_are_unaffected() {
     let mut other_client = other.client();
     let mut client = host.client();
     let body = RegionAccess { offset: 0, region: 0, count: 0x1000 };
-    // The client requests far more than the server buffers and the socket holds, and never reads.
+    // The client requests far more data than the server and the socket buffer, and never reads.
     let sent = (0..10_000).take_while(|_| client.send(Command::REGION_READ, 0, body.as_bytes(), &[]).is_ok()).count();
     assert!(sent < 10_000, "the server has closed the connection");
     host.wait_for(&Event::Disconnected);
@@ -180,11 +180,15 @@ fn client_reads_end_of_connection_despite_pending_messages() {
     let_go.send(()).unwrap();
     // Unread messages are not executed.
     host.expect(Event::Disconnected);
-    assert_eq!(client.receive_message().unwrap().header.command, Command::DMA_UNMAP.0, "what was read is replied to");
+    assert_eq!(
+        client.receive_message().unwrap().header.command,
+        Command::DMA_UNMAP.0,
+        "messages that were read get replies"
+    );
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
 }
 
-/// Keeps copies of connections, and reports both calls.
+/// Stores copies of connections, and reports both calls.
 #[derive(Debug)]
 struct Copies(Sender<Option<OwnedFd>>);
 
@@ -202,16 +206,16 @@ impl Keeper for Copies {
 fn copy_of_a_connection_does_not_hide_its_end() {
     let (sender, copies) = std::sync::mpsc::channel();
     let host = Host::kept_by(std::sync::Arc::new(Copies(sender)));
-    // A connection that sends nothing is not a client.
+    // A connection that sends no data is not a client.
     let _silent = Client::connect_silent(&host.path).unwrap();
     let mut client = host.client();
-    let copy = copies.recv_timeout(EVENT_TIMEOUT).unwrap().expect("it is kept first");
+    let copy = copies.recv_timeout(EVENT_TIMEOUT).unwrap().expect("the connection is stored first");
     host.link.disconnect();
     assert!(matches!(client.receive_message(), Err(ClientError::Closed)));
     assert!(copies.recv_timeout(EVENT_TIMEOUT).unwrap().is_none());
     drop(copy);
     drop(host);
-    assert!(copies.try_recv().is_err(), "nothing else was kept");
+    assert!(copies.try_recv().is_err(), "no other descriptor was stored");
 }
 
 #[test]
@@ -300,7 +304,7 @@ fn socket_that_listens_already_is_served() {
     assert_eq!(client.read32(7, 0).unwrap(), 0x5678_1234);
     stop.stop();
     thread.join().unwrap();
-    assert!(path.exists(), "the path belongs to who made it");
+    assert!(path.exists(), "the path belongs to the process that created it");
 }
 
 #[test]
@@ -310,7 +314,7 @@ fn socket_of_an_earlier_process_is_adopted_with_its_path() {
     let options = SocketOptions { mode: Some(0o600), ..SocketOptions::default() };
     let (listener, bound) = vmm_glue::socket::bind(&path, &options).unwrap();
     bound.leave();
-    assert!(path.exists(), "left to the next");
+    assert!(path.exists(), "left to the next process");
     let adopted = vmm_glue::socket::adopt(&listener).unwrap();
     assert_eq!(adopted.path(), path);
     adopted.set_rights(&SocketOptions { mode: Some(0o640), ..options }).unwrap();
@@ -318,5 +322,5 @@ fn socket_of_an_earlier_process_is_adopted_with_its_path() {
     assert_eq!(mode & 0o777, 0o640);
     drop(adopted);
     assert!(!path.exists());
-    assert!(vmm_glue::socket::adopt(&listener).is_none(), "it has no path any more");
+    assert!(vmm_glue::socket::adopt(&listener).is_none(), "the socket no longer has a path");
 }

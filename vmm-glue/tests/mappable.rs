@@ -1,4 +1,4 @@
-//! Regions that a client can map: their descriptions, descriptors and contents.
+//! Tests regions that a client can map: their descriptions, descriptors and contents.
 
 mod support;
 
@@ -18,7 +18,8 @@ const REGION_BYTES: u64 = 0x8000;
 /// Size of the body of a reply that describes a region with two areas.
 const FULL: u32 = 32 + 16 + 2 * 16;
 
-/// Creates a server whose BAR1 has mappable `areas` (offset, size), with the device's own descriptor of the file.
+/// Creates a server whose BAR1 has mappable `areas` (offset, size). Also returns the device's own descriptor of the
+/// file.
 fn host_with(areas: &[(u64, u64)]) -> (Host, Arc<OwnedFd>) {
     let file = Arc::new(region_memory("bar1", REGION_BYTES).unwrap());
     let areas = areas.iter().map(|&(offset, size)| MmapArea { offset, size }).collect();
@@ -31,7 +32,7 @@ fn host() -> (Host, Arc<OwnedFd>) {
     host_with(&[(0x1000, 0x2000), (0x4000, 0x1000)])
 }
 
-/// Returns a request in the layout of the specification, with only the required fields.
+/// Returns a request in the specification's layout, with only the required fields.
 fn request(argsz: u32, index: u32) -> Vec<u8> {
     let mut body = vec![0; 32];
     body[0..4].copy_from_slice(&argsz.to_ne_bytes());
@@ -39,7 +40,7 @@ fn request(argsz: u32, index: u32) -> Vec<u8> {
     body
 }
 
-/// Returns the reply to that request (its body as 32-bit numbers, parsed by hand) and its descriptors.
+/// Sends the request. Returns the reply (its body as 32-bit numbers, parsed by hand) and its descriptors.
 fn ask(client: &mut Client, argsz: u32, index: u32) -> (Vec<u32>, Vec<OwnedFd>) {
     let reply = client.request(Command::DEVICE_GET_REGION_INFO, &request(argsz, index), &[]).unwrap();
     assert_eq!(reply.header.size as usize, 16 + reply.body.len());
@@ -86,7 +87,8 @@ fn small_argsz_returns_needed_size_without_descriptor() {
     let mut client = host.client();
     for argsz in [32, 33, 48, FULL - 1] {
         let (words, fds) = ask(&mut client, argsz, BAR1);
-        // The flags and the offset of the capabilities match the full reply, because clients check them immediately.
+        // The flags and the offset of the capabilities equal those of the full reply, because clients check them
+        // immediately.
         assert_eq!(words, [FULL, 0b1111, BAR1, 32, REGION_BYTES as u32, 0, 0, 0], "room for {argsz}");
         assert!(fds.is_empty(), "room for {argsz}");
     }
@@ -104,7 +106,7 @@ fn request_without_room_for_a_description_is_refused() {
         assert_eq!(client.region_info(BAR1, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
         assert_eq!(client.region_info(0, argsz).unwrap_err().errno(), EINVAL, "room for {argsz}");
     }
-    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection goes on");
+    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection continues");
 }
 
 #[test]
@@ -121,7 +123,7 @@ fn unknown_regions_and_short_requests_are_rejected() {
         let error = client.request(Command::DEVICE_GET_REGION_INFO, &request(FULL, BAR1)[..len], &[]).unwrap_err();
         assert_eq!(error.errno(), EINVAL, "{len} bytes");
     }
-    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection goes on");
+    assert_eq!(client.region(BAR1).unwrap().areas.len(), 2, "the connection continues");
 }
 
 #[test]
@@ -197,7 +199,7 @@ fn accesses_by_messages_still_go_to_the_device() {
     region.write(0x1000, &[0xaa; 4]).unwrap();
     client.write32(BAR1, 0x1000, 0x1234_5678).unwrap();
     host.expect(Event::Write(RegionIndex::Bar1, 0x1000, vec![0x78, 0x56, 0x34, 0x12]));
-    assert_eq!(client.read32(BAR1, 0x1000).unwrap(), 0, "what the device answers, not what the file has");
+    assert_eq!(client.read32(BAR1, 0x1000).unwrap(), 0, "the device's data, not the file's");
     host.expect(Event::Read(RegionIndex::Bar1, 0x1000, 4));
     client.write32(BAR1, 0x3000, 1).unwrap();
     host.expect(Event::Write(RegionIndex::Bar1, 0x3000, vec![1, 0, 0, 0]));
@@ -248,5 +250,5 @@ fn mapping_outlives_the_connection() {
     rustix::io::pwrite(&*file, b"later", 0x1000).unwrap();
     let mut data = [0; 5];
     region.read(0x1000, &mut data).unwrap();
-    assert_eq!(&data, b"later", "which is why the next client needs another file");
+    assert_eq!(&data, b"later", "this is why the next client needs another file");
 }

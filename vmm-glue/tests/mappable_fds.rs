@@ -1,5 +1,5 @@
-//! Descriptors of mappable regions do not accumulate. This test has its own file because it counts the descriptors of
-//! the whole process.
+//! Checks that descriptors of mappable regions do not accumulate. This test has its own file because it counts the
+//! descriptors of the whole process.
 
 mod support;
 
@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 
 const BAR1: u32 = 1;
 
-/// Returns the number of open descriptors of this process, including the descriptor used for listing.
+/// Returns the number of open descriptors of this process, including the descriptor used for counting.
 fn open() -> usize {
     std::fs::read_dir("/proc/self/fd").unwrap().count()
 }
@@ -25,7 +25,7 @@ fn descriptors_do_not_pile_up() {
     let bar1 = RegionInfo::read_write(0x4000).with_mappable(file.clone(), areas).unwrap();
     let host = Host::start_with(ServerOptions::default(), |device| device.bar1 = bar1);
 
-    // After a reply, the server has finished with the previous client and with this client's request.
+    // Once the reply has arrived, the server has finished with the previous client and with this client's request.
     let mut client = host.client();
     client.device_info().unwrap();
     let (fds, owners) = (open(), Arc::strong_count(&file));
@@ -41,7 +41,7 @@ fn descriptors_do_not_pile_up() {
     check("1000 queries");
 
     let kept: Vec<_> = (0..10).map(|_| client.region(BAR1).unwrap()).collect();
-    assert_eq!(open(), fds + kept.len(), "each query brings one, so what is counted is counted right");
+    assert_eq!(open(), fds + kept.len(), "each query returns one descriptor, which shows that the counting is right");
     drop(kept);
 
     for _ in 0..100 {
@@ -53,8 +53,8 @@ fn descriptors_do_not_pile_up() {
     client.device_info().unwrap();
     check("100 connections");
 
-    // Request more than the socket holds: replies with their descriptors wait in the socket and in the server when the
-    // client disconnects.
+    // Request more data than the socket holds, so that replies with their descriptors wait in the socket and in the
+    // server when the client disconnects.
     let body = RegionInfoBody { argsz: 64, index: BAR1, ..Default::default() };
     for _ in 0..5 {
         for _ in 0..2000 {
@@ -68,5 +68,5 @@ fn descriptors_do_not_pile_up() {
         client = host.client();
     }
     client.device_info().unwrap();
-    check("clients that read nothing");
+    check("clients that do not read");
 }

@@ -1,4 +1,4 @@
-//! Guest memory: lending, taking back, withdrawing, and access through messages.
+//! Tests guest memory: lending, removal, withdrawal, and access through messages.
 
 mod support;
 
@@ -128,7 +128,11 @@ fn whole_regions_can_be_unmapped_but_not_parts() {
     assert_eq!(client.dma_unmap(0x1000, MIB).unwrap_err().errno(), EINVAL);
     assert_eq!(client.dma_unmap(0, 0).unwrap_err().errno(), EINVAL);
     assert_eq!(client.dma_unmap(u64::MAX, MIB).unwrap_err().errno(), EINVAL);
-    assert_eq!(client.dma_unmap(0, 3 * MIB).unwrap(), 2 * MIB, "what lies in the range goes, gaps or not");
+    assert_eq!(
+        client.dma_unmap(0, 3 * MIB).unwrap(),
+        2 * MIB,
+        "all regions in the range are removed, with or without gaps"
+    );
     assert_eq!(host.link.memory().snapshot().regions().len(), 1);
     client.dma_unmap_all().unwrap();
     assert_eq!(host.link.memory().snapshot().regions().len(), 0);
@@ -142,9 +146,9 @@ fn range_in_which_nothing_is_mapped_is_unmapped_with_size_0() {
     lend(&mut client, MIB, MIB);
     assert_eq!(client.dma_unmap(2 * MIB, MIB).unwrap(), 0);
     assert_eq!(client.dma_unmap(0, MIB).unwrap(), 0);
-    // A VMM's IOMMU that covers the address space with power-of-two ranges reaches its end.
+    // A VMM that covers the address space with power-of-two IOMMU ranges reaches the end of the address space.
     assert_eq!(client.dma_unmap(1 << 63, 1 << 63).unwrap(), 0);
-    assert_eq!(host.link.memory().snapshot().regions().len(), 1, "what is beside the range stays");
+    assert_eq!(host.link.memory().snapshot().regions().len(), 1, "regions next to the range stay");
     assert_eq!(host.link.counters().snapshot().errors, 0);
 }
 
@@ -184,7 +188,7 @@ fn bad_maps_are_refused() {
     let body = DmaMap { argsz: 32, flags: 3, offset: 0, address: 0, size: 0x1000 };
     let two = client.request(Command::DMA_MAP, body.as_bytes(), &[file.as_fd(), file.as_fd()]).unwrap_err();
     assert_eq!(two.errno(), EINVAL);
-    assert!(host.quiet(), "the device saw none of them");
+    assert!(host.quiet(), "the device got none of these calls");
     assert_eq!(host.link.memory().snapshot().regions().len(), 1);
 }
 
@@ -210,7 +214,7 @@ fn limits_on_regions_and_bytes_hold() {
     let error = client.dma_map(8 * MIB, 2 * MIB, true, Some((file.as_fd(), 0))).unwrap_err();
     assert_eq!(error.errno(), ENOSPC);
     lend(&mut client, MIB, MIB);
-    client.dma_map(2 * MIB, MIB, true, None).expect("memory without a file takes no address space");
+    client.dma_map(2 * MIB, MIB, true, None).expect("memory without a file uses no address space");
     assert_eq!(client.dma_map(4 * MIB, MIB, true, None).unwrap_err().errno(), ENOSPC);
     assert!(client.capabilities().contains("\"max_dma_maps\":3"), "{}", client.capabilities());
 }
@@ -261,7 +265,7 @@ fn memory_that_is_cut_short_can_be_written_to_as_well() {
     host.wait_for(&Event::Disconnected);
 }
 
-/// Memory of a client: `bytes`, starting at address 0.
+/// A client's memory: `bytes`, starting at address 0.
 struct Memory {
     bytes: Vec<u8>,
     errno: u32,
@@ -301,7 +305,7 @@ fn memory_without_a_file_is_read_by_messages_in_pieces() {
     }
     assert_eq!(pending.wait(EVENT_TIMEOUT).unwrap(), memory.bytes[0x100..][..200_000]);
     assert_eq!(memory.longest, 65536);
-    assert_eq!(client.read32(0, 0).unwrap(), 0, "requests of the client go on");
+    assert_eq!(client.read32(0, 0).unwrap(), 0, "requests of the client continue");
 }
 
 #[test]
@@ -365,12 +369,12 @@ fn private_memory_is_detected_by_asking_the_client() {
     let mut client = host.client();
     lend(&mut client, 0, MIB);
     let memory = Memory { bytes: pattern(MIB as usize), errno: 0, longest: 0 };
-    // The file stays empty, but the client's own memory does not: share=off.
+    // The file stays empty, but the client's own memory does not, as with `share=off`.
     check_shared(&mut client, memory, 2);
     host.wait_for(&Event::NotShared(0));
     assert_eq!(host.link.memory().read(0, &mut [0]), Err(MemoryError::NotShared { gpa: 0 }));
     assert_eq!(host.link.counters().not_shared.load(Relaxed), 1);
-    assert_eq!(client.read32(0, 0).unwrap(), 0, "the connection goes on");
+    assert_eq!(client.read32(0, 0).unwrap(), 0, "the connection continues");
 }
 
 #[test]
@@ -413,7 +417,7 @@ fn client_that_takes_no_requests_is_judged_by_its_file() {
     host.link.memory().read(0, &mut [0]).unwrap();
 }
 
-/// Makes the server check the sharing of memory and answers its requests.
+/// Makes the server check the sharing of memory, and replies to its requests.
 fn check_shared(client: &mut Client, mut memory: Memory, requests: usize) {
     client.write32(0, CHECK_SHARED, 1).unwrap();
     for _ in 0..requests {
@@ -436,15 +440,15 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     memory.read(0x3000, &mut data).unwrap();
     memory.write(0x5ffe, &data).unwrap();
     memory.write(0x5000, &data).unwrap();
-    assert_eq!(touches.bytes(), 0x3000, "one was read, two were written");
+    assert_eq!(touches.bytes(), 0x3000, "one page was read, two were written");
 
     touches.set_limit(0x4000);
     memory.write(0x8000, &data).unwrap();
     assert_eq!(memory.write(0x9000, &data), Err(MemoryError::Untouched { gpa: 0x9000 }));
     assert_eq!(memory.read(0xa000, &mut data), Err(MemoryError::Untouched { gpa: 0xa000 }));
-    memory.write(0x5000, &data).expect("what was touched is there");
+    memory.write(0x5000, &data).expect("touched data is present");
     rustix::io::pwrite(&file, &[1], 0x9000).unwrap();
-    memory.write(0x9000, &data).expect("the client has touched it");
+    memory.write(0x9000, &data).expect("the client has touched the page");
     let blocks = rustix::fs::fstat(&file).unwrap().st_blocks;
     assert_eq!(
         blocks * 512,
@@ -453,7 +457,7 @@ fn memory_that_the_client_never_touched_is_counted_and_bounded() {
     );
     assert_eq!((touches.bytes(), touches.refused()), (0x4000, 2));
 
-    // The next client has different memory.
+    // The next client has other memory.
     drop(client);
     host.wait_for(&Event::Disconnected);
     assert_eq!(touches.bytes(), 0);

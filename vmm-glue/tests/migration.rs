@@ -1,4 +1,4 @@
-//! A client that migrates a device over a real socket.
+//! Tests a client that migrates a device over a real socket.
 
 mod support;
 
@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
 
-/// A device whose state is its BAR0, and that records the order of its calls.
+/// A device whose state is its BAR0. It records the order of its calls.
 #[derive(Default)]
 struct Movable {
     bar0: Vec<u8>,
@@ -49,7 +49,7 @@ impl Migration for Movable {
     fn begin_saving(&mut self) -> Result<(), MigrationError> {
         self.told("begin_saving");
         self.at = 0;
-        if self.bar0[0] == 0xee { Err(MigrationError::failed("it does not like to")) } else { Ok(()) }
+        if self.bar0[0] == 0xee { Err(MigrationError::failed("the device refuses")) } else { Ok(()) }
     }
 
     fn save(&mut self, data: &mut [u8]) -> Result<usize, MigrationError> {
@@ -78,14 +78,14 @@ impl Migration for Movable {
     fn end_loading(&mut self) -> Result<(), MigrationError> {
         self.told("end_loading");
         if self.coming.len() != self.bar0.len() {
-            return Err(MigrationError::invalid("it is cut"));
+            return Err(MigrationError::invalid("the state is cut short"));
         }
         self.bar0 = std::mem::take(&mut self.coming);
         Ok(())
     }
 
     fn log_writes(&mut self, on: bool) {
-        self.told(if on { "log" } else { "log no more" });
+        self.told(if on { "log" } else { "the log is stopped" });
     }
 
     fn take_written(&mut self, range: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
@@ -107,7 +107,7 @@ impl Device for Movable {
 
     fn region_write(&mut self, _: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         self.bar0[offset as usize..][..data.len()].copy_from_slice(data);
-        // A write at these offsets makes the device write client memory, by itself or through this process.
+        // A write at one of these offsets makes the device write to client memory, by itself or through this process.
         match offset {
             0x100 => self.written.push(4 * MIB..6 * MIB),
             0x108 => drop(self.link.as_ref().map(|link| link.memory().write(9 * MIB, data))),
@@ -230,7 +230,7 @@ fn out_of_order_or_oversized_requests_fail_and_change_nothing() {
         }
     }
     let mut ask = |command, body: &[u8]| errno(client.request(command, body, &[]));
-    // Send invalid sizes, and parts that are larger than any message.
+    // Send invalid sizes, and parts that exceed any message.
     let part = |argsz: u32, size: u32| MigData { argsz, size };
     assert_eq!(ask(Command::MIG_DATA_WRITE, part(8, 4).as_bytes()), EINVAL);
     assert_eq!(ask(Command::MIG_DATA_WRITE, &[part(8, 4).as_bytes(), &[0; 8]].concat()), EINVAL);
@@ -270,7 +270,7 @@ fn features_are_probed_got_and_set_as_a_kernel_has_it() {
         assert_eq!(errno(feature(number | FEATURE_GET)), ENOTTY);
         assert_eq!(errno(feature(number | FEATURE_PROBE)), ENOTTY);
     }
-    // If the client's buffer is too small, the answer has the required size.
+    // If the client's buffer is too small, the reply contains the required size.
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 8, &[]).unwrap(), (16, Vec::new()));
     assert_eq!(client.feature(FEATURE_MIGRATION | FEATURE_GET, 16, &[]).unwrap().0, 16);
     assert_eq!(errno(client.request(Command::DEVICE_FEATURE, &[0; 7], &[])), EINVAL);
@@ -294,7 +294,7 @@ fn device_given_invalid_state_fails_until_reset() {
     assert_eq!(errno(client.migration_read(8)), EINVAL);
     client.reset().unwrap();
     assert_eq!((client.device_state().unwrap(), client.read32(0, 0x40).unwrap()), (STATE_RUNNING, 0));
-    // A device that cannot save its state stays stopped, and can continue.
+    // A device that cannot save its state stays stopped, and can run again.
     client.write32(0, 0, 0xee).unwrap();
     assert_eq!(errno(client.set_device_state(STATE_STOP_COPY)), Some(rustix::io::Errno::IO.raw_os_error() as u32));
     assert_eq!(client.device_state().unwrap(), STATE_STOP);
@@ -311,16 +311,16 @@ fn written_pages_are_reported_once() {
     let set = |client: &mut Vec<bool>| {
         client.iter().enumerate().filter(|(_, bit)| **bit).map(|(at, _)| at).collect::<Vec<_>>()
     };
-    assert_eq!(errno(client.written(0, 16 * MIB, MIB)), EINVAL, "nothing is logged");
+    assert_eq!(errno(client.written(0, 16 * MIB, MIB)), EINVAL, "no writes are logged");
     assert_eq!(errno(client.stop_logging()), EINVAL);
     assert_eq!(client.start_logging().unwrap(), 2 * MIB);
-    assert_eq!(errno(client.start_logging()), EINVAL, "it is logged already");
+    assert_eq!(errno(client.start_logging()), EINVAL, "writes are already logged");
     client.write32(0, 0x100, 1).unwrap();
     client.write32(0, 0x108, 1).unwrap();
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [4, 5, 8, 9]);
     assert_eq!(set(&mut client.written(0, 16 * MIB, MIB).unwrap()), [0usize; 0]);
     client.write32(0, 0x108, 1).unwrap();
-    // A client without space for the bits has not received them.
+    // If the bits do not fit, the client has not received them.
     let asked = LoggingReport { iova: 8 * MIB, length: 8 * MIB, page_size: 4096 };
     let report = FEATURE_DMA_LOGGING_REPORT | FEATURE_GET;
     assert_eq!(client.feature(report, 40, asked.as_bytes()).unwrap(), (8 + 24 + 256, Vec::new()));
@@ -351,5 +351,5 @@ fn written_pages_are_reported_once() {
     }
     client.feature(on, 1 << 20, &start(4096, 1, &ranges)).unwrap();
     client.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, 8, &[]).unwrap();
-    assert_eq!(*calls.lock().unwrap(), ["log", "log no more", "log", "log no more"]);
+    assert_eq!(*calls.lock().unwrap(), ["log", "the log is stopped", "log", "the log is stopped"]);
 }

@@ -1,4 +1,4 @@
-//! Effects of each request, over a real socket.
+//! Tests the effects of each request over a real socket.
 
 mod support;
 
@@ -19,7 +19,7 @@ const BAR0: u32 = 0;
 const ROM: u32 = 6;
 const CONFIG: u32 = 7;
 
-/// Returns the event of a deferred write of `value`.
+/// Returns the event that reports a completed write of `value`.
 fn completed(value: u32) -> Event {
     Event::Completed(value.to_le_bytes().to_vec())
 }
@@ -73,10 +73,10 @@ fn deferred_write_is_completed_after_its_reply() {
     let host = Host::start_with(ServerOptions::default(), |device| device.held_completion = Some(held));
     let mut client = host.client();
     client.write32(BAR0, DEFERRED_WRITE_AT, 1).unwrap();
-    assert!(host.quiet(), "it is answered, and not completed");
+    assert!(host.quiet(), "the reply was sent, but the write is not complete");
     let_go.send(()).unwrap();
     host.expect(completed(1));
-    // Send consecutive requests, and a request of a client that disconnects.
+    // Send consecutive requests, and a request from a client that disconnects.
     for value in 2..5 {
         let_go.send(()).unwrap();
         client.write32(BAR0, DEFERRED_WRITE_AT, value).unwrap();
@@ -107,7 +107,7 @@ fn message_after_deferred_write_finds_it_completed() {
         [Header::request(id, command, size, 0).as_bytes(), body].concat()
     };
     for (value, (command, body, event)) in (1u32..).zip(messages) {
-        // Both messages are received before the first is answered.
+        // The server receives both messages before it replies to the first.
         let deferred = write_body(BAR0, DEFERRED_WRITE_AT, &value.to_le_bytes());
         let both = [message(100, Command::REGION_WRITE, &deferred), message(101, command, &body)].concat();
         client.send_raw(&both, &[]).unwrap();
@@ -123,7 +123,7 @@ fn write_without_awaited_answer_is_completed_at_once() {
     let mut client = host.client();
     client.post(BAR0, DEFERRED_WRITE_AT, &1u32.to_le_bytes()).unwrap();
     client.post_many(&[(BAR0, DEFERRED_WRITE_AT, &2u32.to_le_bytes()), (BAR0, 0, &[7])]).unwrap();
-    // Send one message of two pieces, of which the first is deferred.
+    // Send one write that consists of two pieces, of which the first is deferred.
     client.write(BAR0, DEFERRED_WRITE_AT, &[3, 0, 0, 0, 0, 0, 0, 0, 9, 9, 9, 9]).unwrap();
     host.expect(completed(1));
     host.expect(completed(2));
@@ -190,7 +190,7 @@ fn batch_with_mismatched_count_and_size_is_rejected_whole() {
     let mut nine = good.clone();
     nine[8 + 12] = 9;
     assert_eq!(refused(&nine), EINVAL);
-    assert!(host.quiet(), "the device saw none of them");
+    assert!(host.quiet(), "the device got none of these calls");
 }
 
 #[test]
@@ -331,13 +331,13 @@ fn intx_is_unmasked_by_a_message_or_by_a_descriptor() {
     host.link.interrupts().set_intx_level(true);
     assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1);
     client.unmask_intx().unwrap();
-    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level is still high");
 
     let unmask = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
     let request = vmm_glue::protocol::IrqSet { argsz: 20, flags: 4 | 16, index: 0, start: 0, count: 1 };
     client.irq_request(request, &[], &[unmask.as_fd()]).unwrap();
     rustix::io::write(&unmask, &1u64.to_ne_bytes()).unwrap();
-    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level still stands");
+    assert_eq!(wait_event(&fds[0], EVENT_TIMEOUT).unwrap(), 1, "the level is still high");
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! The seed corpus of the fuzz target equals the output of [`seeds`], and every seed runs.
+//! Checks that the seed corpus of the fuzz target equals the output of [`seeds`], and that every seed runs.
 //!
-//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` writes the corpus again.
+//! `UPDATE_SEEDS=1 cargo test -p vmm-glue --test seeds` rewrites the corpus.
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;

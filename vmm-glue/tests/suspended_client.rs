@@ -1,4 +1,4 @@
-//! Clients of a server that is suspended, and continues in this process or in another.
+//! Tests clients of a server that is suspended, and continues in this process or in another.
 
 mod support;
 
@@ -50,13 +50,13 @@ impl Served {
         (server, self.link, device, parked.expect("it rests"))
     }
 
-    /// Suspends the server, and continues in this process.
+    /// Suspends the server and continues in this process.
     fn pause(self) -> Self {
         let (server, link, device, parked) = self.rest();
         Self::with(server, link, device.bar0, Some(parked))
     }
 
-    /// Suspends the server, and continues with the state that was handed over, as in another process.
+    /// Suspends the server and continues with the handed over state, as another process would.
     fn hand_over(self) -> Self {
         let (server, link, device, parked) = self.rest();
         let (file, descriptors) = written(&parked, &link);
@@ -99,7 +99,7 @@ fn connected(served: &Served, path: &std::path::Path) -> Client {
     client
 }
 
-/// Returns a write of `data` to BAR0, as bytes.
+/// Returns the bytes of a write of `data` to BAR0.
 fn write(id: u16, offset: u64, data: &[u8]) -> Vec<u8> {
     let access = RegionAccess { offset, region: 0, count: u32::try_from(data.len()).unwrap() };
     let size = u32::try_from(16 + access.as_bytes().len() + data.len()).unwrap();
@@ -126,9 +126,9 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         client.send_raw(&request[cut..], &[]).unwrap();
         client.reply(100).unwrap();
         assert_eq!(client.read32(0, 0x20).unwrap(), round);
-        assert_eq!(client.read32(0, 0x40).unwrap(), round, "what was posted before arrived before");
+        assert_eq!(client.read32(0, 0x40).unwrap(), round, "earlier posted writes have arrived earlier");
         assert_eq!(client.read32(0, 0x10).unwrap(), 0x1234_5678);
-        // The client's memory is unchanged, and its interrupts reach it.
+        // The client's memory is unchanged, and interrupts reach the client.
         rustix::io::pwrite(&file, &round.to_le_bytes(), 0x1800).unwrap();
         let mut word = [0; 4];
         served.link.memory().read(0x1800, &mut word).unwrap();
@@ -138,7 +138,7 @@ fn goes_on(next: impl Fn(Served) -> Served) {
         assert_eq!(wait_event(irqs[2].as_fd(), EVENT_TIMEOUT).unwrap(), 1);
         assert_eq!(served.link.client().unwrap().pid, std::process::id().cast_signed());
     }
-    // The client takes back the memory that it lent.
+    // The client removes the memory that it lent.
     assert_eq!(client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
     assert!(client.dma_unmap(0x8000, 0x2000).is_err() || served.link.memory().snapshot().regions().len() == 1);
     drop(client);
@@ -169,9 +169,9 @@ fn interrupt_that_was_masked_or_pending_is_so_afterwards() {
     // MSI has no descriptor yet.
     assert!(!served.link.interrupts().trigger_msi(0));
     served = served.hand_over();
-    assert!(wait_event(intx[0].as_fd(), std::time::Duration::ZERO).is_err(), "it is masked still");
+    assert!(wait_event(intx[0].as_fd(), std::time::Duration::ZERO).is_err(), "the interrupt is still masked");
     client.unmask_intx().unwrap();
-    assert_eq!(wait_event(intx[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the level stands");
+    assert_eq!(wait_event(intx[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the level is high");
     let msi = client.attach_irqs(1, 1).unwrap();
     assert_eq!(wait_event(msi[0].as_fd(), EVENT_TIMEOUT).unwrap(), 1, "the edge was kept");
     served.end();
@@ -199,7 +199,7 @@ fn server_not_taken_over_continues_and_reports_no_end() {
     for _ in 0..5 {
         let (server, link, device, parked) = served.rest();
         let (saved, descriptors) = written(&parked, &link);
-        // The other server has restored all state and is dropped.
+        // The other server has restored all state and was dropped.
         let other = Link::new(IRQS).unwrap();
         drop(SuspendedClient::restored(read(&saved), descriptors, &other, &ServerOptions::default()).unwrap());
         served = Served::with(server, link, device.bar0, Some(parked));
@@ -226,7 +226,7 @@ fn missing_or_wrong_descriptors_are_rejected() {
     let all = || descriptors.iter().map(another).collect::<Vec<_>>();
     for missing in 0..descriptors.len() {
         let said = refused(all()[..missing].iter().map(another).collect(), IRQS);
-        assert!(said.contains("did not come along"), "{said}");
+        assert!(said.contains("is missing"), "{said}");
     }
     // Swap each descriptor with another.
     for place in 1..descriptors.len() {

@@ -1,23 +1,23 @@
-//! The balancer: when the card is full, it chooses which VM gives up which chunk, and which VM gets chunks back.
+//! The balancer. When the card is full, it chooses which VM gives up which chunk, and which VM gets chunks back.
 //!
 //! # Entitlement
 //! The card's chunks for VMs are divided by a weighted max-min fair share. Each VM is entitled to at least its
-//! guarantee, and at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds a
-//! level rises for all VMs by their weights until the card is full. VMs without a submission for a while
-//! ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving chunks does
-//! not change them.
+//! guarantee, and to at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds,
+//! a level rises for all VMs in proportion to their weights until the card is full. VMs that have not submitted work
+//! for a while ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving
+//! chunks does not change them.
 //!
 //! # Evictions
-//! A request that does not fit on the card takes a chunk of the VM that is furthest above its entitlement, including
-//! the request, as in GPUswap (section 4.3). If that is the requester, its new chunk is first placed in host memory
-//! instead. Before that, chunks above a quota are evicted. The mediator's own needs and new guarantees are requests as
+//! A request that does not fit on the card takes a chunk from the VM that is furthest above its entitlement, counting
+//! the request, as in GPUswap (section 4.3). If that VM is the requester, its new chunk is placed in host memory at
+//! first. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are requests as
 //! well.
 //!
 //! # Returns
 //! Every [`Config::return_interval_ns`], spare chunks are returned, first to the VM that lacks the largest part of its
-//! entitlement. When no chunk is spare, a VM above its entitlement gives a chunk to a VM below its entitlement, but
-//! only if one of them is off by at least a chunk. So no VM ends up off by more than one chunk, and no exchange is
-//! undone by the next. [`Config::settle_ns`] keeps single chunks from moving back and forth when demands change.
+//! entitlement. If no chunk is spare, a VM above its entitlement gives a chunk to a VM below its entitlement, but only
+//! if one of them is off by at least a chunk. Therefore no VM ends up off by more than one chunk, and no exchange is
+//! undone by the next one. [`Config::settle_ns`] keeps single chunks from moving back and forth when demands change.
 
 mod active;
 mod config;
@@ -49,11 +49,11 @@ pub struct Request {
 /// Origin of a request for chunks of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A VM, for guest chunks that are placed for the first time.
+    /// A VM that needs chunks for the first use of guest chunks.
     Vm(TenantId),
-    /// The mediator, for its own structures, beyond its share.
+    /// The mediator, for its own structures beyond its share.
     Mediator,
-    /// A guarantee that cannot be given ([`Error::Promise`]): this number of additional chunks must be spare.
+    /// A guarantee that cannot be given ([`Error::Promise`]). This number of additional chunks must become spare.
     Guarantee,
 }
 
@@ -66,15 +66,16 @@ pub struct Entitlement {
     pub ceil: u32,
 }
 
-/// Reason that a chunk cannot be pinned.
+/// Reasons for which a chunk cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The range does not belong to the VM.
     #[error(transparent)]
     Range(#[from] Error),
-    /// Pinned chunks are part of the guarantee.
+    /// The guarantee is too low, because pinned chunks count towards it.
     #[error(
-        "VM {vm} would have {pinned} chunks pinned, and is guaranteed {guarantee}: raise its guarantee, or unpin others"
+        "VM {vm} would have {pinned} pinned chunks, and its guarantee is {guarantee}: raise its guarantee, or unpin \
+         other chunks"
     )]
     Guarantee {
         /// The VM.
@@ -86,7 +87,7 @@ pub enum PinError {
     },
 }
 
-/// The balancer's knowledge about a VM, in addition to the VM's accounts.
+/// Information about a VM, in addition to the VM's accounts.
 #[derive(Debug)]
 struct Known {
     advertised: u32,
@@ -94,7 +95,7 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. [`Self::plan`] only returns steps, which the caller executes with [`ChunkTable::start`]
+/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`]
 /// and copies. A step that fails is planned again later if it is still due.
 #[derive(Debug)]
 pub struct Balancer {
@@ -103,10 +104,10 @@ pub struct Balancer {
     known: BTreeMap<TenantId, Known>,
     /// Time at which each VM last submitted work or requested memory, in ns.
     active: BTreeMap<TenantId, u64>,
-    /// Time at which a step was last planned for a chunk, in ns, and its destination. Dropped when the chunk has
+    /// Time at which a step was last planned for a chunk, in ns, and the step's destination. Dropped when the chunk has
     /// settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
-    /// Time of the next returns, in ns.
+    /// Time at which chunks are returned next, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
@@ -132,7 +133,7 @@ impl Balancer {
         &self.config
     }
 
-    /// Changes the settings. Keeps the knowledge about VMs and chunks.
+    /// Changes the settings. Keeps the information about VMs and chunks.
     pub fn set_config(&mut self, config: Config) {
         if (config.policy, config.seed) != (self.config.policy, self.config.seed) {
             self.policy = config.policy.build(config.seed);
@@ -157,8 +158,8 @@ impl Balancer {
         self.active.get(&vm).copied()
     }
 
-    /// Sets the quantum that [`Quanta`](crate::Quanta) decides: the members of `turn` except its holder give up memory
-    /// as if they were idle, as soon as possible. `None` ends the quantum.
+    /// Sets the quantum that [`Quanta`](crate::Quanta) has decided. The members of `turn`, except its holder, give up
+    /// memory as if they were idle, as soon as possible. `None` ends the quantum.
     pub fn set_turn(&mut self, turn: Option<Turn>) {
         if turn != self.turn {
             self.moved.clear();
@@ -172,10 +173,10 @@ impl Balancer {
         self.due_ns = 0;
     }
 
-    /// Sets the priority of the chunks of a range of guest VRAM: the lowest are evicted first.
+    /// Sets the priority of the chunks in a range of guest VRAM. The lowest priorities are evicted first.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn set_priority(
         &mut self,
         table: &ChunkTable,
@@ -189,10 +190,10 @@ impl Balancer {
         Ok(())
     }
 
-    /// Sets the access frequency of each chunk of a range of guest VRAM, in any unit that the profile uses for the VM.
+    /// Sets the access frequency of each chunk in a range of guest VRAM, in the unit that the VM's profile uses.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn set_accesses(
         &mut self,
         table: &ChunkTable,
@@ -209,17 +210,17 @@ impl Balancer {
     /// Records that a submission or a copy has used a range of guest VRAM.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn touched(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), Error> {
         let chunks = indices(table, vm, address, len)?;
         self.known(table, vm).hints.touch(chunks);
         Ok(())
     }
 
-    /// Records that the chunk of an address was placed for the first time, on the card.
+    /// Records that the chunk of an address was placed on the card at its first use.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn arrived(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.arrived(chunks);
@@ -229,19 +230,19 @@ impl Balancer {
     /// Records that the chunk of an address was needed on the card but did not fit there.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn wanted(&mut self, table: &ChunkTable, vm: TenantId, address: GuestVramAddr) -> Result<(), Error> {
         let chunks = indices(table, vm, address, 1)?;
         self.known(table, vm).hints.wants(*chunks.start());
         Ok(())
     }
 
-    /// Pins the chunks of a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, are
-    /// returned first, and are part of the guarantee. If the guarantee is lowered later, the pins at the highest
+    /// Pins the chunks in a range of guest VRAM to the card, or unpins them. Pinned chunks are never victims, are
+    /// returned first, and count towards the guarantee. If the guarantee is lowered later, the pins at the highest
     /// addresses are dropped.
     ///
     /// # Errors
-    /// See [`PinError`]. After an error nothing has changed.
+    /// Returns a [`PinError`]. If the call fails, nothing has changed.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -281,7 +282,7 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Forgets a destroyed VM, so that the next VM with its number starts without history.
+    /// Forgets a destroyed VM, so that the next VM with its number starts without a history.
     pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
@@ -303,7 +304,7 @@ impl Balancer {
         self.moved.retain(|_, &mut (when, _)| now_ns.saturating_sub(when) < settle);
     }
 
-    /// Returns the balancer's knowledge about a VM of the table.
+    /// Returns the information about a VM in the table.
     fn known(&mut self, table: &ChunkTable, vm: TenantId) -> &mut Known {
         let advertised = table.vm_bytes(vm).unwrap_or(0).div_ceil(table.chunk_bytes()) as u32;
         let new = || Known { advertised, hints: Hints::new(advertised), pins: BTreeSet::new() };

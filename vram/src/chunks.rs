@@ -1,4 +1,4 @@
-//! The chunk table: one owner, one state and one place for each chunk of VRAM.
+//! The chunk table. Each chunk of VRAM has one owner, one state and one place.
 
 mod account;
 mod error;
@@ -27,13 +27,13 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size: a large GPU page never spans two chunks.
+/// Minimum chunk size. It ensures that a large GPU page never spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
 /// Default chunk size.
 pub const CHUNK_BYTES_DEFAULT: u64 = 2 << 20;
-/// Maximum VRAM size that a VM may advertise to its guest; the size of its map grows with it.
+/// Maximum VRAM size that a VM may advertise to its guest. The size of the VM's map grows with it.
 pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 
 /// Location of a placed guest chunk.
@@ -41,39 +41,39 @@ pub const ADVERTISED_BYTES_MAX: u64 = 1 << 40;
 pub struct Placed {
     /// Location of the requested guest address.
     pub place: Place,
-    /// True if the chunk was placed in this call: it holds zeros, and has no references yet.
+    /// True if this call placed the chunk. The chunk then contains zeros and has no references yet.
     pub new: bool,
 }
 
-/// All chunks of a card, and the slots of host memory that hold guest chunks when the card is full. Invariant: the VMs'
-/// maps and the moves in flight agree with the states of chunks and slots.
+/// All chunks of a card, and the slots of host memory that contain guest chunks when the card is full. Invariant: the
+/// VMs' maps and the moves in flight agree with the states of chunks and slots.
 ///
 /// # Allocation order
 /// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
-/// host memory if its VM may swap. Chunks of the card without an owner are counted together, whether zeroed or not,
-/// since scrubbing needs no permission. They back, in this order:
+/// host memory if its VM may swap. Chunks of the card without an owner are counted together, zeroed or not, because
+/// scrubbing needs no permission. They back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
-///   instance blocks and rings, which are in chunks of the mediator: a guarantee holds only if this share covers the
-///   mediator's needs for all admitted VMs;
-/// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, since no work
-///   runs without page tables; borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
-/// - chunks that the mediator claims ([`Self::claim`]): a VM cannot use them beyond its guarantee, but a new guarantee
+///   instance blocks and rings, which are in chunks of the mediator. Therefore a guarantee holds only if this share
+///   covers the mediator's needs for all admitted VMs;
+/// - the unused part of the reserve for evictions ([`Self::set_reserve`]). The mediator may borrow it, because no work
+///   runs without page tables. Borrowed chunks are returned before any chunk counts as spare ([`Self::repay`]);
+/// - chunks that the mediator claims ([`Self::claim`]). A VM cannot use them beyond its guarantee, but a new guarantee
 ///   can;
-/// - the remaining, spare chunks: for new guarantees, for the mediator beyond its share, and for VMs beyond their
-///   guarantees. These uses compete on a first-come, first-served basis; when no chunk is spare,
+/// - the remaining, spare chunks, for new guarantees, for the mediator beyond its share, and for VMs beyond their
+///   guarantees. These uses compete on a first-come, first-served basis. If no chunk is spare,
 ///   [`Balancer`](crate::Balancer) chooses the VM that gives up a chunk.
 ///
-/// The table promises a number of chunks, not contiguous runs: [`Self::reserve_mediator`] can fail for a run of several
-/// chunks although their number is set aside. The mediator's tables fit into a single chunk unless chunks are small.
+/// The table promises a number of chunks, and not contiguous runs: [`Self::reserve_mediator`] can fail for a run of
+/// several chunks although their number is set aside. The mediator's tables fit into one chunk unless chunks are small.
 ///
 /// # Moves
-/// [`Self::begin_move`] takes the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
+/// [`Self::begin_move`] reserves the destination, the caller copies the chunk, and [`Self::commit_move`] makes the
 /// destination the place of the chunk. Until then the chunk's place is the source. A moving chunk counts towards the
-/// limits of both memories, so that no limit is exceeded regardless of how moves end.
+/// limits of both memories, so that no limit is exceeded however moves end.
 ///
 /// # The reserve
-/// A chunk in the reserve stays where it is on the card, but counts as being in host memory. Its VM thus gives up a
+/// A chunk in the reserve stays at its place on the card, but counts as being in host memory. Its VM thus gives up a
 /// chunk without a copy, and another VM can get that chunk immediately. The chunk is copied to host memory later, which
 /// refills the reserve ([`Self::start`]).
 #[derive(Debug)]
@@ -83,7 +83,7 @@ pub struct ChunkTable {
     host: Stock,
     /// Number of chunks that the mediator owns.
     mediator: u32,
-    /// Number of chunks set aside for the mediator, including those that it owns already.
+    /// Number of chunks set aside for the mediator, including those that it already owns.
     set_aside: u32,
     /// Number of chunks set aside for evictions, including those in use.
     reserve: u32,
@@ -114,7 +114,7 @@ impl ChunkTable {
     /// than a chunk is not used.
     ///
     /// # Errors
-    /// If the sizes are invalid: [`Error::ChunkSize`], [`Error::CardSize`].
+    /// Returns [`Error::ChunkSize`] or [`Error::CardSize`] if the sizes are invalid.
     pub fn new(total_bytes: u64, chunk_bytes: u64, contents: Contents) -> Result<Self, Error> {
         if !chunk_bytes.is_power_of_two() || !(CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&chunk_bytes) {
             return Err(Error::ChunkSize(chunk_bytes));
@@ -173,18 +173,20 @@ impl ChunkTable {
         self.card.state(chunk.0)
     }
 
-    /// Sets the number of usable slots of host memory; a new table has no slots. Slots that were never used hold zeros.
-    /// A budget below the current use takes no slot away, but no slot is allocated until enough slots are free.
+    /// Sets the number of usable slots of host memory; a new table has no slots. Slots that were never used contain
+    /// zeros. If the budget is below the current use, no slot is taken away, but no slot is allocated until enough
+    /// slots are free.
     pub fn set_host_budget(&mut self, slots: u32) {
         self.host.set_limit(slots);
     }
 
-    /// Admits a VM whose guest sees `bytes` of VRAM. The VRAM is unplaced until [`Self::place`]. The size may exceed
-    /// the card's; the guarantee in `limits` may not.
+    /// Admits a VM whose guest sees `bytes` of VRAM. The VRAM is unplaced until [`Self::place`] is called. The size may
+    /// exceed the card's; the guarantee in `limits` may not.
     ///
     /// # Errors
-    /// [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available here.
-    /// [`Error::Guarantee`], [`Error::Weight`]; [`Error::Exists`]; [`Error::Empty`]; [`Error::Advertised`].
+    /// Returns [`Error::Promise`] if the guarantee cannot be kept; chunks that are not zeroed yet count as available
+    /// here. Returns [`Error::Guarantee`], [`Error::Weight`], [`Error::Exists`], [`Error::Empty`] or
+    /// [`Error::Advertised`] if an argument is invalid.
     pub fn create_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
         if self.vms.contains_key(&vm) {
             return Err(Error::Exists(vm));
@@ -201,17 +203,18 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Returns the limits of a VM; `None` without such a VM.
+    /// Returns the limits of a VM, or `None` if the VM does not exist.
     #[must_use]
     pub fn limits(&self, vm: TenantId) -> Option<Limits> {
         self.vms.get(&vm).map(VmMap::limits)
     }
 
-    /// Changes the limits of a VM. The VM loses no chunks: a VM above a quota or a cap only gets no further chunks.
+    /// Changes the limits of a VM. The VM loses no chunks: if it is above a quota or a cap, it only gets no further
+    /// chunks.
     ///
     /// # Errors
-    /// [`Error::Promise`] if a raised guarantee cannot be kept now; [`Error::Guarantee`], [`Error::Weight`];
-    /// [`Error::NoSuchVm`]. After an error nothing has changed.
+    /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
+    /// or [`Error::NoSuchVm`]. If the call fails, nothing has changed.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -219,12 +222,13 @@ impl ChunkTable {
         Ok(())
     }
 
-    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced: in a chunk of the card, or,
-    /// if the card has no chunk for it and the policy is to swap, in a slot of host memory.
+    /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced. The place is a chunk of the
+    /// card or, if the card has no chunk for it and the policy is to swap, a slot of host memory.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`], but not for a VM that has less than
-    /// its guarantee. [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::NeedsScrub`] if a chunk in that memory must be scrubbed before the next attempt. Returns
+    /// [`Error::Full`] if no chunk is available, which does not happen to a VM that has less than its guarantee. Also
+    /// returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<Placed, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
@@ -246,12 +250,12 @@ impl ChunkTable {
         Ok(Placed { place: self.within(spot, address), new: true })
     }
 
-    /// Unplaces the guest chunk that contains `address`; its old place then waits to be scrubbed. Returns false if the
-    /// chunk was unplaced. The caller must have dropped all references to the chunk: the guest loses its content. A
+    /// Unplaces the guest chunk that contains `address`. Its old place then waits to be scrubbed. Returns false if the
+    /// chunk was unplaced. The caller must have dropped all references to the chunk, because its contents are lost. A
     /// pending move of the chunk ends with [`Ended::Gone`].
     ///
     /// # Errors
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
     pub fn unplace(&mut self, vm: TenantId, address: GuestVramAddr) -> Result<bool, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
@@ -273,11 +277,11 @@ impl ChunkTable {
         spots.len() as u32
     }
 
-    /// Removes a VM's VRAM and its guarantee. Its chunks wait to be scrubbed; so do the destinations of its moves in
-    /// flight, after these moves have ended. Returns the number of chunks that were placed.
+    /// Removes a VM's VRAM and its guarantee. Its chunks wait to be scrubbed, and so do the destinations of its moves
+    /// in flight after these moves have ended. Returns the number of chunks that were placed.
     ///
     /// # Errors
-    /// [`Error::NoSuchVm`].
+    /// Returns [`Error::NoSuchVm`] if the VM does not exist.
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<u32, Error> {
         let count = self.unplace_all(vm);
         let map = self.vms.remove(&vm).ok_or(Error::NoSuchVm(vm))?;
@@ -287,28 +291,28 @@ impl ChunkTable {
         Ok(count)
     }
 
-    /// Takes a chunk or slot to fill with zeros: the card's chunk that has waited longest, otherwise a slot. It has no
-    /// owner until [`Self::scrubbed`].
+    /// Takes a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
+    /// waits. It has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
 
-    /// Same as [`Self::take_scrub_work`], in one memory only, for [`Error::NeedsScrub`].
+    /// Same as [`Self::take_scrub_work`], but in only one memory, for [`Error::NeedsScrub`].
     pub fn take_scrub_work_in(&mut self, tier: Tier) -> Option<ScrubWork> {
         let number = self.stock_mut(tier).take_scrub()?;
         Some(ScrubWork { place: self.place_of(Spot::new(tier, number)), bytes: self.chunk_bytes() })
     }
 
-    /// Records that the chunk or slot at `place`, including the card's caches of it, now holds zeros.
+    /// Records that the chunk or slot at `place` now contains zeros, also in the card's caches.
     ///
     /// # Panics
-    /// If the chunk or slot did not come from [`Self::take_scrub_work`].
+    /// Panics if the chunk or slot did not come from [`Self::take_scrub_work`].
     pub fn scrubbed(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).scrubbed(spot.number());
     }
 
-    /// Takes the chunk or slot at `place` out of use, because the card may still reach it: immediately if it has no
+    /// Takes the chunk or slot at `place` out of use, because the card may still access it: immediately if it has no
     /// owner, otherwise when it loses its owner. It counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
@@ -367,11 +371,11 @@ impl ChunkTable {
     /// Same as [`Self::spare`], including the chunks that the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Quarantined chunks may leave less than is promised.
+        // Quarantine may leave fewer chunks than were promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 
-    /// Returns the limit that keeps a VM from getting another chunk in a memory.
+    /// Returns the limit that prevents a VM from getting another chunk in a memory.
     fn limit_of(&self, map: &VmMap, tier: Tier) -> Option<Limit> {
         let limits = map.limits();
         match tier {
@@ -408,7 +412,7 @@ impl ChunkTable {
         Err(Error::Promise { vm, wanted, now, left })
     }
 
-    /// Changes a VM's map, and updates the sum of promised chunks. Returns `None` without such a VM.
+    /// Changes a VM's map, and updates the sum of promised chunks. Returns `None` if the VM does not exist.
     fn change<T>(&mut self, vm: TenantId, change: impl FnOnce(&mut VmMap) -> T) -> Option<T> {
         let map = self.vms.get_mut(&vm)?;
         let owed = map.owed();
@@ -417,7 +421,7 @@ impl ChunkTable {
         Some(result)
     }
 
-    /// Takes a zeroed chunk or slot of a memory that has a free one.
+    /// Takes a zeroed chunk or slot from a memory that has a free one.
     fn take(&mut self, tier: Tier, to: ChunkState) -> Result<Spot, Error> {
         let number = self.stock_mut(tier).take(to).ok_or(Error::NeedsScrub { tier, short: 1 })?;
         Ok(Spot::new(tier, number))
@@ -451,7 +455,7 @@ impl ChunkTable {
         }
     }
 
-    /// Returns the place of guest `address` if its guest chunk is at `spot`.
+    /// Returns the place of guest `address`, given that its guest chunk is at `spot`.
     fn within(&self, spot: Spot, address: GuestVramAddr) -> Place {
         let offset = address.0 & (self.chunk_bytes() - 1);
         match self.place_of(spot) {

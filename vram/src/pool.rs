@@ -11,14 +11,14 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Size of the smallest allocation.
 pub const PAGE_BYTES: u64 = 4 << 10;
 const PAGE_SHIFT: u32 = PAGE_BYTES.trailing_zeros();
-/// Order of the largest allocation, which is as large as the largest chunk: 64 MiB.
+/// Order of the largest allocation, which has the size of the largest chunk: 64 MiB.
 const ORDER_MAX: u32 = CHUNK_BYTES_MAX.trailing_zeros() - PAGE_SHIFT;
 
-/// Reason that an allocation failed.
+/// Reasons for a failed allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PoolError {
     /// The size is not from 1 byte to 64 MiB.
-    #[error("{0:#x} bytes are not an allocation that a page pool makes")]
+    #[error("{0:#x} bytes are not a valid size of an allocation")]
     Size(u64),
     /// The pool has reached its limit.
     #[error("the pool holds {held:#x} bytes and may not grow beyond {limit:#x}")]
@@ -49,9 +49,9 @@ pub struct Block {
     pub zeroed: bool,
 }
 
-/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size; the caller zeroes
-/// blocks that were allocated before. With one pool for each VM, [`PagePool::release_all`] frees everything when the VM
-/// ends.
+/// A buddy allocator over runs of chunks. Blocks are powers of two of 4 KiB, aligned to their size. The caller must
+/// zero blocks that were allocated before. If each VM has its own pool, [`PagePool::release_all`] frees all of the VM's
+/// memory when the VM ends.
 #[derive(Debug)]
 pub struct PagePool {
     limit: u64,
@@ -59,8 +59,8 @@ pub struct PagePool {
     free: [BTreeSet<u64>; ORDER_MAX as usize + 1],
     /// Allocated blocks and their orders.
     used: BTreeMap<u64, u32>,
-    /// Runs of chunks that the pool holds, by start address. The length of a run is a power of two, and the run is
-    /// aligned to its length.
+    /// Runs of chunks in the pool, by start address. The length of a run is a power of two, and the run is aligned to
+    /// its length.
     runs: BTreeMap<u64, Run>,
     /// Ranges of pages that were not allocated since their chunk was zeroed: first page and end.
     zeroed: BTreeMap<u64, u64>,
@@ -87,7 +87,7 @@ impl PagePool {
     /// have no free block of this size.
     ///
     /// # Errors
-    /// See [`PoolError`].
+    /// Returns a [`PoolError`] if no memory is available.
     pub fn alloc(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<VramAddr, PoolError> {
         Ok(self.alloc_block(table, bytes)?.address)
     }
@@ -95,7 +95,7 @@ impl PagePool {
     /// Same as [`Self::alloc`], but also returns whether the block is zeroed.
     ///
     /// # Errors
-    /// See [`PoolError`].
+    /// Returns a [`PoolError`] if no memory is available.
     pub fn alloc_block(&mut self, table: &mut ChunkTable, bytes: u64) -> Result<Block, PoolError> {
         let order = order_of(bytes).ok_or(PoolError::Size(bytes))?;
         if self.smallest(order).is_none() {
@@ -115,14 +115,14 @@ impl PagePool {
     /// Frees the block that [`Self::alloc`] returned.
     ///
     /// # Panics
-    /// If `address` is not an allocation of this pool, which is a bug in the caller.
+    /// Panics if `address` is not an allocation of this pool, which is a bug in the caller.
     pub fn free(&mut self, address: VramAddr) {
-        let order = self.used.remove(&address.0).expect("a page was given back that is not allocated");
+        let order = self.used.remove(&address.0).expect("freed a page that is not allocated");
         self.used_bytes -= PAGE_BYTES << order;
         self.insert_free(address.0, order);
     }
 
-    /// Returns every run of chunks without an allocation to `table`. The result is the number of chunks.
+    /// Returns every run of chunks without an allocation to `table`. The return value is the number of chunks.
     pub fn reclaim(&mut self, table: &mut ChunkTable) -> u32 {
         let mut given = 0;
         let Self { free, used, runs, zeroed, held, .. } = self;
@@ -143,7 +143,7 @@ impl PagePool {
         given
     }
 
-    /// Returns all chunks to `table`, with or without allocations. The pool is then empty.
+    /// Returns all chunks to `table`, with or without allocations. The pool is empty afterwards.
     pub fn release_all(&mut self, table: &mut ChunkTable) {
         self.used.clear();
         self.used_bytes = 0;
@@ -193,7 +193,8 @@ impl PagePool {
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;
-        // Ranges that overlap the block begin before its end; of the earlier ranges, only the last can reach into it.
+        // Ranges that overlap the block begin before its end. Of the ranges that begin before the block, only the last
+        // one can overlap it.
         let before = self.zeroed.range(..start).next_back().map(|(first, _)| *first);
         let within: Vec<u64> =
             before.into_iter().chain(self.zeroed.range(start..end).map(|(first, _)| *first)).collect();
@@ -210,7 +211,7 @@ impl PagePool {
         zeroed == bytes
     }
 
-    /// Frees a block and merges it with its buddy as long as the buddy is free and in the same run.
+    /// Frees a block, and merges it with its buddy as long as the buddy is free and in the same run.
     fn insert_free(&mut self, mut start: u64, mut order: u32) {
         let run = self.runs.range(..=start).next_back().map_or(0, |(_, run)| run.bytes);
         while PAGE_BYTES << order < run {

@@ -1,10 +1,11 @@
-//! Thrash detection: when VMs whose working sets do not fit together move their chunks back and forth, each VM in turn
+//! Thrash detection. If VMs whose working sets do not fit together move their chunks back and forth, each VM in turn
 //! gets the card's memory to itself for a quantum.
 //!
 //! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
 //! its section 13.2 leaves as future work: traffic between card and host within a sliding window activates it, and the
-//! quantum depends on the bytes to copy when the turn changes. A GPU that reaches host memory itself thrashes without a
-//! single relocation: its bus traffic counts as well, where a counter exists; without one, quanta are [probed](probes).
+//! quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself thrashes without
+//! a single relocation, so its bus traffic counts as well if a counter exists. Without a counter, quanta are
+//! [probed](probes).
 
 mod probes;
 mod saved;
@@ -23,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{Display, Formatter};
 use std::str::FromStr;
 
-/// Slots of the sliding window.
+/// Number of slots in the sliding window.
 const SLOTS: u64 = 32;
 
 /// Condition under which VMs get quanta.
@@ -34,12 +35,12 @@ pub enum Mode {
     Auto,
     /// VMs never get quanta.
     Off,
-    /// VMs get quanta if two or more VMs are active; for comparison.
+    /// VMs get quanta whenever two or more VMs are active; for comparison.
     Forced,
 }
 
 impl Mode {
-    /// Returns the name in configuration files.
+    /// Returns the name used in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,21 +74,21 @@ pub struct QuantaConfig {
     pub mode: Mode,
     /// Length of the window over which traffic is summed, in ns.
     pub window_ns: u64,
-    /// VMs thrash when bus traffic takes at least this part of the window at the measured bandwidth, in permille.
+    /// Part of the window that bus traffic must take at the measured bandwidth to count as thrashing, in permille.
     pub on_permille: u32,
     /// Hysteresis: quanta end once this permille of the memory has been free for one window.
     pub margin_permille: u32,
-    /// Length of a quantum as a multiple of the copies when the turn changes.
+    /// Length of a quantum, as a multiple of the duration of the copies when the turn changes.
     pub factor: u32,
-    /// The shortest quantum, in ns.
+    /// Minimum length of a quantum, in ns.
     pub min_ns: u64,
-    /// The longest quantum, in ns.
+    /// Maximum length of a quantum, in ns.
     pub max_ns: u64,
 }
 
 impl Default for QuantaConfig {
-    /// Sets a window of 1 s and a threshold of a fifth of the bandwidth. Copies take a tenth of a quantum, which is
-    /// from 100 ms to 30 s long, as in the thesis.
+    /// Sets a window of 1 s and a threshold of a fifth of the bandwidth. Copies take a tenth of a quantum, and a
+    /// quantum lasts from 100 ms to 30 s, as in the thesis.
     fn default() -> Self {
         Self {
             mode: Mode::default(),
@@ -101,53 +102,55 @@ impl Default for QuantaConfig {
     }
 }
 
-/// Quantum of a VM. While it lasts, the holder's submissions run and the other members' wait; the holder's chunks are
-/// returned to the card and the others' are evicted ([`Balancer::set_turn`](crate::Balancer::set_turn)).
+/// Quantum of a VM. During the quantum, the holder's submissions run and the other members' submissions wait. The
+/// holder's chunks are returned to the card, and the others' are evicted
+/// ([`Balancer::set_turn`](crate::Balancer::set_turn)).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
     /// All VMs that take turns, in order.
     pub members: Vec<TenantId>,
-    /// The VM whose turn it is.
+    /// The VM that has the turn.
     pub holder: TenantId,
-    /// Length in ns, from the end of the copies at its start.
+    /// Length in ns, measured from the end of the copies at the start.
     pub quantum_ns: u64,
 }
 
-/// Change of turns.
+/// A change of turns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// VMs take turns from now on, or the set of members has changed.
     On(Turn),
     /// The next VM's quantum begins.
     Next(Turn),
-    /// Quanta end: no VM has to wait.
+    /// Quanta end, and no VM has to wait.
     Off,
 }
 
-/// The detector and the current quantum. Pure: the caller reports traffic, working sets and the time.
+/// The detector and the current quantum. It is pure: the caller reports traffic, working sets and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
     /// Bytes of bus traffic, by slot of the window.
     traffic: VecDeque<(u64, u64)>,
-    /// Bandwidth of copies between card and host in bytes per second; 0 before the first copy.
+    /// Bandwidth of copies between the card and the host in bytes per second; 0 before the first copy.
     bandwidth: u64,
     /// Bandwidth that determines the lengths of the current round of quanta, until all members have had a quantum, so
-    /// that one member's copies do not change another's share. 0 if the bandwidth was unknown when the round began.
+    /// that one member's copies do not change another member's share. It is 0 if the bandwidth was unknown when the
+    /// round began.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,
-    /// Time for which each active VM has had no work, in ns. VMs with work have no entry.
+    /// Time for which each active VM has had no work, in ns. VMs that have work have no entry.
     idle: BTreeMap<TenantId, u64>,
-    /// The quantum, and its start; `None` while memory is copied for it.
+    /// The quantum and its start; the start is `None` while memory is copied for the quantum.
     turn: Option<(Turn, Option<u64>)>,
-    /// Time since which working sets have fit together during quanta.
+    /// Time since which the working sets have fit together, during quanta.
     fits_since: Option<u64>,
     probes: Probes,
 }
 
 impl Quanta {
-    /// Creates a detector without any measurement.
+    /// Creates a detector without any measurements.
     #[must_use]
     pub fn new(config: QuantaConfig) -> Self {
         Self {
@@ -182,7 +185,7 @@ impl Quanta {
         self.turn.as_ref().map(|(turn, _)| turn)
     }
 
-    /// Returns the time left of the current quantum, in ns; `None` while memory is copied for it.
+    /// Returns the time left of the current quantum in ns, or `None` while memory is copied for it.
     #[must_use]
     pub fn left_ns(&self, now_ns: u64) -> Option<u64> {
         let (turn, since) = self.turn.as_ref()?;
@@ -199,7 +202,7 @@ impl Quanta {
     pub fn relocated(&mut self, now_ns: u64, bytes: u64, took_ns: u64) {
         let measured = u128::from(bytes) * 1_000_000_000 / u128::from(took_ns.max(1));
         let measured = u64::try_from(measured).unwrap_or(u64::MAX);
-        // Average over about eight copies, because a single copy may have waited for other work.
+        // Average over about eight copies, because one copy may have waited for other work.
         self.bandwidth = match self.bandwidth {
             0 => measured,
             old => old - old / 8 + measured / 8,
@@ -207,7 +210,7 @@ impl Quanta {
         self.accessed(now_ns, bytes);
     }
 
-    /// Records that VMs' work moved `bytes` over the bus until now, because it reached host memory.
+    /// Records that the work of VMs moved `bytes` over the bus until now by accessing host memory.
     pub fn accessed(&mut self, now_ns: u64, bytes: u64) {
         let slot = now_ns / self.slot_ns();
         match self.traffic.back_mut() {
@@ -217,17 +220,18 @@ impl Quanta {
         self.expire(now_ns);
     }
 
-    /// Sets the working sets of the active VMs, and the bytes of the card available to them.
+    /// Sets the working sets of the active VMs, and the number of card bytes available to them.
     pub fn set_working_sets(&mut self, capacity: u64, sets: BTreeMap<TenantId, WorkingSet>) {
         self.sets = WorkingSets { capacity, by_vm: sets };
     }
 
-    /// Sets for how long active VMs have had no work, in ns. Omits VMs that have work, even if it is only queued.
+    /// Sets for how long active VMs have had no work, in ns. VMs that have work, even if it is only queued, are
+    /// omitted.
     pub fn set_idle(&mut self, idle: BTreeMap<TenantId, u64>) {
         self.idle = idle;
     }
 
-    /// Sets the work done for VMs until now; it decides whether probed quanta help.
+    /// Sets the work done for VMs until now, which decides whether probed quanta help.
     pub fn set_done(&mut self, done: BTreeMap<TenantId, Done>) {
         self.probes.set_done(done);
     }
@@ -244,8 +248,8 @@ impl Quanta {
         self.config.mode == Mode::Auto && self.turn.is_none()
     }
 
-    /// Returns true if bus traffic now decides whether VMs take turns: they do not take turns yet, and their working
-    /// sets do not fit together.
+    /// Returns true if bus traffic now decides whether VMs take turns, because they do not take turns yet and their
+    /// working sets do not fit together.
     #[must_use]
     pub fn detects(&self) -> bool {
         self.watches() && !self.sets.fit(0) && self.members().len() > 1
@@ -257,7 +261,7 @@ impl Quanta {
         self.bandwidth == 0 && self.detects()
     }
 
-    /// Records that the copies for the new quantum are done: its time counts from now on.
+    /// Records that the copies for the new quantum are complete. The quantum's time starts now.
     pub fn copies_done(&mut self, now_ns: u64) {
         let Some((turn, since)) = self.turn.take() else { return };
         // The bandwidth may be known only now.
@@ -287,7 +291,7 @@ impl Quanta {
         Some(Change::On(self.grant(members, holder)))
     }
 
-    /// Returns true if quanta should be probed. This needs the bandwidth, which determines the length of quanta.
+    /// Returns true if quanta should be probed. This requires the bandwidth, which determines the length of quanta.
     fn are_worth_a_trial(&mut self, now_ns: u64, members: &[TenantId]) -> bool {
         let window_ns = self.config.window_ns;
         self.bandwidth > 0 && members.len() > 1 && self.probes.should_probe(now_ns, members, window_ns)
@@ -295,7 +299,7 @@ impl Quanta {
 
     /// Ends the quanta.
     fn end(&mut self) -> Change {
-        // Relocations during quanta do not show how much there would be without quanta.
+        // Relocations during quanta do not show how many there would be without quanta.
         self.traffic.clear();
         self.probes.end();
         (self.turn, self.fits_since) = (None, None);
@@ -308,7 +312,7 @@ impl Quanta {
         self.fits_since = fits.then(|| self.fits_since.unwrap_or(now_ns));
         let long = self.fits_since.is_some_and(|since| now_ns.saturating_sub(since) >= self.config.window_ns);
         let (turn, since) = self.turn.clone()?;
-        // Until working sets surely fit, members stay the same, except that removed VMs leave.
+        // Until the working sets are certain to fit, members stay the same, except that removed VMs leave.
         let fit_now = auto && self.sets.fit(0);
         let present = || turn.members.iter().copied().filter(|vm| self.sets.by_vm.contains_key(vm)).collect();
         let members: Vec<TenantId> = if fit_now { present() } else { self.members() };
@@ -318,8 +322,8 @@ impl Quanta {
         let gone = !members.contains(&turn.holder);
         let over = since.is_some_and(|since| {
             let idle = self.idle.get(&turn.holder).copied().unwrap_or(0);
-            // This is a ski-rental problem: waiting for an idle holder as long as a change takes costs at most twice as
-            // much as knowing the holder's future. Memory allocated during the quantum must also be copied when it
+            // This is a ski-rental problem: waiting for an idle holder for as long as a change takes costs at most
+            // twice as much as the optimal decision. Memory allocated during the quantum must also be copied when it
             // ends.
             let quantum_ns = turn.quantum_ns.max(self.quantum_ns(&members, turn.holder));
             let had_ns = now_ns.saturating_sub(since);
@@ -355,8 +359,8 @@ impl Quanta {
         turn
     }
 
-    /// Returns the VMs whose working sets do not fit together, by number; in forced mode, all VMs with memory that can
-    /// be evicted.
+    /// Returns the VMs whose working sets do not fit together, by number. In forced mode, returns all VMs with memory
+    /// that can be evicted.
     fn members(&self) -> Vec<TenantId> {
         self.sets.members(self.config.mode == Mode::Forced)
     }
@@ -379,14 +383,14 @@ impl Quanta {
         self.config.max_ns.max(self.config.min_ns)
     }
 
-    /// Returns how long copies take when the turn changes.
+    /// Returns the duration of the copies when the turn changes.
     fn change_ns(&self, members: &[TenantId]) -> u64 {
         let bytes = self.sets.change_bytes(members);
         let bandwidth = if self.round_bandwidth == 0 { self.bandwidth } else { self.round_bandwidth };
         u64::try_from(bytes * 1_000_000_000 / u128::from(bandwidth.max(1))).unwrap_or(u64::MAX)
     }
 
-    /// Returns true if bus traffic has taken too much of the window; false until a copy was measured.
+    /// Returns true if bus traffic took too much of the window. Returns false until a copy has been measured.
     fn thrashes(&self) -> bool {
         let bytes: u128 = self.traffic.iter().map(|&(_, bytes)| u128::from(bytes)).sum();
         let most = u128::from(self.bandwidth) * u128::from(self.config.window_ns) / 1_000_000_000;
@@ -406,7 +410,7 @@ impl Quanta {
     }
 }
 
-/// Returns the VM after `holder` among the members for which `may` is true; `holder` itself may be gone.
+/// Returns the VM after `holder` among the members for which `may` returns true. `holder` itself may be gone.
 fn next(members: &[TenantId], holder: TenantId, may: impl Fn(TenantId) -> bool) -> Option<TenantId> {
     let others = || members.iter().copied().filter(|&vm| vm != holder && may(vm));
     others().find(|&vm| vm > holder).or_else(|| others().next())

@@ -1,8 +1,8 @@
 //! Chooses the chunk of a VM to evict, and the chunk to return first.
 //!
 //! A policy is one file in this folder and a variant of [`VictimPolicy`]. It chooses among candidates; the
-//! [`Balancer`](crate::Balancer) decides which VM gives up how many chunks. Knowledge about chunks ([`Hints`]) is kept
-//! apart from the policies, so that the policy can change while VMs run and no hint is lost.
+//! [`Balancer`](crate::Balancer) decides how many chunks each VM gives up. Information about chunks ([`Hints`]) is
+//! stored separately from the policies, so that the policy can change while VMs run without losing hints.
 
 mod clock;
 mod hints;
@@ -19,14 +19,14 @@ use std::str::FromStr;
 
 /// Chooses chunks.
 pub trait Choose: Debug + Send {
-    /// Reduces `candidates`, guest chunks in ascending order, to the `count` best to evict, the best first; keeps all
-    /// if fewer exist.
+    /// Reduces `candidates`, which are guest chunks in ascending order, to the `count` best ones to evict, best first.
+    /// Keeps all if there are fewer.
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
     /// Same as [`Self::victims`], for the chunks that are best to return to the card.
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize);
 
-    /// Returns the state of the random generator: a policy built with it as its seed continues the same sequence.
+    /// Returns the state of the random generator. A policy built with it as its seed continues the same sequence.
     fn phase(&self) -> u64 {
         0
     }
@@ -35,14 +35,14 @@ pub trait Choose: Debug + Send {
 /// The policies, by name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum VictimPolicy {
-    /// Chooses chunks at random, as in GPUswap: a GPU keeps no reference bits.
+    /// Chooses chunks at random, as in GPUswap, because a GPU has no reference bits.
     #[default]
     Random,
     /// Chooses by the owner's buffer priorities, lowest first.
     Priority,
     /// Chooses by the accesses in a profile, fewest first.
     Profiled,
-    /// Chooses by the uses that the mediator sees: takes chunks not used since the hand last passed.
+    /// Chooses by the uses that the mediator observes: takes chunks that were not used since the hand last passed.
     Clock,
     /// Chooses by arrivals and evictions: takes the most recently used chunks first, except chunks that are always in
     /// use. Intended for loops over more memory than the card has.
@@ -53,7 +53,7 @@ impl VictimPolicy {
     /// All policies.
     pub const ALL: [Self; 5] = [Self::Random, Self::Priority, Self::Profiled, Self::Clock, Self::Loops];
 
-    /// Returns the name in configuration files.
+    /// Returns the name used in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -94,7 +94,7 @@ impl FromStr for VictimPolicy {
     }
 }
 
-/// Keeps the `count` candidates with the lowest keys, in ascending order; among equal keys, the lowest index wins.
+/// Keeps the `count` candidates with the lowest keys, in ascending order. Among equal keys, the lowest index wins.
 fn keep_least<K: Ord>(candidates: &mut Vec<u32>, count: usize, key: impl Fn(u32) -> K) {
     if count == 0 {
         candidates.clear();

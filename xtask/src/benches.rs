@@ -25,7 +25,7 @@ impl Needs {
     }
 }
 
-const BENCHES: [Bench; 28] = [
+const BENCHES: [Bench; 29] = [
     ("transport", Needs::Guests, "cost of an access over vfio-user; no figure"),
     ("shadow", Needs::Nothing, "cost of shadow page tables; no figure"),
     ("compute", Needs::Nothing, "speed of the software card; no figure"),
@@ -53,6 +53,7 @@ const BENCHES: [Bench; 28] = [
     ("pictures", Needs::Nothing, "draws the pictures of results that exist"),
     ("cuda", Needs::Gpu, "programs on a CUDA card: docs/guides/cuda.md"),
     ("vcuda", Needs::Gpu, "a CUDA program of a VM next to a native one: docs/guides/cuda-vms.md"),
+    ("disk", Needs::Gpu, "Gdev's figures 8 to 10, encrypted blocks instead of files: docs/guides/gdev.md"),
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 

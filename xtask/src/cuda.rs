@@ -142,36 +142,13 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Measures a decode loop next to honest and hostile neighbours on a real card. Needs a GPU, NVIDIA's driver, and a
-/// `python3` with PyTorch.
-pub fn bench_neighbours(options: &BenchOptions) -> Result<bool> {
+/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. It needs a GPU, NVIDIA's driver, and a
+/// `python3`, except for `disk` with PyTorch.
+pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build()?;
-    let json = options.json.clone().unwrap_or_else(|| built.join("cuda-neighbours.json"));
+    let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));
     let mut command = Command::new("python3");
-    command.arg(root().join("cuda/rig/gpu/neighbours.py")).arg("--build").arg(built);
-    command.arg("--json").arg(std::path::absolute(json)?);
-    if let Some(commit) = commit() {
-        command.arg("--commit").arg(commit);
-    }
-    if let Some(rounds) = options.rounds {
-        command.arg("--rounds").arg(rounds.to_string());
-    }
-    if let Some(seconds) = options.seconds {
-        command.arg("--seconds").arg(seconds.to_string());
-    }
-    if let Some(only) = &options.only {
-        command.arg("--only").arg(only);
-    }
-    shown(&mut command)
-}
-
-/// Measures programs of virtual machines over the loopback transport, compared with native runs on a real card. Needs a
-/// GPU, NVIDIA's driver, and a `python3` with PyTorch.
-pub fn bench_vcuda(options: &BenchOptions) -> Result<bool> {
-    let built = build()?;
-    let json = options.json.clone().unwrap_or_else(|| built.join("cuda-vcuda.json"));
-    let mut command = Command::new("python3");
-    command.arg(root().join("cuda/rig/gpu/vcuda.py")).arg("--build").arg(built);
+    command.arg(root().join("cuda/rig/gpu").join(name).with_extension("py")).arg("--build").arg(built);
     command.arg("--json").arg(std::path::absolute(json)?);
     if let Some(commit) = commit() {
         command.arg("--commit").arg(commit);
@@ -196,7 +173,8 @@ fn commit() -> Option<String> {
 
 /// Builds the library, the owner and the programs of the rig in release mode. Returns their folder.
 fn build() -> Result<PathBuf> {
-    let packages = ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker"].map(|name| ["-p", name]);
+    let packages =
+        ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"].map(|name| ["-p", name]);
     if !shown(cargo(&["build", "--release"]).args(packages.concat()))? {
         bail!("the programs of the benchmark cannot be built");
     }

@@ -67,11 +67,8 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     if name == Some("cuda") {
         return crate::cuda::bench(json.as_deref());
     }
-    if name == Some("vcuda") {
-        return crate::cuda::bench_vcuda(options);
-    }
-    if name == Some("neighbours") {
-        return crate::cuda::bench_neighbours(options);
+    if let Some(name @ ("disk" | "neighbours" | "vcuda")) = name {
+        return crate::cuda::bench_with_options(name, options);
     }
     let mut command =
         if name.is_some_and(benches::needs_no_guests) { built("bench", "bench")? } else { program("bench", "bench")? };

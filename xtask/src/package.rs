@@ -25,7 +25,7 @@ mod tests;
 mod tree;
 
 use recipe::Recipe;
-use spec::{DAEMON, GUEST, KUBERNETES, Spec};
+use spec::{DAEMON, GDEV, GUEST, KUBERNETES, Spec};
 
 /// The options.
 #[derive(Args)]
@@ -66,6 +66,9 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
                 "slurm-plugin",
                 "fleet-dra",
                 "fleet-kubevirt",
+                "gdev-c",
+                "gdev-driver-api",
+                "gdev-crypt",
             ];
             let mut build = cargo(&["build", "--release"]);
             build.args(packages.map(|name| format!("--package={name}")));
@@ -78,7 +81,7 @@ pub fn run(args: &PackageArgs) -> Result<bool> {
     let out = args.out.clone().unwrap_or_else(|| target().join("package"));
     let recipe = Recipe { binaries, version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch()?, fast: args.fast };
     let mut problems = Vec::new();
-    let specs = if args.daemon { &[DAEMON][..] } else { &[DAEMON, KUBERNETES, GUEST] };
+    let specs = if args.daemon { &[DAEMON][..] } else { &[DAEMON, KUBERNETES, GUEST, GDEV] };
     for spec in specs {
         problems.extend(made(spec, &recipe, args, &out)?);
     }

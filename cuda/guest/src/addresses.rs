@@ -1,4 +1,4 @@
-//! Addresses: the shared range, and memory of the card that the driver placed outside of it.
+//! The shared address range, and memory of the card that the driver placed outside it.
 //!
 //! UNSAFETY: reserves addresses with inaccessible mappings.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,7 +21,7 @@ const HANDLE_BYTES: u64 = 1 << 40;
 struct Outside {
     /// Size of each allocation in bytes.
     ranges: BTreeMap<u64, u64>,
-    /// Ranges of pages that this library keeps inaccessible: each end by its start.
+    /// Ranges of pages that this library keeps inaccessible: the end of each range by its start.
     reserved: BTreeMap<u64, u64>,
 }
 
@@ -35,15 +35,15 @@ static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
 pub enum Place {
     /// Memory of the card.
     Card,
-    /// Pinned memory of the program, which the card reaches at the same address.
+    /// Pinned memory of the program, which the card accesses at the same address.
     Pinned,
-    /// Other memory of the program.
+    /// Any other memory of the program.
     Pageable,
 }
 
 fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED_NOREPLACE;
-    // SAFETY: the mapping is new; the kernel refuses the address if anything is mapped there.
+    // SAFETY: the mapping is new; the kernel refuses the address if it is already in use.
     let found = unsafe { libc::mmap(at as *mut libc::c_void, bytes as usize, libc::PROT_NONE, flags, -1, 0) };
     if found == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
@@ -51,12 +51,12 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
     if found as u64 == at { Ok(()) } else { Err(io::ErrorKind::AddrInUse.into()) }
 }
 
-/// Reserves the shared range and the addresses of handles, once: a child inherits the mappings.
+/// Reserves the shared range and the addresses of handles. Needed only once, because a child inherits the mappings.
 ///
 /// # Errors
-/// If the program already uses the addresses.
+/// Returns an error if the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
-    /// Static: the mappings are the process's.
+    /// Static: the mappings belong to the process.
     static RESERVED: AtomicBool = AtomicBool::new(false);
     if RESERVED.load(Ordering::Acquire) {
         return Ok(());
@@ -84,7 +84,7 @@ pub fn place(address: u64) -> Place {
     Place::Pageable
 }
 
-/// Records memory of the card that was allocated. Returns false if the program uses the addresses for other memory.
+/// Records allocated memory of the card. Returns false if the program uses the addresses for other memory.
 pub fn add(address: u64, bytes: u64) -> bool {
     if ADDRESSES.contains(&address) || bytes == 0 {
         return true;
@@ -92,7 +92,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     let mut outside = OUTSIDE.write().unwrap_or_else(PoisonError::into_inner);
     let (mut at, end) = (address / PAGE * PAGE, (address + bytes).next_multiple_of(PAGE));
     while at < end {
-        // Pages that an earlier allocation shares are reserved already.
+        // Pages shared with an earlier allocation are already reserved.
         let before = outside.reserved.range(..=at).next_back().map(|(_, end)| *end).filter(|end| *end > at);
         if let Some(reserved) = before {
             at = reserved;
@@ -110,7 +110,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     true
 }
 
-/// Forgets memory of the card that was freed. Its addresses stay reserved, because the driver uses them again.
+/// Forgets freed memory of the card. Its addresses stay reserved, because the driver may use them again.
 pub fn remove(address: u64) {
     if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
         return;

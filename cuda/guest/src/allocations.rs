@@ -1,5 +1,5 @@
-//! Memory of `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed: some facts about it, and the call that
-//! frees it, need no answer of the worker.
+//! Allocations by `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed. They let the library answer some
+//! queries, and free memory, without waiting for the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -9,9 +9,9 @@ use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 pub struct Allocation {
     /// Number of bytes.
     pub bytes: u64,
-    /// Number of its context, with which it ends.
+    /// Number of its context. The allocation ends with the context.
     pub context: u32,
-    /// Its device.
+    /// The allocation's device.
     pub device: u32,
 }
 
@@ -27,7 +27,7 @@ pub fn add(address: u64, allocation: Allocation) {
     lock().insert(address, allocation);
 }
 
-/// Removes the allocation with this first address. Returns false if there is none.
+/// Removes the allocation with this first address. Returns false if none exists.
 pub fn remove(address: u64) -> bool {
     lock().remove(&address).is_some()
 }

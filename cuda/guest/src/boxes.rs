@@ -1,7 +1,7 @@
 //! Copies in two and three dimensions, and copies of arrays. Rows of pageable memory are packed into messages and
-//! pieces of the staging blob; other copies are passed on.
+//! pieces of the staging blob; all other copies are forwarded to the worker.
 //!
-//! UNSAFETY: reads and writes the program's memory, as the copies demand.
+//! UNSAFETY: reads and writes the program's memory as the copies require.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::boxes::{ARRAY, BoxCopy, DEVICE, End, HOST, UNIFIED, WORDS_2D, WORDS_3D};
@@ -31,7 +31,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpyHtoAAsync_v2", host_to_array_async),
 ];
 
-/// Function of the driver for copies without pageable memory.
+/// Driver function for copies without pageable memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Form {
     TwoDimensions,
@@ -46,7 +46,7 @@ struct Order {
     wait: bool,
 }
 
-/// Returns the place of one end's bytes; `None` for an array.
+/// Returns the kind of memory at one end of a copy, or `None` for an array.
 fn place_of(copy: &BoxCopy, end: End) -> Result<Option<Place>, i32> {
     if end.kind == ARRAY {
         return Ok(None);
@@ -67,7 +67,7 @@ fn perform(copy: BoxCopy, form: Form, order: Order) -> Result<(), i32> {
     copy.bytes().ok_or(INVALID_VALUE)?;
     match (place_of(&copy, copy.from)?, place_of(&copy, copy.to)?) {
         (Some(Place::Pageable), Some(Place::Pageable)) => {
-            // SAFETY: both are the program's memory.
+            // SAFETY: both addresses are in the program's memory.
             unsafe { for_each_row(&copy, |row| std::ptr::copy(row.from as *const u8, row.to as *mut u8, row.bytes)) }
         }
         (Some(Place::Pageable), _) => to_card(connection, copy, order),
@@ -79,13 +79,13 @@ fn perform(copy: BoxCopy, form: Form, order: Order) -> Result<(), i32> {
     }
 }
 
-/// Passes a copy between the card, pinned memory and arrays on.
+/// Forwards a copy between the card, pinned memory and arrays.
 fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<(), i32> {
     let (two, three) = (copy.to_2d(), copy.to_3d());
     let (two, three) = (two.as_ptr().addr() as u64, three.as_ptr().addr() as u64);
     let Order { stream, wait } = order;
     match (form, wait) {
-        // Without pinned memory, the driver does not wait for the copy.
+        // Without pinned memory, the driver does not wait until the copy completes.
         (Form::Unaligned, _) if is_local && stream == 0 => return invoke(index!("cuMemcpy2DUnaligned_v2+"), &[two]),
         (Form::ThreeDimensions, true) => invoke(index!("cuMemcpy3DAsync_v2+"), &[three, stream])?,
         (Form::ThreeDimensions, false) => return invoke(index!("cuMemcpy3DAsync_v2-"), &[three, stream]),
@@ -95,7 +95,7 @@ fn pass_on(copy: BoxCopy, form: Form, is_local: bool, order: Order) -> Result<()
     streams::wait(own::WAIT_STREAM, stream)
 }
 
-/// A row of a copy: its addresses, and its bytes.
+/// A row of a copy: its addresses and its size.
 struct Row {
     from: u64,
     to: u64,
@@ -130,12 +130,12 @@ fn parts(copy: BoxCopy, limit: u64) -> impl Iterator<Item = BoxCopy> {
     })
 }
 
-/// Returns adjacent rows in memory as the end of a copy.
+/// Describes adjacent rows in memory as one end of a copy.
 fn packed(address: u64, part: &BoxCopy) -> End {
     End { kind: HOST, address, pitch: part.width, rows: part.height, ..End::default() }
 }
 
-/// Returns the words of a message: the piece, and the card's end of the copy.
+/// Returns the words of a message: the piece, and the end of the copy that is on the card.
 fn words(piece: u64, stream: u64, part: &BoxCopy, is_out: bool) -> Vec<u64> {
     let mut copy = *part;
     *(if is_out { &mut copy.to } else { &mut copy.from }) = packed(0, part);
@@ -172,10 +172,10 @@ fn to_card(connection: &Connection, copy: BoxCopy, order: Order) -> Result<(), i
     Ok(())
 }
 
-/// Copies the rows of a part to adjacent rows at `address`.
+/// Copies the rows of a part to `address`, without gaps between them.
 fn pack(part: &BoxCopy, address: u64) -> Result<(), i32> {
     let copy = BoxCopy { to: packed(address, part), ..*part };
-    // SAFETY: the program's copy reads these rows; the room has their bytes.
+    // SAFETY: the program's copy reads these rows; the buffer has space for their bytes.
     for_each_row(&copy, |row| unsafe {
         std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
     })
@@ -190,7 +190,8 @@ fn from_card(connection: &Connection, copy: BoxCopy, stream: u64) -> Result<(), 
         };
         copies::receive(connection, thread, own::COPY_BOX, parts, write, |part, memory| {
             let copy = BoxCopy { from: packed(memory, part), ..*part };
-            // SAFETY: the worker has filled the piece, which is this call's alone; the room is the program's.
+            // SAFETY: the worker has filled the piece, which only this call uses; the destination belongs to the
+            // program.
             let result = for_each_row(&copy, |row| unsafe {
                 std::ptr::copy_nonoverlapping(row.from as *const u8, row.to as *mut u8, row.bytes);
             });
@@ -250,12 +251,12 @@ fn copy_3d_async(frame: &Frame) -> i32 {
     three(frame, Some(1))
 }
 
-/// One end of a copy in a row of an array: the array, and the offset in bytes.
+/// Creates an end of a copy in a row of an array, from the array and the offset in bytes.
 fn in_array(array: u64, x: u64) -> End {
     End { kind: ARRAY, array, x, ..End::default() }
 }
 
-/// One end of a copy in linear memory.
+/// Creates an end of a copy in linear memory.
 fn in_memory(address: u64) -> End {
     End { kind: UNIFIED, address, ..End::default() }
 }
@@ -294,7 +295,7 @@ fn host_to_array_async(frame: &Frame) -> i32 {
     row(frame, in_memory(frame.arg(2)), in_array(frame.arg(0), frame.arg(1)), 3, Some(4))
 }
 
-/// Returns true if a copy in a node reads and writes only memory that the card reaches at each launch.
+/// Returns true if a copy node reads and writes only memory that the card can access at each launch.
 pub fn is_reachable(words: &[u64; WORDS_3D]) -> Result<bool, i32> {
     let copy = BoxCopy::from_3d(words).spread().ok_or(INVALID_VALUE)?;
     let places = [place_of(&copy, copy.from)?, place_of(&copy, copy.to)?];

@@ -1,5 +1,5 @@
-//! Answers that only the program's own calls change: limits of contexts, and occupancies of functions. The worker is
-//! asked once, because each answer waits for all earlier messages.
+//! Caches results that change only through the program's own calls: limits of contexts, and occupancies of functions.
+//! The worker is queried only once for each, because its reply waits for all earlier messages.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,15 +24,15 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuOccupancyAvailableDynamicSMemPerBlock", shared_bytes),
 ];
 
-/// Maximum number of answers that are kept.
+/// Maximum number of cached results.
 const MAX_ANSWERS: usize = 4096;
-/// Maximum number of arguments after the place of the result.
+/// Maximum number of arguments after the pointer to the result.
 const MAX_ARGUMENTS: usize = 4;
 
-/// A question: the function's index, the context, and the arguments.
+/// Key of a cached result: the function's index, the context, and the arguments.
 type Question = (usize, u32, [u64; MAX_ARGUMENTS]);
 
-/// Answers, and the number of changes that have invalidated earlier ones.
+/// Cached results, and the number of changes that have invalidated earlier ones.
 #[derive(Default)]
 struct Answers {
     all: Option<HashMap<Question, u64>>,
@@ -46,7 +46,7 @@ fn lock() -> MutexGuard<'static, Answers> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Forgets all answers, after a call that may change them.
+/// Drops all cached results, after a call that may change them.
 pub fn clear() {
     let mut answers = lock();
     answers.changes += 1;
@@ -59,7 +59,8 @@ fn change(frame: &Frame) -> i32 {
     result
 }
 
-/// Returns the result of a call whose first argument is its place, and which has `count` further arguments.
+/// Returns the result of a call. The call's first argument is the pointer to the result, and `count` further arguments
+/// follow.
 fn answer(frame: &Frame, count: usize) -> Result<u64, i32> {
     if frame.arg(0) == 0 {
         return Err(INVALID_VALUE);

@@ -1,6 +1,6 @@
-//! Described calls.
+//! Executes calls according to their description.
 //!
-//! UNSAFETY: encodes arguments and stores results through the pointers that the program passes.
+//! UNSAFETY: encodes arguments, and stores results through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -14,27 +14,27 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Number of objects so far, by kind. Static: handles are unique in the process.
+/// Number of objects created so far, by kind. Static: handles are unique in the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.
 pub fn fresh(kind: Kind) -> u64 {
     let count = COUNTS.get(kind as usize).map_or(0, |count| count.fetch_add(1, Ordering::Relaxed));
-    // The first numbers of contexts are the devices' primary contexts.
+    // The first numbers of contexts are reserved for the devices' primary contexts.
     handle(kind, count + if kind == Kind::Context { 256 } else { 1 })
 }
 
-/// Returns a call's description by its name, marked as a message that another module completes.
+/// Returns the index of a call's description by its name. The name has a mark if another module completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// Static: looked up once.
+        /// Static: looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};
 }
 pub(crate) use index;
 
-/// Calls that were refused. Static: one line for each.
+/// Calls that were refused. Static: each one is reported once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
 /// Prints a line at the first call of a function that guests cannot use.
@@ -46,7 +46,7 @@ pub fn report_refused(name: &'static str) {
     }
 }
 
-/// Sends a call as its description says, and completes it.
+/// Sends a call according to its description, and completes it.
 pub fn described(frame: &Frame) -> i32 {
     let Some(call) = CALLS.get(frame.index) else { return NOT_SUPPORTED };
     let mut args = [0; MAX_ARGUMENTS];
@@ -72,10 +72,11 @@ fn fixed_words(call: &Call) -> usize {
     call.args.iter().map(words).sum()
 }
 
-/// Sends a call with these arguments. Stores its results and the handle of a new object through pointers in them.
+/// Sends a call with these arguments. Stores its results, and the handle of a new object, through the pointers among
+/// them.
 ///
 /// # Errors
-/// The call's error.
+/// Returns the call's error.
 pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) -> Result<(), i32> {
     let call = CALLS.get(index).ok_or(NOT_SUPPORTED)?;
     let connection = connection::get()?;
@@ -88,7 +89,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
     let mut encoded = cuda_calls::Encoded::default();
     thread::with(|thread| {
         let write = |message: &mut Vec<u64>| {
-            // SAFETY: the arguments are the program's, or those of a function here that completes the call.
+            // SAFETY: the arguments come from the program, or from a function here that completes the call.
             encoded = unsafe { encode(call, args, &mut fresh, message)? };
             Ok(())
         };
@@ -101,7 +102,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
         if answer.code != 0 {
             return Err(answer.code);
         }
-        // The driver has returned an object that already has a handle: the last word of the answer.
+        // The driver has returned an object that already has a handle. The handle is the last word of the reply.
         if let Some((_, made)) = &mut encoded.new
             && answer.words(connection) > encoded.result_words
         {
@@ -141,7 +142,7 @@ pub fn perform(index: usize, args: &mut [u64; MAX_ARGUMENTS], per_thread: bool) 
 /// Sends a call with up to 12 arguments.
 ///
 /// # Errors
-/// The call's error.
+/// Returns the call's error.
 pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
     let mut args = [0; MAX_ARGUMENTS];
     for (arg, value) in args.iter_mut().zip(arguments) {
@@ -161,8 +162,8 @@ pub fn remember_stream(stream: u64, context: u32) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).insert(stream, context);
 }
 
-/// Returns the stream for a message. A thread's own default stream is an ordinary blocking stream for the worker, which
-/// has one thread for all.
+/// Returns the stream to send in a message. To the worker, a thread's own default stream is an ordinary blocking
+/// stream, because one thread of the worker serves all threads.
 pub fn resolve_stream(stream: u64, per_thread: bool) -> Result<u64, i32> {
     if stream != PER_THREAD && !(per_thread && stream == 0) {
         return Ok(stream);
@@ -192,7 +193,7 @@ pub fn forget_stream(stream: u64) {
     STREAM_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner).remove(&stream);
 }
 
-/// Returns the address of a local for a result, as an argument.
+/// Returns the address of a local variable for a result, as an argument.
 pub fn to<T>(place: &mut T) -> u64 {
     (&raw mut *place).addr() as u64
 }

@@ -1,6 +1,6 @@
-//! Captures: the guest counts its open captures. Without one, no stream captures, and the worker is not asked.
+//! Tracks open captures. If none is open, no stream is capturing, and the worker need not be queried.
 //!
-//! PyTorch asks for the state of a stream dozens of times in each step. An answer of the worker would wait for all
+//! PyTorch queries the state of a stream dozens of times in each step, and each reply of the worker would wait for all
 //! earlier messages.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,10 +21,10 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuStreamGetCaptureInfo_v3", information),
 ];
 
-/// Streams whose captures are open. Other streams join a capture through events, so one open capture makes the guest
-/// ask the worker about every stream. Static: the exported functions have no other state.
+/// Streams whose captures are open. Other streams join a capture through events, so the worker is queried about every
+/// stream while a capture is open. Static: the exported functions have no other state.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
-/// Number of streams in [`OPEN`], for readers without a lock.
+/// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 fn change(work: impl FnOnce(&mut Vec<u64>)) {
@@ -46,21 +46,21 @@ fn begin(frame: &Frame) -> i32 {
 fn end(frame: &Frame) -> i32 {
     let result = described(frame);
     let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
-    // A failed end closes the capture or leaves it open, which only the driver knows.
+    // If ending a capture fails, only the driver can tell whether the capture is still open.
     if result == SUCCESS || state(stream) == Ok((0, 0)) {
         change(|open| open.retain(|of| *of != stream));
     }
     result
 }
 
-/// Asks the worker for the state and the number of a stream's capture.
+/// Queries the worker for the state and the number of a stream's capture.
 fn state(stream: u64) -> Result<(i32, u64), i32> {
     let (mut status, mut id) = (0i32, 0u64);
     invoke(index!("cuStreamGetCaptureInfo_v2+"), &[stream, to(&mut status), to(&mut id)])?;
     Ok((status, if status == 0 { 0 } else { id }))
 }
 
-/// Returns true if no capture is open and the stream exists, so that the stream does not capture.
+/// Returns true if no capture is open and the stream exists, so that the stream cannot be capturing.
 fn is_idle(stream: u64) -> Result<bool, i32> {
     ready()?;
     if OPEN_COUNT.load(Ordering::Acquire) > 0 {
@@ -83,7 +83,7 @@ fn is_capturing(frame: &Frame) -> i32 {
     }
 }
 
-/// The state and the number of a capture; its graph and nodes stay the worker's.
+/// Returns the state and the number of a capture. Its graph and nodes are available only in the worker.
 fn information(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;

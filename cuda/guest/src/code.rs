@@ -1,4 +1,4 @@
-//! Code: images of modules and libraries, and their variables.
+//! Images of modules and libraries, and their variables.
 //!
 //! UNSAFETY: reads images through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -35,21 +35,21 @@ const WRAPPER: u32 = 0x4662_43b1;
 const FAT_BINARY: u32 = 0xba55_ed50;
 /// Magic number of an ELF file.
 const ELF: u32 = 0x464c_457f;
-/// Options of the just-in-time compiler with a buffer of the program: logs and their sizes. They are left out.
+/// Options of the just-in-time compiler that refer to a buffer of the program: logs and their sizes. They are omitted.
 const LOG_OPTIONS: [u32; 4] = [3, 4, 5, 6];
-/// Option of the just-in-time compiler through which it returns the time that it took. A link would store the time
-/// later, where the option no longer is.
+/// Option of the just-in-time compiler that returns its duration. A link would store the duration later, when the
+/// option's memory may no longer be valid.
 const TIME_OPTION: u32 = 2;
 /// Maximum number of options.
 const MAX_OPTIONS: usize = 64;
 
-/// Held from an image's first part to the call that uses it. Static: as for the calls.
+/// Locked from an image's first part until the call that uses the image. Static: as for the calls.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Reads a number at an offset.
 ///
 /// # Safety
-/// The image has these bytes.
+/// The image must have these bytes.
 unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
     // SAFETY: guaranteed by the caller.
     unsafe { ((image + offset) as *const T).read_unaligned() }
@@ -58,9 +58,9 @@ unsafe fn at<T: Copy>(image: u64, offset: u64) -> T {
 /// Returns the address and the size of an image.
 ///
 /// # Safety
-/// `image` is an image that `cuModuleLoadData` accepts.
+/// `image` must be an image that `cuModuleLoadData` accepts.
 unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
-    // SAFETY: as promised, each kind of image has the fields that are read.
+    // SAFETY: guaranteed by the caller; each kind of image has the fields that are read.
     unsafe {
         match at::<u32>(image, 0) {
             WRAPPER => extent(at(image, 8)),
@@ -73,7 +73,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
                     let entries = u64::from(at::<u16>(image, size)) * u64::from(at::<u16>(image, count));
                     at::<u64>(image, offset).checked_add(entries)
                 };
-                // The header tables of segments and of sections; the latter follows all contents.
+                // The tables of the segments' and the sections' headers. The latter follows all contents.
                 let end = table(32, 54, 56).zip(table(40, 58, 60)).map(|(a, b)| a.max(b)).ok_or(INVALID_IMAGE)?;
                 Ok((image, usize::try_from(end).map_err(|_| INVALID_IMAGE)?))
             }
@@ -85,7 +85,7 @@ unsafe fn extent(image: u64) -> Result<(u64, usize), i32> {
 /// Sends an image in parts.
 ///
 /// # Safety
-/// The program's memory has these bytes.
+/// The program's memory must have these bytes.
 unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), i32> {
     if bytes > own::MAX_IMAGE_BYTES {
         return Err(OUT_OF_MEMORY);
@@ -100,7 +100,7 @@ unsafe fn send(connection: &Connection, image: u64, bytes: usize) -> Result<(), 
                 message.resize(first + part.div_ceil(8), 0);
                 let room = message.get_mut(first..).ok_or(INVALID_VALUE)?;
                 let from = (image + done as u64) as *const u8;
-                // SAFETY: the room has that many bytes; the caller promises the source.
+                // SAFETY: the buffer has this size; the caller guarantees the source.
                 unsafe { std::ptr::copy_nonoverlapping(from, room.as_mut_ptr().cast(), part) };
                 Ok(())
             })
@@ -115,7 +115,7 @@ fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), 
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
     if image != 0 {
-        // SAFETY: the program passes an image.
+        // SAFETY: the program passes a valid image.
         unsafe {
             let (address, bytes) = extent(image)?;
             send(connection, address, bytes)?;
@@ -128,7 +128,7 @@ fn with_image(image: u64, call: impl FnOnce() -> Result<(), i32>) -> Result<(), 
 pub fn with_bytes(data: &[u8], call: impl FnOnce() -> Result<(), i32>) -> Result<(), i32> {
     let connection = connection::get()?;
     let _loading = LOADING.lock().unwrap_or_else(PoisonError::into_inner);
-    // SAFETY: the slice has these bytes.
+    // SAFETY: the slice has this size.
     unsafe { send(connection, data.as_ptr().addr() as u64, data.len())? };
     call()
 }
@@ -142,7 +142,7 @@ fn load_data(frame: &Frame) -> i32 {
     code(load(frame.arg(0), frame.arg(1)))
 }
 
-/// Options, without options that name buffers of the program.
+/// Options, without those that refer to buffers of the program.
 pub struct Options {
     kinds: Vec<u32>,
     values: Vec<u64>,
@@ -151,7 +151,7 @@ pub struct Options {
 /// Reads options.
 ///
 /// # Safety
-/// The program passes that many of both.
+/// The program must pass `count` elements in both lists.
 pub unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i32> {
     let count = count as usize;
     if count > MAX_OPTIONS || (count > 0 && (kinds == 0 || values == 0)) {
@@ -170,7 +170,7 @@ pub unsafe fn options(count: u32, kinds: u64, values: u64) -> Result<Options, i3
 }
 
 impl Options {
-    /// Returns their number, and the addresses of the options and of their values.
+    /// Returns the number of options, and the addresses of the options and of their values.
     pub fn arguments(&self) -> [u64; 3] {
         let (kinds, values) = (self.kinds.as_ptr().addr() as u64, self.values.as_ptr().addr() as u64);
         [self.kinds.len() as u64, kinds, values]
@@ -178,7 +178,7 @@ impl Options {
 }
 
 fn load_data_with_options(frame: &Frame) -> i32 {
-    // SAFETY: the arguments are the program's.
+    // SAFETY: the program passes valid arguments.
     let options = unsafe { options(frame.int(2), frame.arg(3), frame.arg(4)) };
     let image = frame.arg(1);
     code(options.and_then(|options| {
@@ -191,9 +191,9 @@ fn load_data_with_options(frame: &Frame) -> i32 {
 fn load_library(frame: &Frame) -> i32 {
     let image = frame.arg(1);
     let load = || {
-        // SAFETY: the arguments are the program's. Stack arguments come sixth and later.
+        // SAFETY: the program passes valid arguments. Those from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // Options of the library name tables of the program, or promise that the image stays where it is: left out.
+        // Library options refer to tables of the program, or promise that the image stays in place. They are omitted.
         let [jits, jit_kinds, jit_values] = jit.arguments();
         let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))
@@ -205,9 +205,9 @@ fn load_file(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a path.
+    // SAFETY: the program passes a valid path.
     let path = unsafe { CStr::from_ptr(frame.arg(1) as *const c_char) };
-    // Text needs a zero byte at its end.
+    // Text must end with a zero byte.
     match std::fs::read(OsStr::from_bytes(path.to_bytes())) {
         Ok(mut image) => {
             image.push(0);

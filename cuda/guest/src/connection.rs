@@ -1,6 +1,6 @@
-//! The program's worker: its start, messages and answers.
+//! The connection to the program's worker: starts the worker, sends messages, and receives replies.
 //!
-//! UNSAFETY: wraps blobs that the transport has mapped, and follows a pointer to a value that is never freed.
+//! UNSAFETY: wraps blobs that the transport has mapped, and dereferences a pointer to a value that is never freed.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::result::{LAUNCH_FAILED, NO_DEVICE, NOT_INITIALIZED, NOT_SUPPORTED};
 use crate::thread::{self, Thread};
 use crate::{addresses, report, transport};
 
-/// Time for which a thread polls for an answer before it sleeps.
+/// Time for which a thread polls for a reply before it sleeps.
 const SPIN: Duration = Duration::from_micros(30);
 
 /// The worker of this process.
@@ -25,27 +25,28 @@ pub struct Connection {
     pub transport: Box<dyn Transport>,
     pub control: Shared,
     ring: Mutex<Producer<Shared, Shared>>,
-    /// Unused areas, one bit each.
+    /// Unused areas, one bit for each.
     areas: AtomicU64,
-    /// True if each call waits for its answer, for programs that check for errors immediately.
+    /// True if each call waits for its reply, for programs that check for errors immediately.
     synchronous: bool,
 }
 
-/// Environment variable: with `1` each call waits for its answer.
+/// Environment variable. If it is `1`, each call waits for its reply.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static: the exported functions have no other state. `Err` has the result of every call. The value is never
-/// freed; in a child of the process it is null again.
+/// Static: the exported functions have no other state. `Err` contains the result of every call. The value is never
+/// freed; in a child of the process the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
-/// A function that the start of the worker calls. Static: set when the library is loaded.
+/// A function to call when the worker starts. Static: set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
-/// Set while a thread starts the worker. Not a lock, because in a child another thread's lock would stay locked.
+/// Set while a thread starts the worker. This is not a lock, because a lock that another thread held would stay locked
+/// in a child.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
-/// Returns the worker, and starts it at the first call.
+/// Returns the worker. The first call starts it.
 ///
 /// # Errors
-/// 100 if the worker does not start, after a line on standard error.
+/// Returns 100 if the worker does not start, after printing a line on standard error.
 pub fn connect() -> Result<&'static Connection, i32> {
     loop {
         if let Some(found) = known() {
@@ -55,7 +56,7 @@ pub fn connect() -> Result<&'static Connection, i32> {
             std::thread::yield_now();
             continue;
         }
-        // Another thread may have finished in between.
+        // Another thread may have finished the start in the meantime.
         if known().is_none() {
             CONNECTION.store(Box::into_raw(Box::new(start())), Ordering::Release);
         }
@@ -63,26 +64,26 @@ pub fn connect() -> Result<&'static Connection, i32> {
     }
 }
 
-/// The worker, or the failure of its start.
+/// Returns the worker, or the error of its start; `None` if it has not been started.
 fn known() -> Option<&'static Result<Connection, i32>> {
-    // SAFETY: the pointer is null, or names a value that is never freed.
+    // SAFETY: the pointer is null, or points to a value that is never freed.
     unsafe { CONNECTION.load(Ordering::Acquire).as_ref() }
 }
 
-/// Sets a function that the start of the worker calls.
+/// Sets a function to call when the worker starts.
 pub fn on_start(function: fn()) {
     let _ = ON_START.set(function);
 }
 
-/// Returns the worker if it was started.
+/// Returns the worker if it has been started.
 ///
 /// # Errors
-/// 3 before `cuInit`.
+/// Returns 3 before `cuInit`.
 pub fn get() -> Result<&'static Connection, i32> {
     known().map_or(Err(NOT_INITIALIZED), |found| found.as_ref().map_err(|code| *code))
 }
 
-/// Closes the descriptors in a child, which gets a separate worker on demand.
+/// Closes the descriptors in a child, which gets its own worker on demand.
 pub fn leave_in_child() {
     if let Some(Ok(connection)) = known() {
         connection.transport.close_in_child();
@@ -119,7 +120,7 @@ fn open() -> std::io::Result<Connection> {
     addresses::reserve()?;
     let transport = transport::open()?;
     let blob = transport.create(BlobKind::Control, control::BYTES, None)?;
-    // SAFETY: the transport has mapped the blob, which stays until the process ends.
+    // SAFETY: the transport has mapped the blob, and it stays mapped until the process exits.
     let control = unsafe { Shared::new(blob.address, blob.bytes) };
     control.store(control::VERSION, cuda_ring::VERSION);
     let blob = transport.create(BlobKind::Ring, cuda_ring::ring::BYTES, None)?;
@@ -131,7 +132,7 @@ fn open() -> std::io::Result<Connection> {
     Ok(Connection { transport, control, ring, areas, synchronous })
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug)]
 pub struct Answer {
     /// Result of the call.
@@ -141,19 +142,19 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Returns data in the slot.
+    /// Returns the data in the slot.
     pub fn inline(&self, connection: &Connection, words: usize) -> [u64; slots::INLINE_WORDS] {
         let mut data = [0; slots::INLINE_WORDS];
         connection.control.read(slots::data(self.slot), data.get_mut(..words).unwrap_or_default());
         data
     }
 
-    /// Returns the words of the answer's data.
+    /// Returns the size of the reply's data, in words.
     pub fn words(&self, connection: &Connection) -> usize {
         (connection.control.load(slots::result(self.slot)) >> 32) as usize
     }
 
-    /// Reads data from the slot, or from the area if it is longer.
+    /// Reads the data from the slot, or from the area if it does not fit into the slot.
     pub fn read(&self, connection: &Connection, into: &mut [u64]) {
         match self.area {
             Some(area) if into.len() > slots::INLINE_WORDS => connection.control.read(slots::area(area), into),
@@ -172,15 +173,15 @@ impl Drop for Area {
 }
 
 impl Area {
-    /// Returns the area's number for messages.
+    /// Returns the number of the area for use in messages.
     pub fn number(&self) -> u16 {
         self.0
     }
 }
 
 impl Connection {
-    /// Fails with the error that every call returns: that of a lost worker, a lost context, or an earlier unanswered
-    /// call of the thread.
+    /// Returns the error that every call must return: the worker or the context was lost, or an earlier call of the
+    /// thread without a reply has failed.
     pub fn check(&self, slot: u16) -> Result<(), i32> {
         if self.control.load(control::STATE) == state::LOST {
             return Err(LAUNCH_FAILED);
@@ -197,7 +198,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Takes an area; waits while all are in use.
+    /// Takes an area, and waits if all areas are in use.
     pub fn area(&'static self) -> Area {
         loop {
             let free = self.areas.load(Ordering::Acquire);
@@ -254,7 +255,7 @@ impl Connection {
         if lost && self.control.load(offset) < value { Err(LAUNCH_FAILED) } else { Ok(()) }
     }
 
-    /// Publishes a message that `write` completes.
+    /// Publishes a message after `write` has filled it.
     fn send(
         &self,
         thread: &Thread,
@@ -266,7 +267,7 @@ impl Connection {
         self.write(thread, op, flags, write)
     }
 
-    /// Publishes a message, whatever earlier calls have returned.
+    /// Publishes a message even if earlier calls have failed.
     fn write(
         &self,
         thread: &Thread,
@@ -290,7 +291,7 @@ impl Connection {
         self.publish(&message)
     }
 
-    /// Sends a message without an answer.
+    /// Sends a message that has no reply.
     pub fn post(
         &self,
         thread: &Thread,
@@ -307,7 +308,7 @@ impl Connection {
         }
     }
 
-    /// Sends a message with an answer, and returns its slot and count.
+    /// Sends a message that has a reply. Returns the reply's slot and count.
     pub fn begin(
         &self,
         thread: &Thread,
@@ -320,7 +321,8 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// The same for a call that does not report errors of earlier calls: it fails only without a worker.
+    /// Like [`Self::begin`], for a call that does not report errors of earlier calls. It fails only if no worker
+    /// exists.
     pub fn begin_always(
         &self,
         thread: &Thread,
@@ -335,14 +337,14 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Waits for the answer of a message.
+    /// Waits for the reply to a message.
     pub fn end(&self, (slot, count): (u16, u64), area: Option<&Area>) -> Result<Answer, i32> {
         self.wait(slots::sequence(slot), count)?;
         let code = self.control.load(slots::result(slot)) as i32;
         Ok(Answer { code, slot, area: area.map(Area::number) })
     }
 
-    /// Sends a message, and waits for its answer.
+    /// Sends a message and waits for its reply.
     pub fn ask(
         &self,
         thread: &Thread,

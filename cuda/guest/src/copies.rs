@@ -1,7 +1,7 @@
 //! Copies. Pageable memory of the program travels in messages or through the staging blob; addresses of the card and of
-//! pinned memory are passed on.
+//! pinned memory are sent as they are.
 //!
-//! UNSAFETY: reads and writes the program's memory, as the copies demand.
+//! UNSAFETY: reads and writes the program's memory as the copies require.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::VecDeque;
@@ -31,28 +31,28 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemcpyWithAttributesAsync", copy_with_attributes),
 ];
 
-/// Maximum number of copies to the program in flight, for one call.
+/// Maximum number of parts in flight per call that copies to the program.
 const DEPTH: usize = 8;
 
 /// The staging blob and the uses of its pieces.
 struct Staging {
     blob: Blob,
-    /// Number of started uses of each piece.
+    /// Number of uses of each piece that were started.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
-    /// Next piece for copies to the card. Copies from the card use the second half, one call at a time.
+    /// Next piece for copies to the card. Copies from the card use the remaining pieces, one call at a time.
     next: AtomicU64,
     reading: Mutex<()>,
 }
 
-/// Number of pieces for copies to the card; the other pieces are for copies from it.
+/// Number of pieces for copies to the card. The other pieces are for copies from it.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
 /// Static: the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Held while the blob is created. Static: as above.
+/// Locked while the blob is created. Static: as above.
 static CREATING: Mutex<()> = Mutex::new(());
 
-/// Returns the staging blob, which the first large copy creates.
+/// Returns the staging blob. The first large copy creates it.
 fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Staging, i32> {
     if let Some(known) = STAGING.get() {
         return Ok(known);
@@ -79,14 +79,14 @@ fn staging_blob(connection: &Connection, thread: &Thread) -> Result<&'static Sta
 /// Appends bytes of the program as words.
 ///
 /// # Safety
-/// `from` names that many bytes of the program.
+/// `from` must point to this many bytes of the program.
 unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
     let words = bytes.div_ceil(8);
     message.reserve(words);
     let first = message.len();
     message.resize(first + words, 0);
     if let Some(room) = message.get_mut(first..) {
-        // SAFETY: the room has that many bytes, and the caller promises the source.
+        // SAFETY: the buffer has this size, and the caller guarantees the source.
         unsafe { std::ptr::copy_nonoverlapping(from as *const u8, room.as_mut_ptr().cast(), bytes) };
     }
 }
@@ -94,7 +94,7 @@ unsafe fn append(message: &mut Vec<u64>, from: u64, bytes: usize) {
 /// Copies a part of a copy of `all` bytes.
 ///
 /// # Safety
-/// Both addresses name that many bytes, and the ranges do not overlap.
+/// Both addresses must be valid for this many bytes, and the ranges must not overlap.
 unsafe fn copy_part(all: u64, from: u64, to: u64, bytes: u64) {
     let (from, to, bytes) = (from as *const u8, to as *mut u8, bytes as usize);
     // SAFETY: guaranteed by the caller.
@@ -122,7 +122,7 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
         while done < bytes {
             let part = (bytes - done).min(staging::PIECE_BYTES);
             let piece = take_piece(connection, thread)?;
-            // SAFETY: the piece is this call's alone until the worker counts its use; the source is the program's.
+            // SAFETY: only this call uses the piece until the worker counts its use; the source belongs to the program.
             unsafe { copy_part(bytes, from + done, piece.address, part) };
             let words = [piece.number, to + done, part, stream];
             done += part;
@@ -137,13 +137,14 @@ fn to_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u64,
 
 /// A piece of the staging blob.
 pub struct Piece {
-    /// Number of the piece in messages.
+    /// The piece's number, for use in messages.
     pub number: u64,
-    /// Address of the piece.
+    /// The piece's address.
     pub address: u64,
 }
 
-/// Takes the next piece for a copy to the card; waits until its last use is over. A message must use it.
+/// Takes the next piece for a copy to the card. Waits until the piece's last use is over. The caller must send a
+/// message that uses the piece.
 pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32> {
     let staging = staging_blob(connection, thread)?;
     let number = staging.next.fetch_add(1, Ordering::Relaxed) % IN_PIECES;
@@ -152,7 +153,7 @@ pub fn take_piece(connection: &Connection, thread: &Thread) -> Result<Piece, i32
     Ok(Piece { number, address: staging.blob.address + number * staging::PIECE_BYTES })
 }
 
-/// Sends a message of a copy; with `wait`, returns when the copy is done.
+/// Sends a copy message. If `wait` is set, returns when the copy is complete.
 pub fn finish(
     connection: &Connection,
     thread: &Thread,
@@ -170,8 +171,8 @@ pub fn finish(
     }
 }
 
-/// Copies parts from the card through the staging blob. `write` completes the message of a part and its piece; `take`
-/// gets each part with the address of its bytes.
+/// Copies parts from the card through the staging blob. `write` fills the message for a part and its piece; `take`
+/// receives each part with the address of its bytes.
 pub fn receive<P>(
     connection: &Connection,
     thread: &Thread,
@@ -185,7 +186,7 @@ pub fn receive<P>(
     let (mut begun, mut failed) = (0, Ok(()));
     let mut pending = VecDeque::new();
     loop {
-        // The next pieces are filled while one is copied out.
+        // The worker fills the next pieces while one is copied out.
         while failed.is_ok() && pending.len() < DEPTH {
             let Some(part) = parts.next() else { break };
             let piece = IN_PIECES + begun % DEPTH as u64;
@@ -200,7 +201,7 @@ pub fn receive<P>(
             }
         }
         let Some((expected, piece, part)) = pending.pop_front() else { break };
-        // After a failure, only waits for the other pieces, because the next copy uses them.
+        // After a failure, only wait for the other pieces, because the next copy uses them.
         let code = connection.end(expected, None)?.code;
         if code != 0 {
             failed = Err(code);
@@ -209,7 +210,7 @@ pub fn receive<P>(
             take(&part, staging.blob.address + piece * staging::PIECE_BYTES);
         }
     }
-    // The error of a piece whose answer a later one has replaced.
+    // Get the error of a piece whose reply was replaced by a later one.
     let replaced = connection.check(thread.slot()?);
     failed.and(replaced)
 }
@@ -222,7 +223,8 @@ fn from_card(connection: &Connection, to: u64, from: u64, bytes: u64, stream: u6
             message.extend([piece, from + done, part_bytes(*done), stream]);
         };
         receive(connection, thread, own::COPY_OUT, parts, write, |done, memory| {
-            // SAFETY: the worker has filled the piece, which is this call's alone; the room is the program's.
+            // SAFETY: the worker has filled the piece, which only this call uses; the destination belongs to the
+            // program.
             unsafe { copy_part(bytes, memory, to + done, part_bytes(*done)) };
         })
     })
@@ -236,7 +238,7 @@ fn perform(to: u64, from: u64, bytes: u64, stream: u64, wait: bool) -> Result<()
     match (place(to), place(from)) {
         _ if bytes == 0 => Ok(()),
         (Place::Pageable, Place::Pageable) => {
-            // SAFETY: both are the program's memory.
+            // SAFETY: both addresses are in the program's memory.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, bytes as usize) };
             Ok(())
         }
@@ -260,7 +262,7 @@ fn copy_async(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }
 
-/// `CUmemcpyAttributes`, of which only the first word matters here: the others are hints.
+/// `CUmemcpyAttributes`. Only the first word matters here; the others are hints.
 #[repr(C)]
 struct Attributes {
     /// `CUmemcpySrcAccessOrder`.
@@ -273,12 +275,12 @@ const ORDERS: std::ops::RangeInclusive<u32> = 1..=3;
 /// The program may reuse the source when the call returns.
 const DURING_CALL: u32 = 2;
 
-/// Copies in a stream, with an order of accesses to the source.
+/// Copies in a stream, with the required order of accesses to the source.
 fn ordered(to: u64, from: u64, bytes: u64, stream: u64, order: u32) -> Result<(), i32> {
     if !ORDERS.contains(&order) {
         return Err(INVALID_VALUE);
     }
-    // Pageable memory is read before the call returns in any case.
+    // Pageable memory is always read before the call returns.
     let wait = order == DURING_CALL && place(from) != Place::Pageable;
     perform(to, from, bytes, stream, wait)
 }
@@ -288,20 +290,20 @@ fn copy_with_attributes(frame: &Frame) -> i32 {
     if attributes.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes attributes.
+    // SAFETY: the program passes valid attributes.
     let order = unsafe { (*attributes).order };
     let stream = resolve_stream(frame.arg(4), frame.per_thread);
     code(stream.and_then(|stream| ordered(frame.arg(0), frame.arg(1), frame.arg(2), stream, order)))
 }
 
-/// A batch: the driver may execute the copies in any order, so here each follows the one before.
+/// Executes a batch of copies one after another. The driver's interface allows any order.
 fn copy_batch(frame: &Frame, stream: usize) -> Result<(), i32> {
     let [to, from, bytes] = [0, 1, 2].map(|index| frame.arg(index) as *const u64);
     let (count, attributes) = (frame.arg(3), frame.arg(4) as *const Attributes);
     let (indices, groups) = (frame.arg(5) as *const u64, frame.arg(6));
     let stream = resolve_stream(frame.arg(stream), frame.per_thread)?;
     let pointers = [to, from, bytes, attributes.cast(), indices];
-    // A batch cannot be in the default stream of all threads.
+    // A batch cannot be in the default stream that all threads share.
     if pointers.iter().any(|pointer| pointer.is_null()) || count == 0 || groups == 0 || groups > count || stream < 2 {
         return Err(INVALID_VALUE);
     }
@@ -310,7 +312,7 @@ fn copy_batch(frame: &Frame, stream: usize) -> Result<(), i32> {
         // SAFETY: the program passes arrays of these lengths.
         let (to, from, bytes) =
             unsafe { (to.add(at).read_unaligned(), from.add(at).read_unaligned(), bytes.add(at).read_unaligned()) };
-        // SAFETY: as above. Each group begins with the copy of its index.
+        // SAFETY: as above. Each group begins with the copy whose index it contains.
         while group + 1 < groups as usize && unsafe { indices.add(group + 1).read_unaligned() } <= at as u64 {
             group += 1;
         }
@@ -325,8 +327,8 @@ fn batch(frame: &Frame) -> i32 {
     code(copy_batch(frame, 7))
 }
 
-/// The first form also has a place for the index of a copy that failed: the largest number stands for none in
-/// particular.
+/// Handles the first form of the call, which also has a pointer to the index of a failed copy. The largest number means
+/// that no particular copy failed.
 fn batch_with_failure(frame: &Frame) -> i32 {
     let result = code(copy_batch(frame, 8));
     if result != 0 {

@@ -1,4 +1,4 @@
-//! Start and devices.
+//! Initialization and devices.
 
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
@@ -23,14 +23,14 @@ pub const MAX_DEVICES: usize = 32;
 /// Number of cached attributes of a device.
 const ATTRIBUTES: usize = 256;
 
-/// Static: answers of the driver that never change.
+/// Static: values of the driver that never change.
 static COUNT: AtomicI32 = AtomicI32::new(-1);
-/// Static: as above; 0 is not known.
+/// Static: as above; 0 means that the value is unknown.
 static VERSION: AtomicI32 = AtomicI32::new(0);
-/// Static: as above; bit 32 is set if the lower bits are known.
+/// Static: as above; bit 32 is set if the value in the lower bits is known.
 static KNOWN: [[AtomicU64; ATTRIBUTES]; MAX_DEVICES] =
     [const { [const { AtomicU64::new(0) }; ATTRIBUTES] }; MAX_DEVICES];
-/// Static: `cuInit` has succeeded.
+/// Static: set after `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Attributes that a guest does not support: pageable and concurrent managed access (88, 89, 100, 101), kernels with
@@ -38,7 +38,7 @@ static INITIALISED: AtomicBool = AtomicBool::new(false);
 /// sparse arrays (112), direct RDMA (116), DMA-BUF (124), events of other processes (125), fabric handles (128),
 /// unified function pointers (129), multicast (132).
 const ABSENT: [usize; 14] = [88, 89, 91, 96, 100, 101, 103, 112, 116, 124, 125, 128, 129, 132];
-/// Attributes that each guest supports: registration of memory (99), also if it is read only (113).
+/// Attributes that each guest supports: registration of memory (99), also of read-only memory (113).
 const PRESENT: [usize; 2] = [99, 113];
 
 fn init(frame: &Frame) -> i32 {
@@ -52,7 +52,7 @@ fn init(frame: &Frame) -> i32 {
     result
 }
 
-/// Fails with 3 before `cuInit`.
+/// Returns error 3 before `cuInit`.
 pub fn ready() -> Result<(), i32> {
     if INITIALISED.load(Ordering::Acquire) { Ok(()) } else { Err(NOT_INITIALIZED) }
 }
@@ -71,7 +71,7 @@ pub fn driver_version() -> Result<i32, i32> {
 }
 
 fn version(frame: &Frame) -> i32 {
-    // The version is known without a device, as with NVIDIA's driver.
+    // As with NVIDIA's driver, the version is available without a device.
     driver_version().map_or_else(|error| error, |version| frame.put(0, version))
 }
 
@@ -89,7 +89,7 @@ pub fn device_count() -> Result<i32, i32> {
     Ok(count)
 }
 
-/// Returns the index of a device that exists.
+/// Returns the index of an existing device.
 pub fn checked(device: u32) -> Result<usize, i32> {
     if i64::from(device) < i64::from(device_count()?) { Ok(device as usize) } else { Err(INVALID_DEVICE) }
 }
@@ -127,7 +127,7 @@ fn attribute(frame: &Frame) -> i32 {
 }
 
 fn loading_mode(frame: &Frame) -> i32 {
-    // Lazy loading; the host's library decides this itself.
+    // Report lazy loading. The host's library chooses its mode itself.
     frame.put(0, 2i32)
 }
 

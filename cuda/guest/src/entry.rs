@@ -1,6 +1,7 @@
-//! The exported functions: each loads the number of its symbol and calls [`dispatch`] with its arguments.
+//! The exported functions. Each loads the number of its symbol, and calls [`dispatch`] with its arguments.
 //!
-//! UNSAFETY: functions of unknown signatures, whose arguments are read from registers and stack as the calls need them.
+//! UNSAFETY: functions with unknown signatures, whose arguments are read from registers and the stack as each call
+//! requires.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 #![allow(clippy::missing_safety_doc, clippy::undocumented_unsafe_blocks, reason = "generated")]
@@ -30,7 +31,7 @@ static HANDLERS: LazyLock<Vec<Handler>> = LazyLock::new(|| {
     CALLS.iter().map(|call| of((call.name, call.treatment))).collect()
 });
 
-/// All functions that the guest completes.
+/// Returns all functions that the guest completes.
 fn handlers() -> Vec<(&'static str, Handler)> {
     let parts = [
         crate::devices::HANDLERS,
@@ -60,7 +61,7 @@ fn refuse(_: &Frame) -> i32 {
     NOT_SUPPORTED
 }
 
-/// Completes a call: its number, its six registers, and its arguments on the stack.
+/// Completes a call. The arguments are its number, its six registers, and the address of its stack arguments.
 extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) -> i32 {
     if fork::is_child() {
         return NOT_INITIALIZED;
@@ -72,17 +73,17 @@ extern "C" fn dispatch(symbol: usize, registers: *const u64, stack: *const u64) 
     };
     let Some(handler) = HANDLERS.get(index) else { return NOT_SUPPORTED };
     let frame = Frame { registers, stack, index, per_thread };
-    // A panic must not cross into the program.
+    // A panic must not unwind into the program.
     std::panic::catch_unwind(|| handler(&frame)).unwrap_or_else(|_| {
         report!("{name} failed unexpectedly");
         crate::result::LAUNCH_FAILED
     })
 }
 
-/// Stores the registers with arguments, and calls [`dispatch`].
+/// Stores the argument registers, and calls [`dispatch`].
 #[unsafe(naked)]
 unsafe extern "C" fn common() {
-    // Input: eax number of the symbol, [rsp] return address.
+    // Input: number of the symbol in eax, return address at [rsp].
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",

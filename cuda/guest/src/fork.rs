@@ -1,6 +1,6 @@
-//! Children of the process: after `cuInit`, every call of CUDA returns 3 in them, as with NVIDIA's driver. A child of a
-//! process that used only NVML, or asked for the version, may use CUDA; and NVML works in each child. So a child has no
-//! worker at first, and starts a worker on demand.
+//! Handles children of the process. After `cuInit`, every CUDA call returns 3 in a child, as with NVIDIA's driver. If
+//! the process has only used NVML or queried the version, its child may use CUDA, and NVML works in each child.
+//! Therefore a child has no worker at first, and starts one on demand.
 //!
 //! UNSAFETY: registers a function with the C library.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,14 +17,14 @@ pub fn is_child() -> bool {
     CHILD.load(Ordering::Relaxed)
 }
 
-/// Watches forks from now on.
+/// Starts to handle forks of this process.
 pub fn watch() {
     /// Static: children inherit the registration.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;
     }
-    // SAFETY: the function stores to an atomic and closes descriptors; the library is never unloaded.
+    // SAFETY: the function writes an atomic and closes descriptors; the library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(forked)) };
 }
 

@@ -1,25 +1,25 @@
 //! Arguments of a call.
 //!
-//! UNSAFETY: reads arguments from registers and stack as the calls need them, and stores results through pointers.
+//! UNSAFETY: reads arguments from registers and the stack as each call requires, and stores results through pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-/// Arguments of a call, and which one it is.
+/// The arguments of a call, and the call's index.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame {
     /// The first six arguments.
     pub registers: *const u64,
-    /// The others, as the caller pushed them.
+    /// The remaining arguments, as the caller pushed them.
     pub stack: *const u64,
-    /// Index of its description.
+    /// Index of the call's description.
     pub index: usize,
-    /// The per-thread variant: the default stream is the thread's own.
+    /// Set for the per-thread variant of a function, whose default stream is the thread's own.
     pub per_thread: bool,
 }
 
 impl Frame {
-    /// Returns an argument. The function has at least that many.
+    /// Returns an argument. The function must have this many arguments.
     pub fn arg(&self, index: usize) -> u64 {
-        // SAFETY: the stub stored six registers; the caller pushed the others in front of the return address.
+        // SAFETY: the stub stored six registers, and the caller pushed the other arguments before the return address.
         unsafe { if index < 6 { *self.registers.add(index) } else { *self.stack.add(index - 6) } }
     }
 
@@ -34,12 +34,12 @@ impl Frame {
         if pointer.is_null() {
             return crate::result::INVALID_VALUE;
         }
-        // SAFETY: the program passes room for the result, as the driver API demands.
+        // SAFETY: the program passes a pointer to space for the result, as the driver API requires.
         unsafe { pointer.write_unaligned(value) };
         0
     }
 
-    /// Like [`Self::put`], for results that may be null.
+    /// Like [`Self::put`], for results whose pointer may be null.
     pub fn put_optional<T>(&self, index: usize, value: T) {
         if self.arg(index) != 0 {
             self.put(index, value);

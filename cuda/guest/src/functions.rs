@@ -1,4 +1,4 @@
-//! Functions and kernels: their parameters and attributes, which are asked of the worker once.
+//! Parameters and attributes of functions and kernels. The worker is queried only once for each.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -20,29 +20,29 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuFuncSetAttribute", set_function_attribute),
 ];
 
-/// Attributes that are kept.
+/// Number of cached attributes.
 const ATTRIBUTES: usize = 24;
-/// Functions of a page of records.
+/// Number of functions per page of records.
 const PAGE: usize = 256;
-/// Pages of records.
+/// Number of pages of records.
 const PAGES: usize = 4096;
 
 /// Parameters of a function.
 #[derive(Debug)]
 pub struct Parameters {
-    /// Offset and size of each.
+    /// Offset and size of each parameter.
     pub all: Vec<(u32, u32)>,
-    /// Bytes of all.
+    /// Total size of the parameters in bytes.
     pub bytes: usize,
 }
 
-/// Facts of a function.
+/// Cached properties of a function.
 #[derive(Debug, Default)]
 pub struct Record {
     parameters: OnceLock<Parameters>,
-    /// Attributes for the first device that asked; bit 32 is set if the value is known.
+    /// Attributes for the first device that was queried. Bit 32 is set if the value is known.
     attributes: [AtomicU64; ATTRIBUTES],
-    /// Handle of the function of a kernel; 0 is not known.
+    /// Handle of a kernel's function; 0 if unknown.
     function: AtomicU64,
 }
 
@@ -51,7 +51,7 @@ static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::n
 
 /// Returns the record of a function.
 ///
-/// UNSAFETY: follows a pointer to a page that was leaked, and so is valid for ever.
+/// UNSAFETY: dereferences a pointer to a page that was leaked, and is therefore always valid.
 #[allow(unsafe_code, reason = "see UNSAFETY")]
 pub fn record(function: u64) -> Result<&'static Record, i32> {
     let number = index_of(Kind::Function, function).ok_or(INVALID_HANDLE)? as usize;
@@ -60,7 +60,7 @@ pub fn record(function: u64) -> Result<&'static Record, i32> {
     if page.is_null() {
         let new: Box<[Record]> = (0..PAGE).map(|_| Record::default()).collect();
         let new = Box::leak(new).as_mut_ptr();
-        // Another thread may have been faster; its page is used, and this one stays unused.
+        // Another thread may have been faster. In this case its page is used, and this one stays unused.
         page =
             place.compare_exchange(page, new, Ordering::AcqRel, Ordering::Acquire).map_or_else(|other| other, |_| new);
     }
@@ -140,7 +140,7 @@ fn kernel_attribute(frame: &Frame) -> i32 {
     let (attribute, kernel, device) = (frame.arg(1), frame.arg(2), frame.arg(3));
     let call = |place| invoke(index!("cuKernelGetAttribute+"), &[place, attribute, kernel, device]);
     if current_device().is_ok_and(|current| u64::from(current) != device & 0xffff_ffff) {
-        // Kept for one device only.
+        // Only the values for one device are cached.
         let mut value = 0i32;
         return call(to(&mut value)).map_or_else(|error| error, |()| frame.put(0, value));
     }

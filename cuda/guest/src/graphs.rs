@@ -1,4 +1,4 @@
-//! Graphs that can be launched: older forms of their functions.
+//! Executable graphs: the older forms of their functions.
 //!
 //! UNSAFETY: reads and writes structures of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -33,7 +33,8 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// The first forms also report the node of an error and a text: there is none, whatever the result is.
+/// Handles the first forms of the call, which also return the node of an error and a text. Both stay empty, even if the
+/// call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);
     if frame.arg(4) > 0 {
@@ -43,7 +44,7 @@ fn instantiate(frame: &Frame) -> i32 {
 }
 
 fn instantiate_with_parameters(frame: &Frame) -> i32 {
-    // SAFETY: the program passes a structure.
+    // SAFETY: the program passes a valid structure.
     let Some(parameters) = (unsafe { (frame.arg(2) as *mut Parameters).as_mut() }) else { return INVALID_VALUE };
     let mut made = 0u64;
     let result = make(to(&mut made), frame.arg(1), parameters.flags & !UPLOAD);
@@ -57,7 +58,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
         let upload = resolve_stream(parameters.stream, frame.per_thread)
             .and_then(|stream| invoke(index!("cuGraphUpload"), &[made, stream]));
         if let Err(error) = upload {
-            // The program has no handle of the graph.
+            // The program never gets a handle for the graph.
             let _ = invoke(index!("cuGraphExecDestroy"), &[made]);
             return error;
         }
@@ -65,13 +66,13 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
     frame.put(0, made)
 }
 
-/// The first form of an update: the node of an error, and the reason.
+/// Handles the first form of an update, which returns the node of an error and the reason.
 fn update(frame: &Frame) -> i32 {
-    // `CUgraphExecUpdateResultInfo`, of which the reason reaches the guest.
+    // `CUgraphExecUpdateResultInfo`. The guest gets only its reason.
     let mut reason = [0u64; 3];
     let result = code(invoke(index!("cuGraphExecUpdate_v2"), &[frame.arg(0), frame.arg(1), to(&mut reason)]));
     frame.put_optional(2, 0u64);
-    // `CU_GRAPH_EXEC_UPDATE_ERROR`: the reason of a failed call is not known.
+    // `CU_GRAPH_EXEC_UPDATE_ERROR`, because the reason for a failed call is not known.
     frame.put_optional(3, if result == UPDATE_FAILURE { 1 } else { reason[0] as u32 });
     result
 }

@@ -1,4 +1,5 @@
-//! Functions of the program in the order of a stream. The worker posts their numbers; one thread here runs them.
+//! Functions of the program in the order of a stream. The worker posts their numbers, and one thread of this library
+//! runs them.
 //!
 //! UNSAFETY: calls functions that the program passes, and blocks the thread's signals.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +29,7 @@ type StreamCallback = unsafe extern "C" fn(u64, i32, *mut c_void);
 #[derive(Clone, Copy)]
 enum Function {
     Host(HostFunction),
-    /// A callback, and the stream as the program named it.
+    /// A callback, and the program's handle of its stream.
     Callback(StreamCallback, u64),
 }
 
@@ -39,13 +40,13 @@ struct Pending {
     data: u64,
 }
 
-/// Functions that were enqueued, by number, and the last number. A function leaves when it has run, unless it is part
-/// of a graph. Static: two threads share them.
+/// Functions that were enqueued, by number, and the last number used. A function is removed when it has run, unless it
+/// is part of a graph. Static: two threads share them.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of these functions.
 const MAX_PENDING: usize = 1 << 16;
 
-/// Registers a function of the program, and calls `send` with its number. A function that cannot be sent is forgotten.
+/// Registers a function of the program, and calls `send` with its number. Removes the function if it cannot be sent.
 pub fn register<T>(function: u64, data: u64, send: impl FnOnce(u64) -> Result<T, i32>) -> Result<T, i32> {
     if function == 0 {
         return Err(INVALID_VALUE);
@@ -91,8 +92,8 @@ fn launch(frame: &Frame) -> i32 {
     code(register(frame.arg(1), frame.arg(2), |number| enqueue(frame, number)))
 }
 
-/// A callback also gets the stream, and the state of its work. Here it always succeeds: the driver runs no function
-/// after work that has failed.
+/// Adds a callback, which also gets the stream and the state of its work. The state is always success, because the
+/// driver does not run functions after failed work.
 fn add_callback(frame: &Frame) -> i32 {
     let function = frame.arg(1);
     if function == 0 || frame.int(3) != 0 {
@@ -109,9 +110,9 @@ fn forget(number: u64) -> Option<Pending> {
     PENDING.lock().unwrap_or_else(PoisonError::into_inner).as_mut()?.0.remove(&number)
 }
 
-/// Starts the thread that runs the functions, once. Returns false if the process has no thread for it.
+/// Starts the thread that runs the functions, once. Returns false if the thread cannot be started.
 fn start() -> bool {
-    /// Static: the functions of all streams have one thread.
+    /// Static: one thread runs the functions of all streams.
     static STARTED: OnceLock<bool> = OnceLock::new();
     let spawn = || {
         crate::transport::spawn(|| {

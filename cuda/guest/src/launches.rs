@@ -29,7 +29,7 @@ struct Config {
     attribute_count: u32,
 }
 
-/// A launch in the program's words.
+/// A launch as the program describes it.
 pub struct Launch {
     /// The function.
     pub function: u64,
@@ -39,14 +39,14 @@ pub struct Launch {
     cooperative: bool,
     /// A pointer to each parameter, or null.
     parameters: *const *const u8,
-    /// The list of the `extra` form, or null.
+    /// The list in the `extra` argument, or null.
     extra: *const u64,
     attributes: *const [u64; ATTRIBUTE_WORDS],
     attribute_count: usize,
 }
 
 impl Launch {
-    /// Returns the launch of a graph's node, which has no stream: its parameters are in either form, as for a launch.
+    /// Creates the launch of a graph's node, which has no stream. Its parameters have either form, as for a launch.
     pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
         Self {
             function,
@@ -65,7 +65,7 @@ impl Launch {
 /// Appends a launch in a stream, with its parameters and attributes.
 ///
 /// # Safety
-/// The launch is the program's.
+/// The launch must come from the program.
 pub unsafe fn append_all(
     message: &mut Vec<u64>,
     launch: &Launch,
@@ -81,13 +81,13 @@ pub unsafe fn append_all(
     Ok(())
 }
 
-/// The buffer of the `extra` form: its address and its bytes.
+/// Returns the address and the size of the buffer in the `extra` argument.
 ///
 /// # Safety
-/// `extra` is a list as `cuLaunchKernel` demands.
+/// `extra` must be a list as `cuLaunchKernel` requires it.
 unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
     let (mut at, mut found) = (extra, (0, 0));
-    // The list has two entries and its end.
+    // The list has two entries and an end mark.
     for _ in 0..4 {
         // SAFETY: guaranteed by the caller.
         let (key, value) = unsafe { (at.read_unaligned(), at.add(1)) };
@@ -107,7 +107,7 @@ unsafe fn buffer(extra: *const u64) -> Result<(u64, usize), i32> {
 /// Appends the parameters' bytes.
 ///
 /// # Safety
-/// The launch is the program's.
+/// The launch must come from the program.
 unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameters) -> Result<(), i32> {
     let words = parameters.bytes.div_ceil(8);
     let first = message.len();
@@ -116,7 +116,8 @@ unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameter
     let room = room.as_mut_ptr().cast::<u8>();
     if !launch.parameters.is_null() {
         for (index, (offset, size)) in parameters.all.iter().enumerate() {
-            // SAFETY: the program passes a pointer to each parameter; the room has bytes up to the last one's end.
+            // SAFETY: the program passes a pointer to each parameter; the buffer has space up to the end of the last
+            // one.
             unsafe {
                 let from = launch.parameters.add(index).read();
                 std::ptr::copy_nonoverlapping(from, room.add(*offset as usize), *size as usize);
@@ -130,7 +131,7 @@ unsafe fn append(message: &mut Vec<u64>, launch: &Launch, parameters: &Parameter
     // SAFETY: guaranteed by the caller.
     let (from, bytes) = unsafe { buffer(launch.extra)? };
     let bytes = bytes.min(parameters.bytes);
-    // SAFETY: the buffer has that many bytes, and so has the room.
+    // SAFETY: the buffer and the destination both have this size.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, room, bytes) };
     Ok(())
 }
@@ -140,7 +141,7 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
     let stream = resolve_stream(launch.stream, per_thread)?;
     let record = record(launch.function)?;
     let [_, _, _, bx, by, bz] = launch.dimensions.map(u64::from);
-    // Errors that programs look for at the launch itself. Others come with the thread's next call.
+    // Return errors that programs check for at the launch itself. The thread's next call returns all others.
     if launch.dimensions.contains(&0) || bx * by * bz > 1024 || launch.attribute_count > MAX_ATTRIBUTES {
         return Err(INVALID_VALUE);
     }
@@ -150,7 +151,7 @@ fn send(launch: &Launch, per_thread: bool) -> Result<(), i32> {
         }
         let parameters = record.parameters(thread, launch.function)?;
         connection.post(thread, own::LAUNCH, |message| {
-            // SAFETY: the launch is the program's.
+            // SAFETY: the launch comes from the program.
             unsafe { append_all(message, launch, stream, parameters) }
         })
     })
@@ -184,7 +185,7 @@ fn configured(function: u64, config: u64, parameters: u64, extra: u64) -> Result
     if config.is_null() {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the program passes a configuration.
+    // SAFETY: the program passes a valid configuration.
     let config = unsafe { config.read() };
     Ok(Launch {
         function,
@@ -216,7 +217,7 @@ fn max_clusters(frame: &Frame) -> i32 {
         thread::with(|thread| {
             let answer = connection.ask(thread, own::MAX_CLUSTERS, None, |message| {
                 append_head(message, &launch, stream, 0);
-                // SAFETY: the launch is the program's.
+                // SAFETY: the launch comes from the program.
                 unsafe { append_attributes(message, &launch) };
             })?;
             match answer.code {
@@ -246,10 +247,10 @@ fn append_head(message: &mut Vec<u64>, launch: &Launch, stream: u64, parameter_w
 /// Appends the attributes.
 ///
 /// # Safety
-/// The launch is the program's.
+/// The launch must come from the program.
 unsafe fn append_attributes(message: &mut Vec<u64>, launch: &Launch) {
     for index in 0..launch.attribute_count {
-        // SAFETY: the program passes that many attributes.
+        // SAFETY: the program passes this many attributes.
         message.extend(unsafe { launch.attributes.add(index).read_unaligned() });
     }
 }

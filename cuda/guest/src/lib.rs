@@ -1,12 +1,13 @@
-//! `libcuda.so.1` of a guest: answers calls itself or sends them to the program's worker.
+//! `libcuda.so.1` of a guest. It answers calls itself, or sends them to the program's worker.
 //!
-//! - [`entry`] has the exported functions, and finds the handler of a call.
-//! - [`connection`] starts the worker's side through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and
-//!   waits for answers. [`thread`] has the state of each thread: slot, current context, capture mode.
-//! - [`call`] sends described calls. The other modules have the functions that the guest completes, by noun.
+//! - [`entry`] contains the exported functions, and finds the handler of a call.
+//! - [`connection`] starts the worker through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and waits
+//!   for replies. [`thread`] contains the state of each thread: slot, current context, capture mode.
+//! - [`call`] sends described calls. The other modules contain the functions that the guest completes, grouped by
+//!   topic.
 //!
-//! Handles are the guest's own. Addresses of the card and of pinned memory are the same here and in the worker; the
-//! library reserves their range. The description of the calls is `cuda-calls`.
+//! The guest chooses its own handles. Addresses of the card and of pinned memory are the same in the guest and in the
+//! worker; the library reserves their range. `cuda-calls` describes the calls.
 
 mod addresses;
 mod allocations;
@@ -40,7 +41,7 @@ mod tables;
 mod thread;
 mod transport;
 
-/// Results of calls, numbered as in NVIDIA's headers.
+/// Result codes of calls, as in NVIDIA's headers.
 mod result {
     pub const SUCCESS: i32 = 0;
     pub const INVALID_VALUE: i32 = 1;
@@ -62,7 +63,7 @@ mod result {
 /// Prints a line to standard error.
 macro_rules! report {
     ($($arg:tt)*) => {
-        // A program without standard error gets the result of its call alone.
+        // If the program has no standard error, it gets only the result of its call.
         { let _ = std::io::Write::write_fmt(&mut std::io::stderr(), format_args!("libcuda (guest): {}\n", format_args!($($arg)*))); }
     };
 }

@@ -1,4 +1,4 @@
-//! Linking at run time. Inputs travel like images of modules; the result is read when the link is completed.
+//! Links at run time. Inputs are sent like images of modules; the result is read when the link completes.
 //!
 //! UNSAFETY: reads inputs and stores results through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -29,12 +29,12 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results by link. They do not move, because the program gets their addresses. Static: the exported functions have no
-/// other state.
+/// Results by link. They must not move, because the program gets their addresses. Static: the exported functions have
+/// no other state.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 
 fn create(frame: &Frame) -> i32 {
-    // SAFETY: the arguments are the program's.
+    // SAFETY: the program passes valid arguments.
     let options = unsafe { options(frame.int(0), frame.arg(1), frame.arg(2)) };
     code(options.and_then(|options| {
         let [count, kinds, values] = options.arguments();
@@ -48,7 +48,7 @@ fn add(frame: &Frame, data: &[u8], name: u64, first_option: usize) -> Result<(),
         return Err(INVALID_VALUE);
     }
     let (count, kinds, values) = (frame.int(first_option), frame.arg(first_option + 1), frame.arg(first_option + 2));
-    // SAFETY: the arguments are the program's.
+    // SAFETY: the program passes valid arguments.
     let options = unsafe { options(count, kinds, values)? };
     let [count, kinds, values] = options.arguments();
     let name = if name == 0 { c"".as_ptr().addr() as u64 } else { name };
@@ -60,7 +60,7 @@ fn add_data(frame: &Frame) -> i32 {
     if frame.arg(2) == 0 || frame.arg(3) > own::MAX_IMAGE_BYTES as u64 {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes that many bytes.
+    // SAFETY: the program passes this many bytes.
     let data = unsafe { std::slice::from_raw_parts(frame.arg(2) as *const u8, frame.arg(3) as usize) };
     code(add(frame, data, frame.arg(4), 5))
 }
@@ -69,7 +69,7 @@ fn add_file(frame: &Frame) -> i32 {
     if frame.arg(2) == 0 {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a path.
+    // SAFETY: the program passes a valid path.
     let path = unsafe { CStr::from_ptr(frame.arg(2) as *const c_char) };
     match std::fs::read(OsStr::from_bytes(path.to_bytes())) {
         Ok(data) => code(add(frame, &data, frame.arg(2), 3)),

@@ -1,4 +1,4 @@
-//! Functions by name, and tables by UUID.
+//! Finds functions by name, and tables by UUID.
 //!
 //! UNSAFETY: reads and writes through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,7 +13,7 @@ use crate::result::{INVALID_VALUE, NOT_FOUND, SUCCESS};
 pub const HANDLERS: &[(&str, Handler)] =
     &[("cuGetProcAddress", get_first), ("cuGetProcAddress_v2", get_second), ("cuGetExportTable", export_table)];
 
-/// A family: its name, and version, kind and symbol of each form.
+/// A family of functions: its name, and the version, kind and symbol of each form.
 pub type Family = (&'static str, &'static [(u32, bool, usize)]);
 
 /// The tables that the build generates.
@@ -21,7 +21,7 @@ pub type Family = (&'static str, &'static [(u32, bool, usize)]);
 pub struct Tables {
     /// Exported functions in the order of symbols.
     pub entries: &'static [unsafe extern "C" fn()],
-    /// Name, index of the call or -1, and whether it is a per-thread variant.
+    /// Name, index of the call or -1, and whether the symbol is a per-thread variant.
     pub symbols: &'static [(&'static str, i32, bool)],
     /// Families in the order of their names.
     pub families: &'static [Family],
@@ -30,12 +30,12 @@ pub struct Tables {
 /// Static: installed before the first call.
 static TABLES: OnceLock<Tables> = OnceLock::new();
 
-/// Names the tables.
+/// Sets the tables.
 pub fn install(tables: Tables) {
     let _ = TABLES.set(tables);
 }
 
-/// Flag of the call: functions work on the per-thread default stream.
+/// Flag of the call: the returned functions use the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
 /// Returns the symbol for a call with this name, version and flags.
@@ -48,7 +48,7 @@ fn symbol(name: &str, version: u32, per_thread: bool) -> Result<usize, u32> {
     let forms = tables.families.get(at).map(|(_, forms)| *forms).unwrap_or_default();
     let newest = |kind: bool| forms.iter().rfind(|form| form.1 == kind && form.0 <= version).map(|form| form.2);
     let found = per_thread.then(|| newest(true)).flatten().or_else(|| newest(false)).ok_or(TOO_NEW)?;
-    // A function that guests do not have is not found, so that runtimes do without it.
+    // Functions that guests do not have are reported as missing, so that runtimes do without them.
     match tables.symbols.get(found) {
         Some((_, index, _)) if *index >= 0 => Ok(found),
         _ => Err(MISSING),
@@ -60,7 +60,7 @@ fn get(frame: &Frame, per_thread: bool, status: Option<usize>) -> i32 {
     if name.is_null() || place.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a name.
+    // SAFETY: the program passes a valid name.
     let name = unsafe { CStr::from_ptr(name) }.to_string_lossy();
     // The host's driver may be older than the program.
     let version = frame.int(2).min(driver_version().unwrap_or(i32::MAX).cast_unsigned());
@@ -89,7 +89,7 @@ fn export_table(frame: &Frame) -> i32 {
     if frame.arg(0) == 0 || frame.arg(1) == 0 {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a UUID.
+    // SAFETY: the program passes a valid UUID.
     let uuid = unsafe { (frame.arg(1) as *const [u8; 16]).read_unaligned() };
     match crate::tables::find(&uuid) {
         Some(table) => {

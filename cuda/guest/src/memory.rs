@@ -1,4 +1,4 @@
-//! Memory of the card, and facts about addresses.
+//! Memory of the card, and queries about addresses.
 //!
 //! UNSAFETY: reads and writes through the pointers that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -25,10 +25,10 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemPoolGetAttribute", pool_attribute),
 ];
 
-/// Tries to get memory at addresses that the program does not use itself.
+/// Maximum number of attempts to get memory at addresses that the program does not use itself.
 const TRIES: usize = 4;
 
-/// Allocates with `call`, which returns an address and the bytes there.
+/// Allocates with `call`, which returns an address and the size of the memory there.
 fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u64)) -> Result<u64, i32> {
     let mut refused = Vec::new();
     let mut result = Err(OUT_OF_MEMORY);
@@ -38,7 +38,8 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
                 result = Ok(address);
                 break;
             }
-            // The program has other memory at this address. Freed at the end, so that the next one is another.
+            // The program has other memory at this address. Free the allocation only at the end, so that the next one
+            // gets another address.
             Ok((address, _)) => refused.push(address),
             Err(code) => {
                 result = Err(code);
@@ -51,7 +52,7 @@ fn allocated(mut call: impl FnMut() -> Result<(u64, u64), i32>, free: impl Fn(u6
 }
 
 fn give_back(address: u64) {
-    // The address is the driver's own answer.
+    // The address is the one that the driver returned.
     let _ = invoke(index!("cuMemFree_v2+"), &[address]);
 }
 
@@ -59,7 +60,7 @@ fn store(frame: &Frame, result: Result<u64, i32>) -> i32 {
     result.map_or_else(|error| error, |address| frame.put(0, address))
 }
 
-/// Remembers and returns an allocation of the current context.
+/// Records an allocation of the current context, and returns it.
 fn remember(result: Result<u64, i32>, bytes: u64) -> Result<u64, i32> {
     if let (Ok(address), Ok(device)) = (&result, current_device()) {
         allocations::add(*address, Allocation { bytes, context: thread::current(), device });
@@ -123,7 +124,7 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    // An address of which the guest knows nothing may be wrong, which the program learns from the call.
+    // An address that the guest has not recorded may be wrong. In this case the call returns an error to the program.
     let is_known = allocations::remove(address);
     let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
     code(invoke(call, &[address]).map(|()| addresses::remove(address)))
@@ -132,14 +133,14 @@ fn free(frame: &Frame) -> i32 {
 fn pool_attribute(frame: &Frame) -> i32 {
     let (attribute, mut value) = (frame.int(1), 0u64);
     match invoke(frame.index, &[frame.arg(0), u64::from(attribute), to(&mut value)]) {
-        // The first three are flags, the others numbers of bytes.
+        // The first three attributes are flags; the others are sizes in bytes.
         Ok(()) if (1..=3).contains(&attribute) => frame.put(2, value as u32),
         Ok(()) => frame.put(2, value),
         Err(error) => error,
     }
 }
 
-/// Bytes of an attribute's value.
+/// Returns the size of an attribute's value, in bytes.
 fn attribute_bytes(kind: u32) -> Option<usize> {
     Some(match kind {
         2 | 6 | 8 | 9 | 10 | 13 | 14 | 15 | 16 => 4,
@@ -148,7 +149,7 @@ fn attribute_bytes(kind: u32) -> Option<usize> {
     })
 }
 
-/// Returns an attribute of memory that the program has registered, and the card does not reach.
+/// Returns an attribute of memory that the program has registered, and that the card cannot access.
 fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result<u64, i32> {
     Ok(match kind {
         1 => current_handle(),
@@ -156,7 +157,7 @@ fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result
         2 => 1,
         4 => address,
         7 | 11 | 19 => found.address,
-        // Managed, and mapped for the card.
+        // Whether the memory is managed, and whether it is mapped for the card.
         8 | 13 => 0,
         9 => u64::from(current_device()?),
         12 | 18 => found.bytes,
@@ -180,7 +181,7 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
     if addresses::place(address) == Place::Card
         && let Some(found) = allocations::find(address)
     {
-        // Triton asks for each pointer before each launch.
+        // Triton queries each pointer before each launch.
         match kind {
             // `CU_MEMORYTYPE_DEVICE`.
             2 => return Ok(2),
@@ -219,10 +220,10 @@ fn attribute_of(kind: u32, address: u64) -> Result<u64, i32> {
 /// Stores an attribute's value with its own size.
 ///
 /// # Safety
-/// `place` has room for it.
+/// `place` must have space for the value.
 unsafe fn store_attribute(place: *mut c_void, kind: u32, value: u64) {
     let bytes = if kind == 1 { 8 } else { attribute_bytes(kind).unwrap_or(4) };
-    // A boolean takes one byte of room in some programs, as the driver's header demands.
+    // Some programs pass only one byte for a boolean, as the driver's header allows.
     let bytes = if matches!(kind, 8 | 10) { 1 } else { bytes };
     // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), place.cast(), bytes) };
@@ -238,7 +239,7 @@ fn pointer_attribute(frame: &Frame) -> i32 {
     }
     match attribute_of(kind, address) {
         Ok(value) => {
-            // SAFETY: the program passes room for the attribute.
+            // SAFETY: the program passes a pointer to space for the attribute.
             unsafe { store_attribute(place, kind, value) };
             SUCCESS
         }
@@ -253,9 +254,9 @@ fn pointer_attributes(frame: &Frame) -> i32 {
         return INVALID_VALUE;
     }
     for at in 0..count {
-        // SAFETY: the program passes that many kinds and places.
+        // SAFETY: the program passes this many kinds and pointers.
         let (kind, place) = unsafe { (kinds.add(at).read_unaligned(), places.add(at).read_unaligned()) };
-        // Attributes that an address lacks are null.
+        // Attributes that an address does not have are null.
         let value = attribute_of(kind, address).unwrap_or(0);
         if !place.is_null() {
             // SAFETY: as above.

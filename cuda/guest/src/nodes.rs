@@ -64,13 +64,14 @@ struct Target {
     before: Vec<u64>,
 }
 
-/// Returns the target of a call that adds a node: place, graph, nodes before it and their number.
+/// Returns the target of a call that adds a node: the pointer to its handle, its graph, its dependencies and their
+/// number.
 fn added(frame: &Frame) -> Result<Target, i32> {
     let (count, before) = (frame.arg(3) as usize, frame.arg(2) as *const u64);
     if frame.arg(0) == 0 || count > MAX_NODES || (count > 0 && before.is_null()) {
         return Err(INVALID_VALUE);
     }
-    // SAFETY: the program passes that many nodes.
+    // SAFETY: the program passes this many nodes.
     let before: Vec<u64> = (0..count).map(|at| unsafe { before.add(at).read_unaligned() }).collect();
     let is_node = |node: &u64| index_of(Kind::Node, *node).is_some();
     if index_of(Kind::Graph, frame.arg(1)).is_none() || !before.iter().all(is_node) {
@@ -117,7 +118,7 @@ fn kernel(frame: &Frame, target: Result<Target, i32>, parameters: usize, bytes: 
     }
     // SAFETY: all fields are numbers.
     let mut node: KernelNode = unsafe { std::mem::zeroed() };
-    // SAFETY: the program passes a structure of this size, which is at most that of the local.
+    // SAFETY: the program passes a structure of this size, and the local variable is at least as large.
     unsafe { std::ptr::copy_nonoverlapping(from, (&raw mut node).cast::<u8>(), bytes) };
     let done = target.and_then(|target| send_kernel(&target, &node).map(|made| (target, made)));
     done.map_or_else(|error| error, |(target, made)| store(frame, &target, made))
@@ -140,7 +141,7 @@ fn send_kernel(target: &Target, node: &KernelNode) -> Result<u64, i32> {
                 [target.edit, target.graph, target.node, u64::from(is_kernel), node.context, before.len() as u64];
             message.extend(head);
             message.extend(before);
-            // SAFETY: the program passes the parameters of a launch.
+            // SAFETY: the program passes valid parameters of a launch.
             unsafe { launches::append_all(message, &launch, 0, parameters) }
         })
     })
@@ -175,7 +176,7 @@ fn host(frame: &Frame, target: Result<Target, i32>, parameters: usize) -> i32 {
     if from.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a structure.
+    // SAFETY: the program passes a valid structure.
     let HostNode { function, data } = unsafe { from.read_unaligned() };
     let done = target.and_then(|target| {
         let connection = connection::get()?;
@@ -205,13 +206,13 @@ fn set_exec_host(frame: &Frame) -> i32 {
     host(frame, changed(frame, true), 2)
 }
 
-/// Passes a copy node on, unless it would copy the program's pageable memory at each launch.
+/// Forwards a copy node, unless it would copy pageable memory of the program at each launch.
 fn copy(frame: &Frame, index: usize, copy: usize, count: usize) -> i32 {
     let from = frame.arg(copy) as *const [u64; WORDS_3D];
     if from.is_null() {
         return INVALID_VALUE;
     }
-    // SAFETY: the program passes a structure.
+    // SAFETY: the program passes a valid structure.
     match boxes::is_reachable(&unsafe { from.read_unaligned() }) {
         Ok(true) => {
             let arguments: Vec<u64> = (0..count).map(|index| frame.arg(index)).collect();

@@ -1,4 +1,4 @@
-//! NVML: the connection of `guest-nvml` to the worker.
+//! Connects the NVML functions of `guest-nvml` to the worker.
 //!
 //! UNSAFETY: runs a function when the library is loaded, and stores results through the pointers of the calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,10 +9,10 @@ use guest_nvml::{Failure, Worker};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED, SUCCESS};
 use crate::{connection, fork, thread};
 
-/// The connection, as NVML's functions need it.
+/// The connection, in the form that NVML's functions need.
 struct Connected;
 
-/// NVML's functions are exported by their crate, and find this library through it.
+/// The crate of NVML's functions exports them, and finds this library through this function.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
@@ -22,7 +22,7 @@ extern "C" fn at_load() {
     guest_nvml::install(&Connected);
 }
 
-/// A failure before the worker's NVML was called, or in place of its call.
+/// Creates a failure that occurred before the worker's NVML was called, or in place of the call.
 fn failure(code: i32) -> Failure {
     match code {
         INVALID_VALUE | INVALID_HANDLE => Failure::Arguments,
@@ -41,7 +41,7 @@ impl Worker for Connected {
         let described = CALLS.get(number).ok_or(Failure::Missing)?;
         let op = u16::try_from(number).map_err(|_| Failure::Missing)?;
         let outcome = thread::with(|thread| {
-            // NVML has no contexts, so that a lost one is no reason against a call.
+            // NVML has no contexts, so a lost context must not make the call fail.
             let before = thread.current.replace(0);
             let area = connection.area();
             let mut words = 0;
@@ -61,7 +61,7 @@ impl Worker for Connected {
             Ok(answer.code)
         });
         match outcome {
-            // The worker's own results, which are not NVML's.
+            // These results come from the worker itself, not from NVML.
             Ok(code @ (INVALID_HANDLE | NOT_SUPPORTED)) => Err(failure(code)),
             other => other.map_err(failure),
         }

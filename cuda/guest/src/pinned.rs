@@ -1,4 +1,4 @@
-//! Pinned memory: parts of the window, at the same address in guest and worker.
+//! Pinned memory: parts of the window that have the same address in the guest and the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,16 +36,16 @@ const ALIGN: u64 = 512;
 pub struct Allocation {
     /// First address.
     pub address: u64,
-    /// Bytes.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Allocated as managed memory.
+    /// Set for memory that was allocated as managed memory.
     pub managed: bool,
     flags: u32,
-    /// Address of its blob.
+    /// Address of the allocation's blob.
     slab: u64,
 }
 
-/// A blob with its free parts.
+/// A blob and its free parts.
 #[derive(Debug)]
 struct Slab {
     blob: Blob,
@@ -55,7 +55,7 @@ struct Slab {
 #[derive(Debug)]
 struct Pinned {
     next: u64,
-    /// Ranges of addresses that blobs have left: bytes by their first address.
+    /// Ranges of addresses that blobs no longer use: the size of each in bytes, by its first address.
     left: BTreeMap<u64, u64>,
     slabs: BTreeMap<u64, Slab>,
     allocations: BTreeMap<u64, Allocation>,
@@ -81,7 +81,7 @@ pub fn find(address: u64) -> Option<Allocation> {
 }
 
 impl Slab {
-    /// Takes the first free part with room.
+    /// Takes the first free part that is large enough.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let (at, length) = self.free.iter().find(|(_, length)| **length >= bytes).map(|(at, length)| (*at, *length))?;
         self.free.remove(&at);
@@ -91,7 +91,7 @@ impl Slab {
         Some(at)
     }
 
-    /// Gives a part back, and unites it with its neighbours.
+    /// Returns a part, and merges it with its free neighbours.
     fn give(&mut self, mut at: u64, mut bytes: u64) {
         if let Some((before, length)) = self.free.range(..at).next_back().map(|(at, length)| (*at, *length))
             && before + length == at
@@ -157,7 +157,7 @@ impl Pinned {
         slab.give(address, found.bytes.next_multiple_of(ALIGN));
         let blob = slab.blob;
         let is_empty = slab.free.first_key_value() == Some((&blob.address, &blob.bytes));
-        // One empty slab stays for the next small allocation.
+        // Keep one empty slab for the next small allocation.
         let is_spare =
             blob.bytes == SLAB_BYTES && self.slabs.values().filter(|s| s.blob.bytes == SLAB_BYTES).count() == 1;
         if !is_empty || is_spare {
@@ -192,12 +192,12 @@ fn alloc_host(frame: &Frame) -> i32 {
     allocate(frame, 0, false)
 }
 
-/// Managed memory is pinned memory: coherent and correct, and slow for the card.
+/// Allocates managed memory as pinned memory, which is coherent and correct, but slow for the card.
 fn managed(frame: &Frame) -> i32 {
     allocate(frame, 0, true)
 }
 
-/// Frees pinned memory. Work that uses it is done first, as natively.
+/// Frees pinned memory. As with the driver, work that uses the memory completes first.
 pub fn free(address: u64) -> Result<(), i32> {
     crate::contexts::synchronize_current()?;
     lock().free(address)
@@ -225,11 +225,11 @@ fn flags(frame: &Frame) -> i32 {
     if let Some(found) = registered::find(frame.arg(1)) {
         return frame.put(0, found.flags);
     }
-    // Mapped for the card always.
+    // Pinned memory is always mapped for the card.
     find(frame.arg(1)).map_or(INVALID_VALUE, |found| frame.put(0, found.flags | 2))
 }
 
-/// A hint where managed memory should be. The memory stays where it is.
+/// Handles a hint about the place of managed memory. The memory is not moved.
 fn hint(frame: &Frame) -> i32 {
     let (address, bytes) = (frame.arg(0), frame.arg(1));
     let is_within = |found: &Allocation| bytes <= found.address + found.bytes - address;

@@ -1,7 +1,7 @@
-//! Memory of the program that it registers. The window cannot map it, so the card does not reach it: its copies are
-//! those of pageable memory, which is always correct, and calls that need its address for the card are refused.
+//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat it as
+//! pageable memory, which is always correct, and calls that need its address for the card are refused.
 //!
-//! UNSAFETY: asks the kernel whether pages are mapped.
+//! UNSAFETY: queries the kernel whether pages are mapped.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::BTreeMap;
@@ -15,9 +15,9 @@ use crate::{devices, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[("cuMemHostRegister_v2", register), ("cuMemHostUnregister", unregister)];
 
-/// Flags that a registration may have here: `CU_MEMHOSTREGISTER_PORTABLE` and `.._READ_ONLY`.
+/// Accepted flags of a registration: `CU_MEMHOSTREGISTER_PORTABLE` and `.._READ_ONLY`.
 const ACCEPTED_FLAGS: u32 = 1 | 8;
-/// `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`: the card would need the memory itself.
+/// `CU_MEMHOSTREGISTER_DEVICEMAP` and `.._IOMEMORY`: the card would have to access the memory itself.
 const REFUSED_FLAGS: u32 = 2 | 4;
 /// Maximum number of registered ranges.
 const MAX_RANGES: usize = 1 << 16;
@@ -51,13 +51,13 @@ pub fn find(address: u64) -> Option<Registered> {
 
 /// Returns true if all pages of a range are mapped.
 fn is_mapped(address: u64, end: u64) -> bool {
-    /// Number of pages of one question.
+    /// Number of pages per query.
     const PAGES: u64 = 4096;
     let mut states = [0u8; PAGES as usize];
     let mut at = address / PAGE * PAGE;
     while at < end {
         let bytes = (end - at).min(PAGES * PAGE);
-        // SAFETY: the kernel writes a byte for each page, and fails for pages that are not mapped.
+        // SAFETY: the kernel writes one byte per page, and fails if pages are not mapped.
         if unsafe { libc::mincore(at as *mut libc::c_void, bytes as usize, states.as_mut_ptr()) } != 0 {
             return false;
         }

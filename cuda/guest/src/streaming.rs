@@ -1,23 +1,23 @@
-//! Copies of many bytes with stores that bypass the caches. An ordinary store first reads the line that it overwrites,
-//! which costs a large copy from the card a third of the memory's bandwidth.
+//! Copies large amounts of memory with stores that bypass the caches. An ordinary store first reads the line that it
+//! overwrites, which costs a large copy from the card a third of the memory's bandwidth.
 //!
-//! UNSAFETY: copies between addresses that the callers name.
+//! UNSAFETY: copies between addresses that the callers pass.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-/// Number of bytes from which on a copy leaves little in the caches that the program could use.
+/// Minimum size of a copy, in bytes, that would evict most of the program's data from the caches.
 pub const MIN_BYTES: u64 = 8 << 20;
 
-/// Number of bytes of a vector.
+/// Size of a vector in bytes.
 const VECTOR: usize = size_of::<__m128i>();
-/// Number of vectors of a line of the caches.
+/// Number of vectors per cache line.
 const VECTORS: usize = 4;
 
 /// Copies bytes between ranges that do not overlap.
 ///
 /// # Safety
-/// Both ranges have that many bytes.
+/// Both ranges must have this size.
 pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
     let head = to.align_offset(VECTOR * VECTORS).min(bytes);
     let lines = (bytes - head) / (VECTOR * VECTORS);
@@ -34,7 +34,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, bytes: usize) {
             }
         }
         std::ptr::copy_nonoverlapping(from.add(tail), to.add(tail), bytes - tail);
-        // Later stores of this thread, which may publish the bytes, must not be seen before them.
+        // Other threads must see the copied bytes before later stores of this thread, which may publish them.
         _mm_sfence();
     }
 }

@@ -1,4 +1,4 @@
-//! Streams: the default streams, waits, and facts that the guest knows.
+//! The default streams, waits, and properties of streams that the guest tracks.
 
 use cuda_calls::{Kind, handle, own};
 
@@ -17,7 +17,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuGraphGetNodes", graph_nodes),
 ];
 
-/// Sends a message of a wait, and waits for its answer.
+/// Sends a wait message, and waits for its reply.
 pub fn wait(op: u16, object: u64) -> Result<(), i32> {
     let connection = connection::get()?;
     thread::with(|thread| match connection.ask(thread, op, None, |message| message.push(object))?.code {

@@ -1,4 +1,4 @@
-//! Export tables, which the process answers itself (`cuda-exports`).
+//! Export tables. The process implements them itself (`cuda-exports`).
 
 use std::ffi::c_void;
 
@@ -9,12 +9,12 @@ use crate::devices::{attribute_of, device_count, driver_version, ready};
 use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, NOT_INITIALIZED};
 use crate::{code, contexts, fork, report};
 
-/// Attributes with the place of a device on the PCI bus.
+/// Attributes that describe a device's position on the PCI bus.
 const PCI_BUS: usize = 33;
 const PCI_DEVICE: usize = 34;
 const PCI_DOMAIN: usize = 50;
 
-/// The library, as the tables need it.
+/// The library, in the form that the tables need.
 struct Guest;
 
 impl cuda_exports::Driver for Guest {
@@ -64,7 +64,7 @@ fn identity(device: usize) -> Result<Device, i32> {
     Ok(Device { uuid, domain: place(PCI_DOMAIN)?, bus: place(PCI_BUS)?, device: place(PCI_DEVICE)? })
 }
 
-/// Returns the table of a UUID.
+/// Returns the table with the given UUID.
 pub fn find(uuid: &[u8; 16]) -> Option<*const c_void> {
     cuda_exports::install(&Guest);
     cuda_exports::table(uuid)

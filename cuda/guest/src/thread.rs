@@ -1,11 +1,11 @@
-//! State of each thread of the program.
+//! The state of each thread of the program.
 
 use std::cell::{Cell, RefCell};
 use std::sync::{Mutex, PoisonError};
 
 use cuda_ring::control;
 
-/// Slots that no thread has, with their answers so far. Static: threads end at any time.
+/// Slots that no thread uses, each with the number of its replies so far. Static: threads end at any time.
 static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
 
 /// A thread's slot.
@@ -26,11 +26,11 @@ pub struct Thread {
     slot: Slot,
     /// Number of the current context; 0 for none.
     pub current: Cell<u32>,
-    /// Contexts below the current one, which `cuCtxPopCurrent` returns to.
+    /// Contexts below the current one on the stack. `cuCtxPopCurrent` returns to them.
     pub stack: RefCell<Vec<u32>>,
     /// The thread's capture mode.
     pub capture_mode: Cell<u16>,
-    /// The message that is being written.
+    /// The message being written.
     pub message: RefCell<Vec<u64>>,
     /// The thread's own default streams by context.
     pub streams: RefCell<Vec<(u32, u64)>>,
@@ -49,14 +49,15 @@ thread_local! {
     };
 }
 
-/// Runs `work` with the thread's state. Returns 4 in a thread that has ended.
+/// Runs `work` with the thread's state. Returns 4 in a thread that is ending.
 pub fn with<T>(work: impl FnOnce(&Thread) -> Result<T, i32>) -> Result<T, i32> {
     THREAD.try_with(work).unwrap_or(Err(crate::result::DEINITIALIZED))
 }
 
-/// Gives up all slots in a child: its worker has no answers yet, and this thread is its only one.
+/// Drops all slots in a child, because the child's worker has sent no replies yet, and this thread is the child's only
+/// one.
 pub fn leave_in_child() {
-    // A thread that was in the middle of a change is not in the child, so its lock is never released there.
+    // A thread that was changing the slots does not exist in the child, so its lock is never released there.
     if let Ok(mut free) = FREE_SLOTS.try_lock() {
         *free = (Vec::new(), 0);
     }
@@ -72,10 +73,10 @@ pub fn current() -> u32 {
 }
 
 impl Thread {
-    /// Returns the thread's slot, and takes one at its first call.
+    /// Returns the thread's slot. The first call of a thread takes one.
     ///
     /// # Errors
-    /// If more threads than slots use CUDA.
+    /// Returns an error if more threads use CUDA than there are slots.
     pub fn slot(&self) -> Result<u16, i32> {
         if let Some(slot) = self.slot.0.get() {
             return Ok(slot);
@@ -94,7 +95,7 @@ impl Thread {
         Ok(slot)
     }
 
-    /// Counts a call that will be answered. Returns the slot's sequence after the answer.
+    /// Counts a call that has a reply. Returns the slot's sequence number after the reply.
     pub fn expect_answer(&self) -> u64 {
         self.slot.1.set(self.slot.1.get() + 1);
         self.slot.1.get()

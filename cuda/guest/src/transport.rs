@@ -1,6 +1,6 @@
-//! Ways to a worker.
+//! The transports to a worker.
 //!
-//! UNSAFETY: blocks the signals of a thread while it starts another.
+//! UNSAFETY: blocks a thread's signals while it starts another thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 mod loopback;
@@ -10,13 +10,13 @@ use std::io;
 use cuda_ring::Transport;
 use render_node::RenderTransport;
 
-/// Environment variable with the path of the socket of `cuda-loopback`.
+/// Environment variable with the path of the `cuda-loopback` socket.
 const LOOPBACK_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOOPBACK";
 
-/// Opens the render node of the VM's CUDA function, or the loopback that the environment names.
+/// Opens the render node of the VM's CUDA function, or the loopback socket that the environment specifies.
 ///
 /// # Errors
-/// If there is none, with the remedy.
+/// Returns an error with a remedy if neither exists.
 pub fn open() -> io::Result<Box<dyn Transport>> {
     match std::env::var_os(LOOPBACK_VARIABLE) {
         Some(path) => Ok(Box::new(loopback::Loopback::connect(path.as_ref())?)),
@@ -24,9 +24,9 @@ pub fn open() -> io::Result<Box<dyn Transport>> {
     }
 }
 
-/// Starts a thread that takes none of the program's signals.
+/// Starts a thread that does not receive any of the program's signals.
 pub fn spawn(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
-    // SAFETY: both sets are locals, filled before they are read.
+    // SAFETY: both sets are local variables, and are filled before they are read.
     unsafe {
         let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
         libc::sigfillset(&raw mut all);

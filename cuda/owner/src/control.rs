@@ -1,6 +1,6 @@
-//! The owner of a card as the daemon's child: it reads one request per line, and writes answers.
+//! Runs the owner of a card as the daemon's child process. It reads one request per line and writes replies.
 //!
-//! A separate process, because a crash in NVIDIA's driver must not affect the cards of virtual machines.
+//! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
     CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
@@ -13,10 +13,10 @@ use std::io::{self, BufRead, Write};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig};
 
-/// Answers requests from `input` until it ends. Programs then keep their memory, and look for the next owner.
+/// Replies to requests from `input` until it ends. Programs then keep their memory and look for the next owner.
 ///
 /// # Errors
-/// If `output` is closed.
+/// Returns an error if `output` is closed.
 pub fn serve(input: impl BufRead, mut output: impl Write) -> io::Result<()> {
     let mut lines = input.lines();
     let Some(first) = lines.next().transpose()? else { return Ok(()) };
@@ -46,19 +46,19 @@ fn say(output: &mut impl Write, answer: &Answer) -> io::Result<()> {
 pub(crate) struct Pipe(Server);
 
 impl Pipe {
-    /// Starts the owner that the first line describes, for the card that `open` finds. With `watches`, monitors the
+    /// Starts the owner that the first line describes. `open` finds its card. If `watches` is set, monitors the
     /// processes that use the card.
     pub(crate) fn open(
         line: &str,
         open: impl FnOnce(&Settings) -> Result<Arc<dyn Driver>, String>,
         watches: bool,
     ) -> Result<(Self, Answer), String> {
-        let settings: Settings = serde_json::from_str(line).map_err(|error| format!("no settings: {error}"))?;
+        let settings: Settings = serde_json::from_str(line).map_err(|error| format!("invalid settings: {error}"))?;
         let driver = open(&settings)?;
         let (name, total_bytes) = (driver.device().name.clone(), driver.device().total_bytes);
         if settings.card_bytes > total_bytes {
             return Err(format!(
-                "{} bytes are to be shared, but the card {name} has {total_bytes}",
+                "the settings share {} bytes, but the card {name} has {total_bytes}",
                 settings.card_bytes
             ));
         }
@@ -80,16 +80,16 @@ impl Pipe {
         Ok((Self(server), Answer::Ready { name, uuid: nvml_uuid(uuid), total_bytes }))
     }
 
-    /// Answers one line.
+    /// Replies to one line.
     pub(crate) fn answer(&mut self, line: &str) -> Answer {
         match serde_json::from_str(line) {
             Ok(request) => answer(&mut self.0, request).unwrap_or_else(Answer::Failed),
-            Err(error) => Answer::Failed(format!("no request: {error}")),
+            Err(error) => Answer::Failed(format!("invalid request: {error}")),
         }
     }
 }
 
-/// Returns the settings of time, memory, and memory quanta.
+/// Returns the settings for time, memory, and memory quanta.
 fn rules(rules: &Rules, chunk_bytes: u64) -> Result<(sched::Config, vram::balance::Config, QuantaConfig), String> {
     let Quanta { mode, window_ns, on_permille, margin_permille, factor, min_ns, max_ns } = &rules.quanta;
     let balance = vram::balance::Config {
@@ -141,12 +141,12 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
                 server.call(move |core| core.tenant(&known).ok_or_else(|| core.lingering(&known))).ok_or(ENDED)?;
             let pids = match there {
                 Ok(id) => {
-                    // Accept no more connections before counting the connected programs.
+                    // Stop accepting connections before counting the connected programs.
                     server.unlisten(id);
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?
                 }
-                // The tenant is removed, but not all of its processes have ended.
+                // The tenant is removed, but some of its processes still run.
                 Err(pids) => pids,
             };
             Ok(if pids.is_empty() { Answer::Done } else { Answer::Leaving(pids) })
@@ -167,10 +167,10 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
         }
         Request::Record(limit) => {
             let begun = server.call(move |core| core.start_record(limit)).ok_or(ENDED)?;
-            begun.then_some(Answer::Done).ok_or_else(|| "a record is being made already".to_owned())
+            begun.then_some(Answer::Done).ok_or_else(|| "a recording is already in progress".to_owned())
         }
         Request::EndRecord => {
-            let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no record is being made")?;
+            let record = server.call(Core::end_record).ok_or(ENDED)?.ok_or("no recording is in progress")?;
             Ok(Answer::Record(String::from_utf8_lossy(&record).into_owned()))
         }
         Request::View { since_ns } => {
@@ -180,8 +180,9 @@ fn answer(server: &mut Server, request: Request) -> Result<Answer, String> {
     }
 }
 
-/// Runs `attempt`, which promises memory of the card. If other tenants hold that memory beyond their guarantees, starts
-/// to evict it and returns the inner error at once, so that the card's other requests are answered.
+/// Runs `attempt`, which promises memory of the card to a tenant. If other tenants use that memory in excess of their
+/// guarantees, starts to evict it. In this case the inner error is returned immediately, so that the owner can reply to
+/// other requests.
 fn promise<T: Send + 'static>(
     server: &Server,
     attempt: impl FnOnce(&mut Core) -> Result<T, TenantError> + Send + 'static,
@@ -201,7 +202,7 @@ fn promise<T: Send + 'static>(
     }
 }
 
-/// Returns the described tenant, with the rights of its socket.
+/// Returns the described tenant, and the access rights of its socket.
 fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String> {
     let chunk = server.call(|core| core.config().chunk_bytes).ok_or("the owner has ended")?;
     let chunks = |bytes: u64| u32::try_from(bytes / chunk.max(1)).unwrap_or(u32::MAX);
@@ -296,7 +297,7 @@ mod tests {
             share_group: None,
         };
         let one = spec("one", 0);
-        promise(&server, move |core| core.add_tenant(one)).expect("it may be").expect("at once");
+        promise(&server, move |core| core.add_tenant(one)).expect("the request is valid").expect("at once");
         server.call(|core| {
             let hello = Hello {
                 version: VERSION,
@@ -312,12 +313,12 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // No receiver is left.
+            // No receiver for the actions exists.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));
-        let answer = promise(&server, move |core| core.add_tenant(two)).expect("it may be later");
+        let answer = promise(&server, move |core| core.add_tenant(two)).expect("the guarantee is given later");
         assert!(matches!(answer, Err(Answer::Moving(_))), "{answer:?}");
-        assert!(promise(&server, move |core| core.add_tenant(more)).is_err(), "the card never has that much");
+        assert!(promise(&server, move |core| core.add_tenant(more)).is_err(), "the card never has this much memory");
     }
 }

@@ -1,16 +1,16 @@
-//! The owner as a state machine: messages of processes and results go in, actions come out.
+//! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
 //!
 //! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
-//! caller carries the actions out, and reports the results of some of them as events. Parts: connections (`sessions`),
+//! caller executes the actions and reports the results of some of them as events. Modules: connections (`sessions`),
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
 //! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`). Timers are in
 //! [`tenancy::Deadlines`].
 //!
-//! An event does at most `WORK_AT_ONCE` units of deferrable work: assigning places, releasing chunks. Later events do
-//! the rest, and [`Core::next_wakeup`] requests one immediately. The message bounds all other work: see the table in
-//! `cuda-protocol`.
+//! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
+//! events do the rest, and [`Core::next_wakeup`] requests one immediately. All other work is bounded by the size of the
+//! message; see the table in `cuda-protocol`.
 
 mod accounts;
 mod adopt;
@@ -57,22 +57,22 @@ use tenancy::{Deadline, Deadlines};
 use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
-/// Longest clock step between events, in ns. Longer gaps mean that the host did not run the owner, so the owner cannot
-/// tell if processes were late.
+/// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
+/// cannot tell whether processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
 /// Time for which memory is moved for a guarantee after the last request for it.
-// TIMEOUT: the daemon asks again every 50 ms.
+// TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
-/// Time after a move in which no memory is pinned for the stock, in ns: a move in several parts has gaps of a few
-/// milliseconds, and pinning holds the driver's locks as long.
+/// Time after a move during which no memory is pinned for the stock, in ns. A move in several parts has gaps of a few
+/// milliseconds, and pinning holds the driver's locks for as long.
 const RESTOCK_NS: u64 = 200_000_000;
 
 /// Units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range of numbers that one owner assigns.
+/// Size of the range from which one owner assigns numbers.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -96,28 +96,28 @@ pub struct CardConfig {
     pub time: TimeConfig,
     /// Turns.
     pub turns: TurnsConfig,
-    /// Groups of tenants that use the card at the same time.
+    /// Groups of tenants that may use the card at the same time.
     pub groups: GroupConfig,
-    /// Limit of a tenant's work in flight, in microseconds, while it is not alone.
+    /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
-    /// The same limit while a tenant of a better latency class exists, whose work may have to wait for this work.
+    /// The same limit while a tenant with a better latency class exists, whose work may have to wait for this work.
     pub run_ahead_urgent_us: u32,
-    /// Idleness after which a turn ends by itself, in microseconds, while the tenant is not alone; also how long before
-    /// the last work of an ending turn the next tenant is prepared.
+    /// Idle time after which a turn ends while other tenants use the card, in microseconds. The next tenant is prepared
+    /// the same time before the last work of an ending turn completes.
     pub idle_us: u32,
-    /// Time limit for a process to answer an order about its memory, in ns.
+    /// Time limit for a process to reply to an order about its memory, in ns.
     pub patience_ns: u64,
-    /// Treatment of processes that bypass the owner to use the card.
+    /// Action on processes that bypass the owner to use the card.
     pub on_stranger: OnStranger,
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
-    /// Amount in bytes by which the numbers of NVML and the driver may exceed the accounts of a process, and of the
-    /// card: modules, and memory that the driver needs itself.
+    /// Amount by which the values of NVML and the driver may exceed the accounts of a process, and of the card, in
+    /// bytes. It covers modules, and memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 
 impl CardConfig {
-    /// Creates the settings of a card that shares `card_bytes` bytes, with defaults for the rest.
+    /// Creates the settings of a card that shares `card_bytes` bytes, with defaults for all other settings.
     #[must_use]
     pub fn new(card_bytes: u64) -> Self {
         Self {
@@ -127,8 +127,8 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take the same time:
-            // sharing memory in quanta should cost 3 % at most.
+            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long, so that
+            // sharing memory in quanta costs 3 % at most.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -144,7 +144,7 @@ impl CardConfig {
     }
 }
 
-/// Reason that a card cannot be set up with these settings.
+/// Reasons for which a card cannot be set up with these settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SetupError {
     /// The memory settings are invalid.
@@ -155,25 +155,25 @@ pub enum SetupError {
     Time(#[from] sched::ConfigError),
 }
 
-/// Meaning of an index of a tenant's memory.
+/// Use of one index of a tenant's memory.
 #[derive(Debug)]
 enum Body {
     /// A chunk.
     Chunk {
         piece: PieceId,
-        /// The chunk's own number, which distinguishes it from later chunks at its index.
+        /// The chunk's own number. It distinguishes the chunk from later chunks at the same index.
         number: u64,
-        /// Processes that have the chunk, each with its own number for it.
+        /// Processes that use the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
         /// The chunk must not move.
         pinned: bool,
     },
-    /// Memory of a chunk's size that the driver gave the tenant's processes and that cannot move.
+    /// Memory of a chunk's size that the driver allocated for the tenant's processes, and that cannot move.
     Fixed,
 }
 
 impl Body {
-    /// Creates a chunk of one process.
+    /// Creates a chunk with one user.
     fn for_user(piece: PieceId, user: (SessionId, ChunkId)) -> Self {
         Self::Chunk { piece, number: user.1.0, users: BTreeSet::from([user]), pinned: false }
     }
@@ -183,7 +183,7 @@ impl Body {
         matches!(self, Self::Fixed | Self::Chunk { pinned: true, .. })
     }
 
-    /// Returns the user of a chunk that has only one user.
+    /// Returns the chunk's user if it has only one.
     fn only_user(&self) -> Option<(SessionId, ChunkId)> {
         let Self::Chunk { users, .. } = self else { return None };
         users.first().copied().filter(|_| users.len() == 1)
@@ -197,13 +197,13 @@ struct Tenant {
     bodies: BTreeMap<u32, Body>,
     /// Unused indices.
     indices: indices::Indices,
-    /// Number of chunks that never move: fixed memory, and chunks that the tenant's processes share.
+    /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
-    /// Users of all bodies.
+    /// Total number of users of all bodies.
     users: u64,
-    /// Number of chunks that requests wait for and that have no place yet.
+    /// Number of requested chunks that have no place yet.
     wanted: u64,
-    /// Number of pieces that are being made for requests.
+    /// Number of pieces being made for requests.
     making: u32,
     busy_ns: u64,
     copy_ns: u64,
@@ -211,53 +211,53 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// The tenant's last programs that were given up.
+    /// The last programs of the tenant that were given up.
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,
     past: accounts::Past,
 }
 
-/// The state machine of one card.
+/// The state machine of a card.
 #[derive(Debug)]
 pub struct Core {
     config: CardConfig,
     table: ChunkTable,
-    /// Decides whose memory is on the card, and moves the chunks of processes.
+    /// Decides which memory is on the card, and moves the chunks of processes.
     machine: Machine,
     turns: GroupTurns,
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     shares: shares::Shares,
-    /// Pieces that requests wait for, each with its process and tenant.
+    /// Pieces being made for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer of their tenant's pieces are being made.
+    /// Processes with requests that wait until fewer pieces are being made for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
-    /// Processes whose requests, or fixed memory, were deferred to a later event.
+    /// Processes whose requests or fixed memory were deferred to a later event.
     unserved: BTreeSet<SessionId>,
     uncounted: BTreeSet<SessionId>,
     /// Process whose requests were last retried.
     retried: SessionId,
     releases: fixed::Releases,
-    /// Pieces brought by processes of a previous owner that are being mapped.
+    /// Pieces of a previous owner's processes that are being mapped.
     adopters: BTreeMap<PieceId, (SessionId, ChunkId)>,
-    /// Units of work done for this event, and in total.
+    /// Units of work done for the current event, and in total.
     spent: usize,
     steps: u64,
-    /// Chunks whose backing is in the wrong tier, and whether a move is in progress.
+    /// Chunks whose piece is in the wrong memory. The value is true if a move is in progress.
     misplaced: BTreeMap<(TenantId, u32), bool>,
-    /// Per tenant: card chunks refused since the last plan.
+    /// Number of card chunks refused since the last plan, by tenant.
     unmet: BTreeMap<TenantId, u32>,
     deadlines: Deadlines,
-    /// A plan is due.
+    /// Set if a plan is due.
     needs_plan: bool,
     strangers: unmanaged::UnmanagedProcesses,
     accounts: accounts::Accounts,
     occupations: occupation::Occupations,
-    /// Connections whose turns overrun, and whose processes had no work on the card at the last poll.
+    /// Connections whose turn overruns although their process had no work on the card at the last poll.
     idle_overruns: BTreeSet<SessionId>,
-    /// Number of chunks to keep free for a guarantee.
+    /// Number of chunks to keep free for a promised guarantee.
     promise: Option<u32>,
     actions: Vec<Action>,
     /// The machine's clock and the time of the last event, in ns.
@@ -265,21 +265,21 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Keys of tokens, which no program knows.
+    /// Secret keys that tokens are made with.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    /// Processes that were given up and have not ended, each with the name of its tenant.
+    /// Processes that were given up but have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from those of a previous owner.
+    /// Creates a card without tenants. `seed` selects numbers that differ from those of the previous owner.
     ///
     /// # Errors
-    /// If a setting is out of its bounds.
+    /// Returns an error if a setting is out of bounds.
     pub fn new(config: CardConfig, seed: u32) -> Result<Self, SetupError> {
         let mut table = ChunkTable::new(config.card_bytes, config.chunk_bytes, Contents::Zeroed)?;
         let slots = u32::try_from(config.host_bytes / config.chunk_bytes).unwrap_or(u32::MAX);
@@ -344,12 +344,12 @@ impl Core {
         self.config.on_stranger = treatment;
     }
 
-    /// Returns a number for a piece that came with a message.
+    /// Assigns a number to a piece that a message contains.
     pub fn piece_number(&mut self) -> PieceId {
         self.pieces.number()
     }
 
-    /// Handles one event at `now`, in ns of a clock that never goes back. [`Self::take_actions`] returns the actions.
+    /// Handles one event at `now`, in ns of a monotonic clock. [`Self::take_actions`] returns the actions.
     pub fn handle(&mut self, now: u64, event: Event) {
         let step = now.saturating_sub(self.last_event_at.unwrap_or(now)).min(STEP_MOST);
         (self.clock, self.last_event_at) = (self.clock + step, Some(now));
@@ -389,7 +389,7 @@ impl Core {
         self.spent < WORK_AT_ONCE
     }
 
-    /// Returns the units of work done so far, to bound one tenant's share of it.
+    /// Returns the units of work done so far, so that each tenant's share can be bounded.
     #[must_use]
     pub fn steps(&self) -> u64 {
         self.steps
@@ -401,13 +401,13 @@ impl Core {
         self.next
     }
 
-    /// Returns true if work is left that only needs further events.
+    /// Returns true if deferred work is left.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn is_working(&self) -> bool {
         self.has_work()
     }
 
-    /// Returns the numbers that this owner has not assigned yet. A reconnecting program brings its earlier numbers.
+    /// Returns the numbers that this owner has not assigned yet. A reconnecting program may use its earlier numbers.
     fn unused_numbers(&self) -> std::ops::Range<u64> {
         self.next.saturating_add(1)..self.first_number.saturating_add(OWN_NUMBERS)
     }
@@ -429,14 +429,14 @@ impl Core {
         let work = self.has_work().then_some(0);
         let deadline = self.deadlines.next(self.clock);
         let soonest = turns.into_iter().chain(memory).chain(deadline).chain(stock).chain(work).min();
-        // Limits the clock's step, however late the event is.
+        // Limit the clock's step, however late the event is.
         soonest.map(|ns| ns.clamp(50_000, STEP_MOST))
     }
 
     /// Adds a tenant.
     ///
     /// # Errors
-    /// If the name is taken, or its limits cannot be met; then nothing changes.
+    /// Returns an error, and changes nothing, if the name is taken or the limits cannot be met.
     pub fn add_tenant(&mut self, spec: TenantSpec) -> Result<TenantId, TenantError> {
         if self.tenants.values().any(|tenant| tenant.spec.name == spec.name) {
             return Err(TenantError::Exists(spec.name));
@@ -470,11 +470,11 @@ impl Core {
         Ok(id)
     }
 
-    /// Removes a tenant as soon as its connections have ended. Its programs are killed without a wait, or only lose
-    /// their connections. Returns its processes.
+    /// Removes a tenant as soon as its connections have ended. If `kills` is set, its programs are killed at once;
+    /// otherwise they only lose their connections. Returns the tenant's processes.
     ///
     /// # Errors
-    /// If the tenant does not exist.
+    /// Returns an error if the tenant does not exist.
     pub fn retire_tenant(&mut self, id: TenantId, kills: bool) -> Result<Vec<u32>, TenantError> {
         self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?.retired = true;
         let sessions: Vec<SessionId> = self.sessions_of(id).collect();
@@ -491,10 +491,11 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules for sharing the card, from now on. Does not allocate more host memory than at the start.
+    /// Changes the rules for sharing the card. They apply immediately. The host memory stays limited to the amount at
+    /// the start.
     ///
     /// # Errors
-    /// If a setting of the scheduler is out of its bounds; then nothing changes.
+    /// Returns an error, and changes nothing, if a setting of the scheduler is out of bounds.
     pub fn tune(
         &mut self,
         time: TimeConfig,
@@ -513,16 +514,16 @@ impl Core {
         Ok(())
     }
 
-    /// Releases a tenant from quarantine, and clears its strikes.
+    /// Releases a tenant from quarantine and clears its strikes.
     pub fn release(&mut self, id: TenantId) {
         self.turns.release(id, Nanos(self.clock));
         self.follow_up();
     }
 
-    /// Removes a tenant without programs.
+    /// Removes a tenant that has no programs.
     ///
     /// # Errors
-    /// If the tenant has programs, or does not exist.
+    /// Returns an error if the tenant has programs or does not exist.
     pub fn remove_tenant(&mut self, id: TenantId) -> Result<(), TenantError> {
         let tenant = self.tenants.get(&id).ok_or(TenantError::Unknown(id))?;
         let sessions = self.sessions_of(id).count();
@@ -534,8 +535,8 @@ impl Core {
         Ok(())
     }
 
-    /// Begins to free memory for a guarantee that could not be given, for `PROMISE_NS` at most. Returns false if that
-    /// would not help.
+    /// Starts to free memory for a guarantee that was refused, for at most `PROMISE_NS`. Returns false if freeing
+    /// memory would not help.
     pub fn make_room(&mut self, refused: &TenantError) -> bool {
         let TenantError::Memory(vram::Error::Promise { wanted, now, left, .. }) = *refused else { return false };
         if wanted > left {
@@ -548,15 +549,16 @@ impl Core {
         true
     }
 
-    /// Stops freeing memory: the guarantee was given, or is no longer wanted.
+    /// Stops freeing memory, because the guarantee was given or is no longer wanted.
     pub fn promised(&mut self) {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant, from now on. Its name, its user and the memory size that it sees do not change.
+    /// Changes the limits of a tenant. They apply immediately. The tenant's name, its user and the memory size that it
+    /// sees do not change.
     ///
     /// # Errors
-    /// If they cannot be met; then nothing changes.
+    /// Returns an error, and changes nothing, if the limits cannot be met.
     pub fn change_tenant(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         spec.time.check()?;
         self.table.set_limits(id, spec.limits)?;
@@ -573,26 +575,26 @@ impl Core {
         Ok(())
     }
 
-    /// Returns processes of a tenant of this name that were given up and still run: they cannot be killed, or have not
-    /// ended yet.
+    /// Returns processes of a tenant with this name that were given up and still run, either because they cannot be
+    /// killed or because they have not exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
     }
 
-    /// Returns the tenant with a name.
+    /// Returns the tenant with the given name.
     #[must_use]
     pub fn tenant(&self, name: &str) -> Option<TenantId> {
         self.tenants.iter().find(|(_, tenant)| tenant.spec.name == name).map(|(&id, _)| id)
     }
 
-    /// Returns an operator's settings of a tenant.
+    /// Returns the operator's settings for a tenant.
     #[must_use]
     pub fn spec(&self, id: TenantId) -> Option<&TenantSpec> {
         self.tenants.get(&id).map(|tenant| &tenant.spec)
     }
 
-    /// Handles all consequences of the events until none remains.
+    /// Handles consequences of the event until none are left.
     fn follow_up(&mut self) {
         self.go_on_working();
         self.take_retired_away();
@@ -607,7 +609,7 @@ impl Core {
         if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
-            // Pinning host memory holds the driver's locks for milliseconds, so it waits until no memory is moving.
+            // Pinning host memory holds the driver's locks for milliseconds, so it must wait until no memory is moving.
             if self.restocks_in() == 0 {
                 self.pieces.refill(&mut self.actions);
             }
@@ -620,7 +622,7 @@ impl Core {
         }
     }
 
-    /// Returns the time in ns until memory may be pinned for the stock.
+    /// Returns the time until memory may be pinned for the stock, in ns.
     fn restocks_in(&self) -> u64 {
         self.deadlines.remaining(Deadline::Restock, self.clock)
     }
@@ -663,7 +665,7 @@ impl Core {
     }
 }
 
-/// Kinds of fixed memory that are on the card.
+/// Returns true if fixed memory of this kind is on the card.
 fn on_card(kind: FixedKind) -> bool {
     !matches!(kind, FixedKind::Host)
 }

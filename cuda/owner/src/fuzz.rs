@@ -1,4 +1,4 @@
-//! The owner's protocol and its control pipe under any input, for the fuzz targets `owner_protocol` and
+//! Runs the owner's protocol and its control pipe with arbitrary input, for the fuzz targets `owner_protocol` and
 //! `owner_control`.
 
 use crate::control::Pipe;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use vram::TenantId;
 
 const CHUNK: u64 = 2 << 20;
-/// Maximum number of events of one input.
+/// Maximum number of events per input.
 const EVENTS_MOST: usize = 2000;
-/// Maximum number of connections at a time.
+/// Maximum number of concurrent connections.
 const CONNECTIONS_MOST: usize = 6;
 
-/// Reads numbers from the input, and zeros after its end.
+/// Reads numbers from the input. After the end of the input, all numbers are zero.
 struct Input<'a>(&'a [u8]);
 
 impl Input<'_> {
@@ -44,7 +44,7 @@ impl Input<'_> {
     }
 }
 
-/// A process as the owner sees it.
+/// A simulated process.
 #[derive(Default)]
 struct Program {
     tenant: Option<u32>,
@@ -54,7 +54,7 @@ struct Program {
     ended: bool,
 }
 
-/// A card and programs around a [`Core`].
+/// A [`Core`] with a simulated card and programs.
 struct World {
     core: Core,
     now: u64,
@@ -90,7 +90,7 @@ impl World {
                 on_stuck: OnStuck::Kill,
                 share_group: None,
             })
-            .expect("it may be");
+            .expect("the request is valid");
         }
         let (pieces, seen, programs, work, heard) = Default::default();
         let mut world = Self { core, now: 0, pieces, seen, programs, shares: Vec::new(), work, next: 0, heard };
@@ -130,8 +130,8 @@ impl World {
         self.heard.extend(kind.split([' ', '(']).next().map(str::to_owned));
         for piece in pieces {
             assert!(self.pieces.contains_key(piece), "{piece:?} is sent and does not exist");
-            let tenant = program.tenant.expect("memory is for tenants");
-            assert_eq!(*self.seen.entry(*piece).or_insert(tenant), tenant, "{piece:?} has been another tenant's");
+            let tenant = program.tenant.expect("only tenants get memory");
+            assert_eq!(*self.seen.entry(*piece).or_insert(tenant), tenant, "{piece:?} belonged to another tenant");
         }
         match message {
             FromOwner::Welcome(welcome) => program.tenant = Some(welcome.tenant),
@@ -146,7 +146,7 @@ impl World {
         }
     }
 
-    /// Makes a worker execute its next task. `fails`: the driver has no memory, or cannot copy.
+    /// Makes a worker execute its next task. If `fails` is set, the driver has no memory or cannot copy.
     fn work_on(&mut self, fails: bool) {
         match self.work.pop_front() {
             Some(Action::Make { piece, memory, .. }) => {
@@ -190,7 +190,7 @@ impl World {
         }
     }
 
-    /// Returns a chunk of this process, of any process, or an unused one.
+    /// Returns a chunk number of this process, of any process, or an unused one.
     fn chunk(&self, input: &mut Input<'_>, session: SessionId) -> ChunkId {
         let at = input.below(64);
         let any = || self.programs.values().flat_map(|program| &program.chunks);
@@ -246,7 +246,7 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        // Sometimes a number of this owner, assigned or not.
+                        // Sometimes use a number of this owner, assigned or not.
                         let given = self.core.last_number();
                         let id = match input.byte() {
                             near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
@@ -278,7 +278,7 @@ impl World {
         self.event(Event::Said { session, message, pieces });
     }
 
-    /// Ends everything; no state may be left.
+    /// Ends all programs, and checks that no state is left.
     fn end(&mut self) {
         for session in self.programs.keys().copied().collect::<Vec<_>>() {
             self.programs.remove(&session);
@@ -296,15 +296,15 @@ impl World {
         }
         self.core.audit_empty();
         let left: Vec<_> = self.pieces.iter().filter(|(_, memory)| **memory == Memory::Device).collect();
-        assert!(left.is_empty(), "pieces of the card are nobody's: {left:?}");
+        assert!(left.is_empty(), "pieces of the card without an owner are left: {left:?}");
     }
 }
 
-/// Runs messages of several tenants' processes, valid and not, among workers that sometimes fail. After each event the
-/// accounts are checked against each other; at the end no state may be left.
+/// Runs valid and invalid messages of several tenants' processes, with workers that sometimes fail. Checks the accounts
+/// against each other after each event, and that no state is left at the end.
 ///
 /// # Panics
-/// If the accounts disagree.
+/// Panics if the accounts disagree.
 pub fn protocol(data: &[u8]) {
     play(data);
 }
@@ -409,11 +409,11 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     }
 }
 
-/// Feeds the owner valid and invalid lines of the daemon's control protocol. Each line has one answer; the card shows
-/// the tenants that were added, and failed requests have no effect.
+/// Sends valid and invalid lines of the daemon's control protocol to the owner. Checks that each line has one reply,
+/// that the card lists the tenants that were added, and that failed requests have no effect.
 ///
 /// # Panics
-/// If an answer or the card differs from the expected one.
+/// Panics if a reply or the card differs from the expected one.
 pub fn control(data: &[u8]) {
     let folder = std::env::temp_dir().join(format!("gpu-mediator-fuzz-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -461,12 +461,12 @@ pub fn control(data: &[u8]) {
     let _ = std::fs::remove_dir_all(&folder);
 }
 
-/// Returns the tenants that the card shows: name, unused memory, and share of the time.
+/// Returns the card's list of tenants: name, unused memory, and share of the time.
 fn seen(pipe: &mut Pipe) -> Vec<(String, u32, u32)> {
     let line = serde_json::to_string(&Request::View { since_ns: 0 }).expect("it is JSON");
     let Answer::View(card) = pipe.answer(&line) else { panic!("no view") };
     let text = serde_json::to_string(&card).expect("it is JSON");
-    assert_eq!(serde_json::from_str::<cuda_control::Card>(&text).expect("it is a card"), *card);
+    assert_eq!(serde_json::from_str::<cuda_control::Card>(&text).expect("the reply describes a card"), *card);
     let of = |(id, tenant): (TenantId, cuda_control::TenantView)| {
         (tenant.name, card.memory.summary.vms[&id].unbacked, card.time.tenants[&id].entitled.compute)
     };
@@ -481,7 +481,7 @@ mod tests {
     fn corpus(target: &str, mut run: impl FnMut(&[u8])) {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus").join(target);
         let mut seeds = 0;
-        for entry in std::fs::read_dir(folder).expect("the corpus is there") {
+        for entry in std::fs::read_dir(folder).expect("the corpus exists") {
             run(&std::fs::read(entry.expect("readable").path()).expect("readable"));
             seeds += 1;
         }
@@ -493,7 +493,7 @@ mod tests {
         let mut heard = BTreeSet::new();
         corpus("owner_protocol", |data| heard.extend(play(data)));
         corpus("owner_control", control);
-        // A corpus that reaches no code would find no bugs.
+        // A corpus that does not reach this code would find no bugs.
         for kind in [
             "Welcome",
             "Granted",
@@ -509,7 +509,7 @@ mod tests {
             "Shared",
             "Goodbye",
         ] {
-            assert!(heard.contains(kind), "no seed has the owner say {kind}: {heard:?}");
+            assert!(heard.contains(kind), "no seed makes the owner send {kind}: {heard:?}");
         }
     }
 

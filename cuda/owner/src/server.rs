@@ -1,8 +1,8 @@
-//! The threads around [`Core`]: one that serves the socket and decides, and workers that call the driver.
+//! The threads around [`Core`]: one serves the socket and decides, and workers call the driver.
 //!
-//! The serving thread owns the state machine, so decisions hold no lock; it calls neither the driver nor any other
-//! function that may block. Each worker runs its orders in sequence: one makes and releases pieces of the card, one
-//! makes and releases pieces of host memory, and one per direction copies.
+//! The serving thread owns the state machine, so decisions need no lock. It calls neither the driver nor any other
+//! function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on the
+//! card, one makes and releases pieces in host memory, and two copy, one for each direction.
 
 mod clients;
 mod journal;
@@ -40,13 +40,13 @@ use vault::{New, Vault};
 use vram::TenantId;
 use workers::Workers;
 
-/// Maximum number of other threads' notifications that are taken before processes are served.
+/// Maximum number of notifications from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
-/// Time that programs of an earlier daemon have to reconnect before other programs get their memory.
-// TIMEOUT: they try every `cuda_protocol::RECONNECT_MS`; ten tries.
+/// Time for programs of an earlier daemon to reconnect, before other programs get memory.
+// TIMEOUT: they retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
-/// Reason that an owner cannot start.
+/// Reasons for which an owner cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServerError {
     /// The card's settings are invalid.
@@ -63,19 +63,19 @@ pub enum ServerError {
         /// The system's error.
         source: LinkError,
     },
-    /// Another request to the system failed.
+    /// Another system call failed.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
 }
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
 
-/// Reason that the serving thread wakes.
+/// Reasons for which the serving thread wakes.
 enum Note {
     Event(Event),
-    /// A piece could not be made, for this reason, which will be reported.
+    /// A piece could not be made. The string is the reason to report.
     Failed(PieceId, String),
-    /// The card was reset or has failed, according to a call of the driver.
+    /// A call of the driver reported that the card was reset or has failed.
     CardLost(String),
     Call(Call),
     Listen(Option<TenantId>, OwnedFd),
@@ -83,7 +83,7 @@ enum Note {
     Stop,
 }
 
-/// The channel to the serving thread from other threads.
+/// Channel from other threads to the serving thread.
 #[derive(Clone)]
 struct Notes {
     sender: Sender<Note>,
@@ -99,7 +99,7 @@ impl Notes {
     }
 }
 
-/// A running owner of a card. Dropping it ends the owner: programs keep their memory, and look for a new owner.
+/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and look for a new owner.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -109,11 +109,11 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes a card over and listens at `socket`, which is replaced if it exists. With a `journal`, waits for programs
+    /// Takes over a card and listens at `socket`; an existing file is replaced. If `journal` is set, waits for programs
     /// of a previous owner before other programs get memory.
     ///
     /// # Errors
-    /// See [`ServerError`].
+    /// Returns a [`ServerError`] if the owner cannot start.
     pub fn start(
         config: CardConfig,
         driver: Arc<dyn Driver>,
@@ -125,10 +125,10 @@ impl Server {
         Ok(server)
     }
 
-    /// Takes a card over without listening yet. See [`Self::start`].
+    /// Takes over a card without listening. See [`Self::start`].
     ///
     /// # Errors
-    /// See [`ServerError`].
+    /// Returns a [`ServerError`] if the owner cannot start.
     pub fn start_closed(
         mut config: CardConfig,
         driver: Arc<dyn Driver>,
@@ -173,21 +173,21 @@ impl Server {
         Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
     }
 
-    /// Monitors the processes that use the card, and their use, through NVML and the driver; `driver` is the path of
-    /// the driver's library, which is in the same folder as NVML's.
+    /// Monitors the processes that use the card, and their use, through NVML and the driver. `driver` is the path of
+    /// the driver's library; NVML's library is in the same folder.
     ///
     /// # Errors
-    /// If a thread cannot be started.
+    /// Returns an error if a thread cannot be started.
     pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
         self.users = Some(Users::start(driver, uuid, &self.driver, &self.notes)?);
         Ok(())
     }
 
-    /// Listens at `path`, which is replaced if it exists: for programs of one tenant, or of any tenant that their user
-    /// may belong to.
+    /// Listens at `path` for programs of one tenant, or for programs of any tenant to which their user may belong. An
+    /// existing file is replaced.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn listen(&mut self, tenant: Option<TenantId>, path: &Path, rights: &Rights) -> Result<(), ServerError> {
         let (listener, bound) = rights.listen(path)?;
         self.notes.put(Note::Listen(tenant, listener));
@@ -195,7 +195,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends the sockets of a tenant. Its connections remain.
+    /// Closes the sockets of a tenant. Its connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
@@ -205,13 +205,13 @@ impl Server {
     /// Returns the path of the first socket that programs connect to.
     ///
     /// # Panics
-    /// If no socket exists.
+    /// Panics if no socket exists.
     #[cfg(test)]
     fn socket(&self) -> &Path {
         self.sockets[0].1.path()
     }
 
-    /// Runs a function on the state machine in the serving thread; returns `None` if the thread has ended.
+    /// Runs a function on the state machine in the serving thread. Returns `None` if the thread has ended.
     pub fn call<T: Send + 'static>(&self, what: impl FnOnce(&mut Core) -> T + Send + 'static) -> Option<T> {
         let (done, wait) = channel();
         // The caller waits for the result.
@@ -241,11 +241,11 @@ struct Serving {
     sessions: BTreeMap<SessionId, Connection>,
     outboxes: Outboxes,
     limits: Limits,
-    /// The last connection that was read, for each tenant.
+    /// Connection that was read last, for each tenant or user.
     heard: BTreeMap<Cause, SessionId>,
     /// Time from which connections are accepted, in ns since `start`.
     accepts_from: u64,
-    /// Set if notifications are left.
+    /// Set if notifications are left to handle.
     notes_left: bool,
     peers: Peers,
     vault: Arc<Vault>,
@@ -253,7 +253,7 @@ struct Serving {
     journal: Option<Journal>,
     lines: Lines,
     start: Instant,
-    /// Time until which it polls without sleeping, in ns since `start`.
+    /// Time until which the thread polls without sleeping, in ns since `start`.
     attends_until: u64,
     next: u64,
     stopping: bool,
@@ -265,7 +265,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // If another process holds such a connection, it is not the accepted process.
+            // If another process holds such a connection, it is not the process that was accepted.
             for session in self.peers.ended() {
                 self.lose(session);
             }
@@ -302,7 +302,7 @@ impl Serving {
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
-        // Without a descriptor for one more connection, the listener would stay readable forever.
+        // If no descriptor is left for a connection, the listener would stay readable forever.
         let listening = if self.now() < self.accepts_from { 0 } else { self.listeners.len() };
         let of_listeners = self.listeners[..listening].iter().map(|(_, listener)| listener.as_fd());
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
@@ -341,7 +341,7 @@ impl Serving {
                 }
                 Note::CardLost(error) => end_for_lost_card(&error),
                 Note::Call(call) => {
-                    // Advance the clock first, so that the call's changes happen now.
+                    // Advance the clock first, so that the changes get the current time.
                     self.handle(Event::Tick);
                     call(&mut self.core);
                     self.carry_out();
@@ -397,7 +397,7 @@ impl Serving {
             match action {
                 Action::Send { session, message, pieces } => {
                     if let Err(error) = self.send(session, message, &pieces) {
-                        self.warn_of(session, "program does not take a message: its connection ends", &error);
+                        self.warn_of(session, "program does not accept a message; closing its connection", &error);
                         lost.push(session);
                     }
                 }
@@ -439,18 +439,18 @@ impl Serving {
     }
 }
 
-/// Ends the process with [`cuda_control::CARD_LOST`]: a lost context cannot be restored in the same process.
+/// Exits with [`cuda_control::CARD_LOST`], because a lost context cannot be restored in the same process.
 fn end_for_lost_card(error: &str) {
     tracing::error!(
         error,
         "the card was reset or has failed, and all memory of programs on it is lost: the owner ends, and a new one \
          serves once it can open the card"
     );
-    // Objects of the driver can no longer be released, and the driver's own exit code may wait for the card.
+    // Objects of the driver can no longer be released, and the driver's own exit handlers may wait for the card.
     std::process::exit(cuda_control::CARD_LOST);
 }
 
-/// Results of a wait.
+/// Results of one wait.
 #[derive(Debug, Default)]
 struct Ready {
     listeners: Vec<usize>,

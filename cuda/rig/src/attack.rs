@@ -1,16 +1,16 @@
-//! System calls in the driver's process, as code of a hostile guest would make them.
+//! Makes system calls in the driver's process, as the code of a hostile guest would.
 
 use anyhow::{Context as _, Result, ensure};
 
 use crate::Cuda;
 
-/// Bytes of the memory for texts.
+/// Size of the memory for texts in bytes.
 const TEXTS_BYTES: u64 = 64 << 10;
 
-/// Makes the calls that `words` describe, and prints the result of each, or the negative error.
+/// Makes the calls that `words` describe, and prints the result of each, or its negative error number.
 ///
 /// # Errors
-/// If the words are wrong, or the driver fails: a process that makes a forbidden call ends.
+/// Returns an error if the words are invalid or the driver fails. A process that makes a forbidden call is ended.
 pub fn make(cuda: Cuda, words: &[String]) -> Result<()> {
     let kernel = cuda.kernel("syscall")?;
     let stream = cuda.stream()?;
@@ -20,7 +20,7 @@ pub fn make(cuda: Cuda, words: &[String]) -> Result<()> {
         let mut free = memory + 4096;
         let mut put = |bytes: &[u8]| -> Result<u64> {
             let at = free;
-            // With zeros after the text.
+            // Zeros follow the text.
             let words = bytes.chunks(8).map(|part| {
                 let mut word = [0; 8];
                 word[..part.len()].copy_from_slice(part);

@@ -9,7 +9,7 @@ use crate::Cuda;
 
 /// Returns the mean duration of a call in nanoseconds, over `count` calls.
 fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
-    // After this loop, all one-time allocations have been made.
+    // This loop triggers all one-time allocations.
     for number in 0..count / 10 {
         call(number)?;
     }
@@ -20,7 +20,7 @@ fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
     Ok(begin.elapsed().as_nanos() as f64 / f64::from(count))
 }
 
-/// Measures calls that programs often make, `count` of each. Returns the shortest mean of several rounds, in
+/// Measures calls that programs often make, `count` of each. Returns the shortest mean of several rounds for each, in
 /// nanoseconds.
 pub fn measure(cuda: Cuda, count: u32) -> Result<Value> {
     const ROUNDS: usize = 5;

@@ -1,9 +1,9 @@
-//! The driver API as a program uses it.
+//! The driver API, as programs use it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-/// A function with this signature, found by its name and the driver's version.
+/// Finds a function by its name and the driver's version, and gives it this signature.
 macro_rules! function {
     ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
         let found = $cuda.find($name, $version)?;
@@ -19,12 +19,12 @@ mod registered;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 
-/// The driver's name for a memory location.
+/// A memory location, as the driver identifies it.
 #[derive(Clone, Copy, Debug)]
 pub struct Location {
     /// `CUmemLocationType`.
     pub kind: i32,
-    /// Number of the location within the kind.
+    /// Number of the location within its kind.
     pub id: i32,
 }
 
@@ -50,7 +50,7 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// `CUipcMemHandle`: lets another process open the memory.
+/// `CUipcMemHandle`: a handle with which another process opens the memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ipc(pub [u64; 8]);
@@ -91,7 +91,7 @@ macro_rules! functions {
     };
 }
 
-/// The driver with one context, which is current for the thread that opened it.
+/// The driver with one context. The context is current on the thread that opened it.
 #[derive(Clone, Copy)]
 pub struct Cuda {
     functions: Functions,
@@ -180,11 +180,11 @@ impl Cuda {
         if found.is_null() { Err(Failed { call: "cuGetProcAddress_v2", code: 500 }) } else { Ok(found) }
     }
 
-    /// Loads the driver's library `path`, or the library that the loader finds by that name.
+    /// Loads the driver's library from `path`. If `path` is only a name, the loader searches for it.
     pub fn load(path: &str) -> Result<Self, Failed> {
         let missing = Failed { call: "dlopen", code: 100 };
         let name = CString::new(path).map_err(|_| missing)?;
-        // SAFETY: the library is the driver's or a test's; it is never closed.
+        // SAFETY: the library is the driver's or a test's, and is never closed.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(missing);
@@ -210,12 +210,12 @@ impl Cuda {
         self.raw_init(0)
     }
 
-    /// Makes the context current for this thread.
+    /// Makes the context current on this thread.
     pub fn enter(&self) -> Result<(), Failed> {
         self.raw_current(self.context)
     }
 
-    /// Returns the number of devices that the driver shows.
+    /// Returns the number of devices that the driver reports.
     pub fn count(&self) -> Result<i32, Failed> {
         let mut count = 0;
         self.raw_count(&raw mut count).map(|()| count)
@@ -240,13 +240,13 @@ impl Cuda {
         Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect())
     }
 
-    /// Returns the device at a PCI address.
+    /// Returns the device with this PCI address.
     pub fn by_bus_id(&self, address: &str) -> Result<i32, Failed> {
         let (mut device, address) = (0, CString::new(address).unwrap_or_default());
         self.raw_by_bus_id(&raw mut device, address.as_ptr()).map(|()| device)
     }
 
-    /// Creates another context of the first card, and makes it current.
+    /// Creates another context on the first card and makes it current.
     pub fn another_context(&self) -> Result<u64, Failed> {
         let mut context = 0;
         self.raw_context(&raw mut context, 0, 0).map(|()| context)
@@ -270,7 +270,7 @@ impl Cuda {
         self.raw_alloc_pool(&raw mut at, bytes as usize, pool, 0).map(|()| at)
     }
 
-    /// Loads a module of PTX.
+    /// Loads a module from PTX.
     pub fn module(&self, text: &str) -> Result<u64, Failed> {
         let (mut module, text) = (0, CString::new(text).map_err(|_| Failed { call: "module", code: 1 })?);
         self.raw_module(&raw mut module, text.as_ptr().cast()).map(|()| module)
@@ -288,7 +288,7 @@ impl Cuda {
         self.raw_total(&raw mut bytes, 0).map(|()| bytes as u64)
     }
 
-    /// Returns the numbers of free and of total bytes.
+    /// Returns the sizes of the free and of the total memory in bytes.
     pub fn info(&self) -> Result<(u64, u64), Failed> {
         let (mut free, mut total) = (0, 0);
         self.raw_info(&raw mut free, &raw mut total).map(|()| (free as u64, total as u64))
@@ -300,7 +300,7 @@ impl Cuda {
         self.raw_alloc(&raw mut at, bytes as usize).map(|()| at)
     }
 
-    /// Allocates managed memory, which the library requests from the owner each time.
+    /// Allocates managed memory. The library requests each such allocation from the owner.
     pub fn alloc_managed(&self, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_managed(&raw mut at, bytes as usize, 1).map(|()| at)
@@ -325,7 +325,8 @@ impl Cuda {
     /// Creates physical memory that can be exported, on the card or in host memory.
     pub fn create(&self, host: bool, bytes: u64) -> Result<u64, Failed> {
         let mut handle = 0;
-        // Pinned memory, exported as a POSIX descriptor, with the kind and number of the location; the rest is zero.
+        // Pinned memory that can be exported as a POSIX descriptor, and the kind and number of its location; the rest
+        // is zero.
         let property = [1, 1, if host { 3 } else { 1 }, 0, 0, 0, 0, 0];
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, 0).map(|()| handle)
     }
@@ -335,7 +336,7 @@ impl Cuda {
         self.raw_release(handle)
     }
 
-    /// Exports a descriptor of physical memory.
+    /// Exports physical memory as a descriptor.
     pub fn export(&self, handle: u64) -> Result<std::os::fd::OwnedFd, Failed> {
         let mut descriptor = -1;
         self.raw_export(&raw mut descriptor, handle, 1, 0)?;
@@ -350,7 +351,7 @@ impl Cuda {
         self.raw_import(&raw mut handle, usize::try_from(number).unwrap_or(usize::MAX), 1).map(|()| handle)
     }
 
-    /// Returns the handle with which another process opens an allocation.
+    /// Returns a handle with which another process can open an allocation.
     pub fn share(&self, at: u64) -> Result<Ipc, Failed> {
         let mut handle = Ipc([0; 8]);
         self.raw_ipc_get(&raw mut handle, at).map(|()| handle)
@@ -367,7 +368,7 @@ impl Cuda {
         self.raw_ipc_close(at)
     }
 
-    /// Reserves addresses and maps physical memory at them for reading and writing.
+    /// Reserves addresses, and maps physical memory at them with read and write access.
     pub fn map(&self, handle: u64, bytes: u64) -> Result<u64, Failed> {
         let mut at = 0;
         self.raw_reserve(&raw mut at, bytes as usize, 0, 0, 0)?;
@@ -387,7 +388,7 @@ impl Cuda {
         self.create_of([1, 0, 1, 0, 0, 0, 0, 0], bytes, 0)
     }
 
-    /// Creates physical memory from its description.
+    /// Creates physical memory with the given properties.
     pub fn create_of(&self, property: [i32; 8], bytes: u64, flags: u64) -> Result<u64, Failed> {
         let mut handle = 0;
         self.raw_create(&raw mut handle, bytes as usize, &raw const property, flags).map(|()| handle)
@@ -414,25 +415,25 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets a location's access to mappings.
+    /// Sets the access that a location has to mappings.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
     }
 
-    /// Returns the flags of the first card's access at an address.
+    /// Returns the flags of the access that the first card has at an address.
     pub fn may(&self, at: u64) -> Result<u64, Failed> {
         let (mut flags, location) = (0, [1, 0]);
         self.raw_may(&raw mut flags, &raw const location, at).map(|()| flags)
     }
 
-    /// Returns the physical memory that is mapped at an address, with one more reference.
+    /// Adds a reference to the physical memory that is mapped at an address, and returns its handle.
     pub fn reference(&self, at: u64) -> Result<u64, Failed> {
         let mut handle = 0;
         self.raw_reference(&raw mut handle, at).map(|()| handle)
     }
 
-    /// Returns the description with which physical memory was created.
+    /// Returns the properties with which physical memory was created.
     pub fn property(&self, handle: u64) -> Result<[i32; 8], Failed> {
         let mut property = [0; 8];
         self.raw_property(&raw mut property, handle).map(|()| property)
@@ -495,7 +496,7 @@ impl Cuda {
         self.raw_begin(stream, 0)
     }
 
-    /// Ends a capture; returns the graph, ready to be launched.
+    /// Ends a capture. Returns an executable graph.
     pub fn end_capture(&self, stream: u64) -> Result<u64, Failed> {
         let (mut graph, mut made) = (0, 0);
         self.raw_end(stream, &raw mut graph)?;
@@ -508,7 +509,7 @@ impl Cuda {
         self.raw_stream(&raw mut stream, 0).map(|()| stream)
     }
 
-    /// Destroys a stream; its work continues.
+    /// Destroys a stream. Its work continues.
     pub fn destroy(&self, stream: u64) -> Result<(), Failed> {
         self.raw_destroy(stream)
     }
@@ -526,7 +527,7 @@ impl Cuda {
         self.raw_graph(graph, stream)
     }
 
-    /// Releases the memory that is reserved for graphs of the first card.
+    /// Releases the memory that is reserved for graphs on the first card.
     pub fn trim_graphs(&self) -> Result<(), Failed> {
         self.raw_trim(0)
     }
@@ -547,12 +548,12 @@ impl Cuda {
         self.raw_write(at, words.as_ptr().cast(), std::mem::size_of_val(words))
     }
 
-    /// Fills bytes.
+    /// Fills memory with a byte value.
     pub fn set(&self, at: u64, value: u8, bytes: u64) -> Result<(), Failed> {
         self.raw_set(at, value, bytes as usize)
     }
 
-    /// Fills bytes in stream order.
+    /// Fills memory with a byte value in stream order.
     pub fn set_async(&self, at: u64, value: u8, bytes: u64, stream: u64) -> Result<(), Failed> {
         self.raw_set_async(at, value, bytes as usize, stream)
     }

@@ -1,11 +1,11 @@
 //! CUDA programs and a scripted owner, for tests and benchmarks of the library.
 //!
-//! [`Cuda`] is the driver API in a program's view, found by the loader or by path. [`own`] has programs that manage
-//! their virtual memory themselves. [`owner`] speaks the owner's side of the protocol by a script: it grants, moves
-//! chunks at random, and ends turns, without any policy. [`calls`] measures single calls, [`stall`] stops a program's
-//! answers. [`neighbour`] is an honest program that reports its gains, and [`raw`] a client without the library, for
-//! tests with hostile programs. [`runtime`] is NVIDIA's CUDA runtime above one of the libraries.
-//! [`attack`] makes system calls in the driver's process.
+//! [`Cuda`] is the driver API as a program sees it, found by the loader or by path. [`own`] contains programs that
+//! manage their virtual memory themselves. [`owner`] executes the owner's side of the protocol from a script: it grants
+//! requests, moves chunks at random, and ends turns, without any policy. [`calls`] measures single calls, and [`stall`]
+//! stops a program's replies. [`neighbour`] is an honest program that reports its progress, and [`raw`] is a client
+//! without the library; tests with hostile programs use both. [`runtime`] is NVIDIA's CUDA runtime on top of one of the
+//! libraries. [`attack`] makes system calls in the driver's process.
 //!
 //! This crate does not make the decisions of a card's owner.
 

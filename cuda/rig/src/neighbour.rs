@@ -1,5 +1,5 @@
-//! An honest program next to a hostile program: it keeps the card busy, requests memory, and reports
-//! its gains.
+//! An honest program that runs next to a hostile one. It keeps the card busy, requests memory, and reports its
+//! progress.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -9,35 +9,35 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Size of a request in bytes: a chunk of the tests' cards.
+/// Size of a request in bytes: one chunk of the tests' cards.
 const REQUEST_BYTES: u64 = 2 << 20;
 
-/// Time limit for the answer to a request, in milliseconds.
+/// Time limit for the reply to a request, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
-/// Gains of a neighbour since its last report.
+/// The work that the neighbour has done, and the replies that it got, since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Time since the last report in milliseconds, by the host's clock.
+    /// Time since the last report in milliseconds, measured by the host's clock.
     pub ms: f64,
     /// Number of submitted kernels.
     pub kernels: u64,
-    /// Card time of its kernels in microseconds, as counted by the kernels.
+    /// Card time of its kernels in microseconds, as counted by the kernels themselves.
     pub card_us: u64,
-    /// Maximum time between two consecutive submissions, in milliseconds: its longest wait for a turn.
+    /// Maximum time between two consecutive submissions in milliseconds, which is its longest wait for a turn.
     pub longest_wait_ms: f64,
-    /// Number of requests for memory of the card, each of 2 MiB, that reached the owner.
+    /// Number of requests for card memory that reached the owner. Each is for 2 MiB.
     pub requests: u64,
     /// Number of refused requests.
     pub refused: u64,
-    /// Maximum time until a request or a query about memory was answered, in milliseconds.
+    /// Longest time between a request or a memory query and its reply, in milliseconds.
     pub longest_answer_ms: f64,
     /// Number of requests and queries that took longer than [`ANSWER_MS`].
     pub late: u64,
 }
 
 impl Report {
-    /// Adds the gains of another measurement.
+    /// Adds the values of another measurement.
     pub fn add(&mut self, other: &Self) {
         self.ms += other.ms;
         self.kernels += other.kernels;
@@ -50,7 +50,7 @@ impl Report {
     }
 }
 
-/// Works until `lines` ends; prints a [`Report`] as JSON for each line.
+/// Works until `lines` ends. Prints a [`Report`] as JSON for each line.
 pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receiver<String>) -> Result<()> {
     let spin = cuda.kernel("spin")?;
     let stream = cuda.stream()?;
@@ -90,7 +90,7 @@ pub fn work(cuda: Cuda, kernel_us: u64, mib: u64, ask: Duration, lines: &Receive
     Ok(())
 }
 
-/// Queries the free memory, and requests memory for which no chunk is cached.
+/// Queries the free memory, and requests memory for which the library has no cached chunk.
 fn request(cuda: Cuda, report: &mut Report) -> Result<()> {
     let begin = Instant::now();
     cuda.info()?;

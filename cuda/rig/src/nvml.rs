@@ -1,4 +1,4 @@
-//! NVML as a tool uses it.
+//! NVML, as tools use it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVML's header.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -13,7 +13,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), Failed> {
     if code == 0 { Ok(()) } else { Err(Failed { call, code }) }
 }
 
-/// The library, with its first card.
+/// The library and its first card.
 struct Nvml {
     library: *mut c_void,
     device: Device,
@@ -21,7 +21,7 @@ struct Nvml {
 
 impl Nvml {
     fn load() -> Result<Self, Failed> {
-        // SAFETY: the library is NVML or its replacement here, and is never closed.
+        // SAFETY: the library is NVML or this project's replacement, and is never closed.
         let library = unsafe { libc::dlopen(c"libnvidia-ml.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(Failed { call: "dlopen", code: 12 });
@@ -65,11 +65,11 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
     (code == 0).then_some(text)
 }
 
-/// Cards by identity, each with its NVML index.
+/// Identities of cards, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Returns the identities of the cards that NVML shows, each with its number, and the results of searches for other
-/// cards by each of `addresses`, which are identities or PCI addresses.
+/// Returns the identity and the index of each card that NVML lists, and the results of searches for other cards by each
+/// of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
     let (count, by_index) =
@@ -78,7 +78,7 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let (by_uuid, by_address) =
         (nvml.function(c"nvmlDeviceGetHandleByUUID")?, nvml.function(c"nvmlDeviceGetHandleByPciBusId_v2")?);
     let mut device = std::ptr::null_mut();
-    // SAFETY: the header declares the symbols with these arguments; all pointers are to locals.
+    // SAFETY: the header declares the symbols with these arguments; all pointers point to local variables.
     unsafe {
         let count: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(count);
         let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
@@ -111,7 +111,7 @@ pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
 pub fn processes() -> Result<Vec<u32>, Failed> {
     let nvml = Nvml::open()?;
     let function = nvml.function(c"nvmlDeviceGetComputeRunningProcesses_v3")?;
-    // Each entry has the process and three more words.
+    // Each entry contains the process and three more words.
     let mut list = [[0u32; 6]; 64];
     let mut count = list.len() as u32;
     // SAFETY: the header declares the symbol with these arguments; the buffer holds the given number of entries of 24
@@ -126,7 +126,7 @@ pub fn processes() -> Result<Vec<u32>, Failed> {
     Ok(pids)
 }
 
-/// Queries the first card's memory in both versions of the call: free and total bytes.
+/// Queries the first card's memory with both versions of the call. Returns free and total bytes for each.
 pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let nvml = Nvml::open()?;
     let (info, info_v2) = (nvml.function(c"nvmlDeviceGetMemoryInfo")?, nvml.function(c"nvmlDeviceGetMemoryInfo_v2")?);
@@ -134,8 +134,8 @@ pub fn memory() -> Result<[(u64, u64); 2], Failed> {
     let mut first = [0u64; 3];
     // Version and length, then total, reserved, free and used.
     let mut second = [0x0200_0028u64, 0, 0, 0, 0];
-    // SAFETY: the header declares the symbols with these arguments; all pointers are to locals of the structures'
-    // lengths.
+    // SAFETY: the header declares the symbols with these arguments; all pointers point to local variables with the
+    // structures' lengths.
     unsafe {
         let info: unsafe extern "C" fn(Device, *mut u64) -> c_int = std::mem::transmute(info);
         check("nvmlDeviceGetMemoryInfo", info(nvml.device, first.as_mut_ptr()))?;

@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 const CARD: Location = Location::FIRST_CARD;
 const ALL: i32 = 3;
 
-/// Memory whose handle is released immediately: the mapping keeps it alive.
+/// Allocates memory and releases its handle immediately, because the mapping keeps the memory alive.
 pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     let handle = cuda.create_own(bytes)?;
     let at = cuda.map(handle, bytes)?;
@@ -19,7 +19,7 @@ pub fn allocate(cuda: Cuda, bytes: u64) -> Result<u64, Failed> {
     Ok(at)
 }
 
-/// A handle with its mappings.
+/// A handle and its mappings.
 #[derive(Debug)]
 struct Buffer {
     handle: u64,
@@ -28,11 +28,11 @@ struct Buffer {
     /// A second address, which may be read-only.
     other: u64,
     writes: bool,
-    /// Set if the handle is mapped at the first address.
+    /// Set while the handle is mapped at the first address.
     mapped: bool,
-    /// Value of the first word.
+    /// Expected value of the first word.
     value: u64,
-    /// Number of the memory block, from the driver.
+    /// Number of the memory block, as reported by the driver.
     block: u64,
 }
 
@@ -41,7 +41,7 @@ impl Buffer {
         self.bytes / 8 / 64
     }
 
-    /// Returns the address that this round's work uses.
+    /// Returns the address for this round's work.
     fn place(&self, round: u64) -> u64 {
         if self.mapped && (round.is_multiple_of(2) || !self.writes) { self.at } else { self.other }
     }
@@ -53,18 +53,18 @@ impl Buffer {
             let good = (self.value, self.value + self.words() - 1);
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
-            ensure!((start, bytes) == (at, self.bytes), "{at:#x} lies in {bytes} bytes from {start:#x}");
-            // Memory type, device, and the mapping's bytes and base: they do not depend on the memory's location.
+            ensure!((start, bytes) == (at, self.bytes), "{at:#x} is in {bytes} bytes at {start:#x}");
+            // Memory type, device, and the mapping's size and base. They do not depend on the memory's location.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
-            ensure!(said == [2, 0, self.bytes, at], "{at:#x} is said to be {said:x?}");
-            ensure!(cuda.attribute(20, at)? == self.block, "another number of its memory");
+            ensure!(said == [2, 0, self.bytes, at], "the attributes of {at:#x} are {said:x?}");
+            ensure!(cuda.attribute(20, at)? == self.block, "its memory has another number");
             let one = [2, 9, 19].map(|kind| cuda.attribute(kind, at));
-            ensure!(one == [Ok(2), Ok(0), Ok(at)], "{at:#x} is said to be {one:x?}");
+            ensure!(one == [Ok(2), Ok(0), Ok(at)], "the attribute of {at:#x} is {one:x?}");
         }
         Ok(())
     }
 
-    /// Maps the memory at its first address, and sets its access.
+    /// Maps the memory at its first address and sets its access.
     fn map(&mut self, cuda: Cuda) -> Result<()> {
         cuda.map_at(self.at, self.bytes, 0, self.handle)?;
         cuda.allow(self.at, self.bytes, CARD, ALL)?;
@@ -80,7 +80,7 @@ impl Buffer {
 }
 
 /// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
-/// released. Returns a checksum. Handles are created with `property`.
+/// released. The handles have the properties `property`. Returns a checksum.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =
@@ -107,7 +107,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         buffers.push(buffer);
     }
     cuda.finish(stream)?;
-    // A graph keeps addresses: it uses the handles that stay mapped.
+    // A graph stores addresses, so it uses handles that stay mapped.
     let stays = |n: usize| n.is_multiple_of(4);
     let graph = cuda.capture(stream, || {
         let mut all = buffers.iter().enumerate().filter(|(n, _)| stays(*n));
@@ -146,7 +146,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
         ensure!(cuda.property(buffer.handle)?[..4] == property[..4], "another description");
         cuda.release(buffer.handle)?;
     }
-    // Unmaps all mappings of each half in one call.
+    // Unmap all mappings of each half in one call.
     cuda.unmap_at(base, used)?;
     cuda.unmap_at(base + mib * MIB, used)?;
     for buffer in &buffers {
@@ -156,7 +156,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, unmaps it, or replaces it with another handle.
+/// Maps a handle again, unmaps it, or replaces it with another one.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -181,7 +181,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // The memory now has no mappings, and is freed unless its handle keeps it alive.
+    // The memory has no mappings now, and is freed unless its handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -198,16 +198,16 @@ fn change(
     buffer.check(cuda, number)
 }
 
-/// Exports a handle and imports it as another process would; both refer to the same memory.
+/// Exports a handle and imports it as another process would. Both handles refer to the same memory.
 fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     let imported = cuda.import(&cuda.export(buffer.handle)?)?;
     let at = cuda.map(imported, buffer.bytes)?;
     let last = 8 * (buffer.words() - 1);
     let ends = (cuda.read(at, 1)?[0], cuda.read(at + last, 1)?[0]);
-    ensure!(ends == (buffer.value, buffer.value + buffer.words() - 1), "what was exported has {ends:?}");
+    ensure!(ends == (buffer.value, buffer.value + buffer.words() - 1), "the exported memory has {ends:?}");
     let place = if buffer.mapped { buffer.at } else { buffer.other };
     cuda.write(at + 8, &[4711])?;
-    ensure!(cuda.read(place + 8, 1)? == [4711], "what is written to one is not in the other");
+    ensure!(cuda.read(place + 8, 1)? == [4711], "data written to one mapping is missing in the other");
     cuda.write(at + 8, &[buffer.value + 1])?;
     cuda.unmap(at, buffer.bytes)?;
     cuda.release(imported)?;
@@ -216,8 +216,8 @@ fn export(cuda: Cuda, buffer: &mut Buffer) -> Result<()> {
     Ok(())
 }
 
-/// Creates a handle of one chunk in each of many threads concurrently, twice. Returns the number of successes each
-/// time.
+/// Creates a one-chunk handle in each of many threads concurrently, twice. Returns the number of successes in each
+/// round.
 pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     let start = std::sync::Barrier::new(threads);
     let mut made = Vec::new();
@@ -238,7 +238,8 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all of them, and repeats this; returns the MiB of both times.
+/// Maps handles until one is refused, releases all of them, and repeats this. Returns the amount in MiB for both
+/// rounds.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;
     let mut line = String::new();
@@ -291,7 +292,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("map-beside", code(cuda.map_at(base + 4 * G, 2 * G, 0, two))),
         ("map-over-plain", code(cuda.map_at(plain, 2 * G, 0, two))),
     ];
-    ensure!(cuda.may(base)? == 0, "access that nobody gave");
+    ensure!(cuda.may(base)? == 0, "access without permission");
     all.extend([
         ("allow-part", code(cuda.allow(base, 2 * G, CARD, ALL))),
         ("allow-gap", code(cuda.allow(base, 8 * G, CARD, ALL))),
@@ -301,7 +302,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
         ("allow-what", code(cuda.allow(base, 6 * G, CARD, 2))),
         ("allow-reading", code(cuda.allow(base, 6 * G, CARD, 1))),
     ]);
-    ensure!(cuda.may(base + 5 * G)? == 1, "reading was given");
+    ensure!(cuda.may(base + 5 * G)? == 1, "the read permission is missing");
     all.extend([
         ("allow", code(cuda.allow(base, 6 * G, CARD, ALL))),
         ("access-unmapped", code(cuda.may(base + 20 * G))),
@@ -322,11 +323,11 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     ]);
     // The memory stays alive where it is mapped.
     cuda.write(base + 3 * G, &[77])?;
-    ensure!(cuda.read(base + 3 * G, 1)? == [77], "what was written");
+    ensure!(cuda.read(base + 3 * G, 1)? == [77], "the written value");
     let range = [11, 12].map(|kind| cuda.attribute(kind, base + 5 * G));
-    ensure!(range == [Ok(base), Ok(64 * G)], "the reservation is said to be {range:x?}");
+    ensure!(range == [Ok(base), Ok(64 * G)], "the reported reservation is {range:x?}");
     ensure!(cuda.reference(base + 3 * G)? == four, "another handle");
-    // Exportable memory belongs to the driver and is adjacent to the library's memory.
+    // Exportable memory belongs to the driver, and is adjacent to memory of the library.
     let shared = cuda.create(false, 2 * G)?;
     all.extend([
         ("map-shared", code(cuda.map_at(base + 6 * G, 2 * G, 0, shared))),
@@ -337,7 +338,7 @@ pub fn wrong(cuda: Cuda) -> Result<String> {
     ]);
     cuda.write(base + 4 * G, &[1, 2, 3])?;
     cuda.copy(base + 6 * G, base + 4 * G, 24, 0)?;
-    ensure!(cuda.read(base + 6 * G, 3)? == [1, 2, 3], "what was copied");
+    ensure!(cuda.read(base + 6 * G, 3)? == [1, 2, 3], "the copied value");
     all.extend([
         ("release-last", code(cuda.release(four))),
         ("unmap", code(cuda.unmap_at(base, 8 * G))),

@@ -1,4 +1,4 @@
-//! A scripted owner: it grants all requests, moves chunks at random, and ends turns.
+//! A scripted owner. It grants all requests, moves chunks at random, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -25,15 +25,15 @@ pub struct Script {
     pub driver: PathBuf,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Maximum card memory of a process in bytes; the rest is placed in host memory.
+    /// Maximum card memory per process in bytes; the rest is placed in host memory.
     pub device_bytes: u64,
-    /// Maximum total bytes of a process; requests beyond it are refused.
+    /// Maximum total memory per process in bytes. Requests beyond it are refused.
     pub quota_bytes: u64,
-    /// Interval of relocations; `None` disables them.
+    /// Interval between relocations; `None` disables them.
     pub relocate: Option<Duration>,
-    /// Maximum number of chunks in one relocation.
+    /// Maximum number of chunks per relocation.
     pub batch: usize,
-    /// Limit of work in flight, in microseconds; 0 disables limit and measurement.
+    /// Limit on work in flight, in microseconds; 0 disables the limit and the measurement.
     pub run_ahead_us: u32,
     /// Length of turns and of the pauses between them, in microseconds; 0 means one endless turn.
     pub turn_us: u32,
@@ -52,13 +52,13 @@ pub struct Counts {
     pub freed: u64,
     /// Number of refused requests.
     pub refused: u64,
-    /// Number of bytes that are currently counted as fixed.
+    /// Number of bytes currently counted as fixed.
     pub fixed_bytes: u64,
     /// Number of relocations that moved at least one chunk.
     pub relocations: u64,
     /// Number of moved chunks.
     pub moved: u64,
-    /// Number of orders that the tenant declined.
+    /// Number of orders that tenants declined.
     pub busy: u64,
     /// Number of ended turns.
     pub turns: u64,
@@ -66,21 +66,21 @@ pub struct Counts {
     pub busy_ns: u64,
     /// Number of submissions reported by the tenants.
     pub launches: u64,
-    /// Time until tenants quiesced, in microseconds: sum and maximum.
+    /// Total time until tenants quiesced, in microseconds.
     pub quiet_us: u64,
-    /// See `quiet_us`.
+    /// Longest time that a tenant took to quiesce, in microseconds.
     pub quiet_longest_us: u64,
-    /// Time from an order to its end, in microseconds: sum and maximum.
+    /// Total time from orders to their end, in microseconds.
     pub pause_us: u64,
-    /// See `pause_us`.
+    /// Maximum time from an order to its end, in microseconds.
     pub pause_longest_us: u64,
     /// Number of chunks that processes kept across a restart of the owner.
     pub adopted: u64,
-    /// Number of adopted chunks with a descriptor.
+    /// Number of adopted chunks that came with a descriptor.
     pub adopted_with_descriptor: u64,
 }
 
-/// An owner that runs until dropped.
+/// An owner that runs until it is dropped.
 #[derive(Debug)]
 pub struct Owner {
     counts: Arc<Mutex<Counts>>,
@@ -92,7 +92,7 @@ pub struct Owner {
 impl Owner {
     /// Serves `socket` according to the script.
     pub fn start(socket: &Path, script: Script) -> Result<Self> {
-        let driver = script.driver.to_str().context("the driver's path is no text")?.to_owned();
+        let driver = script.driver.to_str().context("the driver's path is not valid text")?.to_owned();
         let cuda = Cuda::open(&driver)?;
         let listener = Link::listen(socket)?;
         let counts = Arc::new(Mutex::new(Counts::default()));
@@ -109,7 +109,7 @@ impl Owner {
 }
 
 impl Owner {
-    /// Ends the owner after it has received all messages. Returns its counts.
+    /// Stops the owner after it has received all messages. Returns its counts.
     pub fn finish(mut self) -> Counts {
         self.join();
         self.counts()
@@ -156,7 +156,7 @@ fn accept(listener: &OwnedFd, cuda: Cuda, script: &Script, counts: &Arc<Mutex<Co
     }
 }
 
-/// A chunk with the owner's mapping.
+/// A chunk and the owner's mapping of it.
 #[derive(Clone, Copy, Debug)]
 struct MappedChunk {
     handle: u64,
@@ -168,7 +168,7 @@ struct MappedChunk {
 #[derive(Debug)]
 struct Order {
     began: Instant,
-    /// New memory of chunks, in the order of the messages, and the number of answers.
+    /// Chunks to move with their new memory, in the order of the messages, and the number of replies so far.
     moves: Vec<(ChunkId, MappedChunk)>,
     answered: usize,
 }
@@ -227,7 +227,7 @@ impl Session {
     fn serve(&mut self, end: &AtomicBool) -> Result<()> {
         self.cuda.enter()?;
         loop {
-            // Messages sent before the end are received.
+            // Receive all messages that were sent before the end.
             let last = end.load(Ordering::SeqCst);
             // TIMEOUT: the script's own intervals are rarely shorter than this.
             if readable(&self.link, Duration::from_micros(500)) {
@@ -253,7 +253,7 @@ impl Session {
         self.send(message, &[])
     }
 
-    /// Sends a message. The messages of a program that has disconnected can still be received.
+    /// Sends a message. If the program has disconnected, its earlier messages can still be received.
     fn send(&self, message: &FromOwner, descriptors: &[BorrowedFd<'_>]) -> Result<()> {
         match self.link.try_send(message, descriptors) {
             Ok(()) | Err(LinkError::Closed) => Ok(()),
@@ -320,7 +320,7 @@ impl Session {
             FromTenant::Allocate { request, chunks, .. } => self.allocate(request, chunks)?,
             FromTenant::Free { chunks } => {
                 for id in chunks {
-                    // A chunk that is being moved is freed after the tenant's answer.
+                    // A chunk that is being moved is freed after the tenant's reply.
                     let moving = self.order.as_ref().is_some_and(|o| o.moves.iter().any(|m| m.0 == id));
                     if !moving && let Some(held) = self.chunks.remove(&id) {
                         self.discard(held);
@@ -380,7 +380,7 @@ impl Session {
         Ok(())
     }
 
-    /// Returns all bytes of the process, in chunks or as fixed memory.
+    /// Returns the size of all memory of the process, in chunks or fixed.
     fn held(&self) -> u64 {
         self.chunks.len() as u64 * self.script.chunk_bytes + self.fixed
     }
@@ -429,9 +429,9 @@ impl Session {
         Ok(())
     }
 
-    /// Copies random chunks to the other memory and redirects them.
+    /// Copies random chunks to the other memory, and redirects them.
     fn relocate(&mut self, number: u32) -> Result<()> {
-        let Some(mut order) = self.order.take() else { bail!("quiet without an order") };
+        let Some(mut order) = self.order.take() else { bail!("`Quiet` without an order") };
         let quiet = order.began.elapsed().as_micros() as u64;
         self.count(|c| {
             c.quiet_us += quiet;
@@ -465,10 +465,10 @@ impl Session {
     }
 
     fn redirected(&mut self, number: u32, moved: u32) -> Result<()> {
-        let Some(mut order) = self.order.take() else { bail!("redirected without an order") };
+        let Some(mut order) = self.order.take() else { bail!("`Redirected` without an order") };
         let part = order.moves.len().saturating_sub(order.answered).min(MAX_CHUNKS);
         for (at, (id, new)) in order.moves.iter().skip(order.answered).take(part).enumerate() {
-            // The other memory of chunks that the tenant freed in the meantime is gone.
+            // If the tenant freed a chunk in the meantime, its new memory is gone.
             let keep = at < moved as usize && self.chunks.contains_key(id);
             let gone = if keep { self.chunks.insert(*id, *new) } else { Some(*new) };
             if let Some(gone) = gone {

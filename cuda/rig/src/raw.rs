@@ -1,7 +1,7 @@
-//! A client that speaks the owner's protocol without the library, driven by commands, for hostile programs.
+//! A client for hostile programs. It speaks the owner's protocol without the library, and executes commands.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It opens
-//! the driver for [`Command::Launch`] only. The tests of `hostile` start it, as a separate user if they run as root.
+//! the driver only for [`Command::Launch`]. The `hostile` tests start it, as a separate user if they run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`, and whose credentials the owner sees.
+/// Process that calls `connect`, and whose credentials the owner gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
     /// The client itself.
@@ -32,31 +32,31 @@ pub enum Through {
     Zombie,
 }
 
-/// Automatic answer to an order of the owner.
+/// Automatic reply to an order of the owner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reply {
-    /// No answer.
+    /// No reply.
     #[default]
     Silence,
-    /// The library's answer: `Quiet`, all chunks redirected, or `Stopped`.
+    /// The library's reply: `Quiet`, all chunks redirected, or `Stopped`.
     Honest,
-    /// The declining answer: `Busy`, or no chunk redirected; `Stopped` with waiting work.
+    /// A declining reply: `Busy`, no chunk redirected, or `Stopped` with waiting work.
     Declined,
 }
 
-/// Automatic answers to the orders of the owner.
+/// Automatic replies to the owner's orders.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manner {
-    /// Answer to `Quiesce`.
+    /// Reply to `Quiesce`.
     pub quiesce: Reply,
-    /// Answer to `Redirect`.
+    /// Reply to `Redirect`.
     pub redirect: Reply,
-    /// Answer to `Stop`.
+    /// Reply to `Stop`.
     pub stop: Reply,
 }
 
 impl Manner {
-    /// Answers every order like the library.
+    /// Replies to every order like the library.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -66,29 +66,29 @@ impl Manner {
 /// A command to the client.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Command {
-    /// Connects. Answered by [`Answer::Link`].
+    /// Connects. The result is [`Answer::Link`].
     Connect {
-        /// Process that connects.
+        /// Process that makes the connection.
         through: Through,
-        /// Automatic answers; `None` means that no thread reads the connection.
+        /// Automatic replies; `None` means that no thread reads the connection.
         manner: Option<Manner>,
     },
-    /// Sends a message, several times. Answered by [`Answer::Sent`].
+    /// Sends a message one or more times. The result is [`Answer::Sent`].
     Say {
         /// Number of the connection.
         link: usize,
-        /// The message. It carries no descriptors.
+        /// The message, without descriptors.
         message: FromTenant,
         /// Number of times.
         times: u32,
     },
-    /// Waits for messages. Answered by [`Answer::Heard`].
+    /// Waits for messages. The result is [`Answer::Heard`].
     Hear {
         /// Number of the connection.
         link: usize,
         /// Number of messages to wait for.
         count: usize,
-        /// Time limit of the wait in milliseconds.
+        /// Time limit in milliseconds.
         within_ms: u64,
     },
     /// Closes a connection. Descriptors received over it stay open.
@@ -96,12 +96,13 @@ pub enum Command {
         /// Number of the connection.
         link: usize,
     },
-    /// Launches a kernel through the driver, bypassing the owner. Answered by [`Answer::Done`] while it runs.
+    /// Launches a kernel through the driver, bypassing the owner. The result is [`Answer::Done`], sent while the kernel
+    /// runs.
     Launch {
         /// Duration in milliseconds.
         ms: u64,
     },
-    /// Exits. A child continues with the connections and the commands; it reads no messages.
+    /// Exits. A child continues with the connections and the commands, but reads no messages.
     Desert,
     /// Closes the descriptors received over a connection.
     DropDescriptors {
@@ -110,25 +111,26 @@ pub enum Command {
     },
 }
 
-/// An answer of the client.
+/// Result of a command.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub enum Answer {
     /// Number of the new connection.
     Link(usize),
-    /// Number of sent messages. It is lower than requested if the connection failed or its queue was full for a second.
+    /// Number of messages sent. It is lower than requested if the connection failed, or if its queue was full for a
+    /// second.
     Sent(u32),
     /// Messages since the last command.
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
-        /// Number of open descriptors received with this connection's messages.
+        /// Number of open descriptors that came with this connection's messages.
         descriptors: usize,
         /// Set if the owner has closed the connection.
         closed: bool,
     },
     /// The command has been executed.
     Done,
-    /// The request failed, with the reason.
+    /// The command failed for this reason.
     Failed(String),
 }
 
@@ -151,11 +153,11 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Executes the commands on standard input until it ends.
+/// Executes commands from standard input until it ends.
 pub fn serve(socket: &Path) -> Result<()> {
     let mut connections = Vec::new();
     for line in std::io::stdin().lock().lines() {
-        let command = serde_json::from_str(&line?).context("standard input has something other than a command")?;
+        let command = serde_json::from_str(&line?).context("standard input contains a line that is not a command")?;
         let answer = obey(socket, &mut connections, command).unwrap_or_else(|error| Answer::Failed(error.to_string()));
         println!("{}", serde_json::to_string(&answer)?);
         std::io::stdout().flush()?;
@@ -195,7 +197,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
         }
         Command::Hear { link, count, within_ms } => {
             let connection = connections.get(link).context(missing)?;
-            ensure!(connection.reads, "nothing reads this connection");
+            ensure!(connection.reads, "no thread reads this connection");
             let until = Instant::now() + Duration::from_millis(within_ms);
             let (inbox, changed) = &*connection.inbox;
             let mut inbox = guard(inbox);
@@ -225,7 +227,7 @@ fn obey(socket: &Path, connections: &mut Vec<Connection>, command: Command) -> R
         }
         Command::Desert => {
             // SAFETY: the child has only this thread. Locks held by another thread may stay locked forever, so the
-            // child uses none of them.
+            // child does not use any of them.
             let child = unsafe { libc::fork() };
             ensure!(child >= 0, "cannot fork: {}", std::io::Error::last_os_error());
             if child > 0 {
@@ -263,15 +265,15 @@ fn connect(socket: &Path, through: Through) -> Result<Link> {
     }
     ensure!(child > 0, "cannot fork: {}", std::io::Error::last_os_error());
     let options = libc::WEXITED | if through == Through::Zombie { libc::WNOWAIT } else { 0 };
-    // SAFETY: the value is local, and all-zero bytes are valid for it.
+    // SAFETY: the value is a local variable, and all zeros are valid for it.
     let mut info: libc::siginfo_t = unsafe { std::mem::zeroed() };
-    // SAFETY: the child belongs to this process, and the pointer points to a local.
+    // SAFETY: the child belongs to this process, and the pointer points to a local variable.
     let waited = unsafe { libc::waitid(libc::P_PID, child.cast_unsigned(), &raw mut info, options) };
     ensure!(waited == 0, "cannot wait for the child: {}", std::io::Error::last_os_error());
     Ok(Link::new(ours))
 }
 
-/// Reads a connection until it ends, and answers in the configured manner.
+/// Reads a connection until it ends, and sends the configured replies.
 fn read(link: &Link, manner: Manner, inbox: &(Mutex<Inbox>, Condvar)) {
     loop {
         let received = link.receive();

@@ -1,4 +1,4 @@
-//! Makes a program unresponsive to its owner: its library then listens to a connection without a sender.
+//! Makes a program unresponsive to its owner, by making its library listen to a connection on which no process sends.
 //!
 //! UNSAFETY: replaces one descriptor with another.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,25 +9,26 @@ use anyhow::{Result, ensure};
 use cuda_protocol::Link;
 use rustix::net::{SocketType, sockopt};
 
-/// Makes the library's thread receive no further messages. Its signals are blocked, so it cannot be stopped separately.
+/// Makes the library's thread receive no further messages. The thread blocks its signals, so it cannot be stopped
+/// separately.
 pub fn stop_answers() -> Result<()> {
     let entries = std::fs::read_dir("/proc/self/fd")?.flatten();
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = 0;
     for number in numbers {
-        // SAFETY: the descriptor was just open; if it is not, the query fails.
+        // SAFETY: the descriptor was open just now; if it no longer is, the query fails.
         let connection = unsafe { BorrowedFd::borrow_raw(number) };
         if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
             continue;
         }
         let (silent, end) = Link::pair()?;
-        // The owner's connection and the other end of the silent connection stay open.
+        // Keep the owner's connection and the other end of the silent connection open.
         std::mem::forget((connection.try_clone_to_owned()?, end));
-        // SAFETY: the library's descriptor stays valid and refers to another connection.
+        // SAFETY: the library's descriptor stays valid, and refers to another connection.
         let put = unsafe { libc::dup2(std::os::fd::AsFd::as_fd(&silent).as_raw_fd(), number) };
-        ensure!(put == number, "the connection stays: {}", std::io::Error::last_os_error());
+        ensure!(put == number, "cannot replace the connection: {}", std::io::Error::last_os_error());
         found += 1;
     }
-    ensure!(found == 1, "{found} connections of the library's");
+    ensure!(found == 1, "found {found} connections of the library");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Programs as tenants of a daemon, on the fake driver: `mediatord`, `mediatorctl`, the owner and programs as
-//! processes.
+//! Tests programs as tenants of a daemon on the fake driver. `mediatord`, `mediatorctl`, the owner and the programs are
+//! separate processes.
 
 mod support;
 
@@ -18,17 +18,21 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     for program in [&mut one, &mut two] {
         program.steps(3);
     }
-    until(&rig, "b", "its program is seen, with its weight", |b| programs(b) == 1 && b["time"]["weight"] == 200);
+    until(&rig, "b", "its program is listed, with its weight", |b| programs(b) == 1 && b["time"]["weight"] == 200);
 
-    // The commands for virtual machines also change tenants' limits at run time.
+    // The commands for virtual machines also change the limits of tenants at run time.
     let set = ctl(&rig, &["memory", "set-quota", "a", "16"]);
     assert!(set.status.success(), "{}", String::from_utf8_lossy(&set.stderr));
-    until(&rig, "a", "what is over the quota has gone to host memory", |a| {
+    until(&rig, "a", "memory above the quota was moved to host memory", |a| {
         mib(a, "on_card_bytes") <= 16 && mib(a, "in_host_bytes") >= 16
     });
     assert!(ctl(&rig, &["sched", "set-vm", "a", "--weight", "50"]).status.success());
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 50);
-    assert_eq!(ctl(&rig, &["tenant", "set", "a", "--quota-mib", "15"]).status.code(), Some(2), "no whole chunks");
+    assert_eq!(
+        ctl(&rig, &["tenant", "set", "a", "--quota-mib", "15"]).status.code(),
+        Some(2),
+        "not a whole number of chunks"
+    );
     assert_eq!(ctl(&rig, &["tenant", "show", "z"]).status.code(), Some(3));
     for (arguments, shown) in [(["top", "--once"], "b"), (["sched", "show"], "b"), (["memory", "show"], "b")] {
         let output = ctl(&rig, &arguments);
@@ -38,7 +42,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // The daemon is killed, its owner ends with it, and their successors take over the programs.
+    // Kill the daemon. Its owner exits too, and their successors take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);
@@ -47,11 +51,11 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     for program in [&mut one, &mut two] {
         program.grow();
     }
-    until(&rig, "a", "its memory is counted again", |a| mib(a, "on_card_bytes") + mib(a, "in_host_bytes") >= 36);
+    until(&rig, "a", "its memory is accounted again", |a| mib(a, "on_card_bytes") + mib(a, "in_host_bytes") >= 36);
 
-    // A killed program leaves no memory in use.
+    // The memory of a killed program is freed.
     one.kill();
-    until(&rig, "a", "what it had is free", |a| {
+    until(&rig, "a", "its memory is free", |a| {
         programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
     });
     assert_eq!(two.end(), "held 14");
@@ -67,10 +71,10 @@ fn an_owner_that_is_killed_is_started_again() {
     program.steps(3);
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
-    until(&rig, "a", "it is served, with what was set", |a| {
+    until(&rig, "a", "the tenant is served with the new settings", |a| {
         a["served"] == true && programs(a) == 1 && a["memory"]["quota_mib"] == 32
     });
-    // The tenant is entitled to its memory, since the other tenant has no programs.
+    // The tenant may use all of its memory, because the other tenant has no programs.
     let memory = json(&rig, &["memory", "show", "fake"]);
     let shown = memory["vms"].as_array().expect("a list").iter().find(|vm| vm["vm"] == "a").expect("tenant a");
     let [entitled, on_card] = ["entitled_bytes", "on_card_bytes"].map(|key| shown[key].as_u64().expect("a size"));
@@ -84,7 +88,7 @@ fn an_owner_that_is_killed_is_started_again() {
 fn tenant_socket_rejects_name_of_other_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
-    // The name that a program sends does not matter: its socket decides.
+    // The name that a program sends does not matter, because its socket determines the tenant.
     let mut command = rig.command(support::PROGRAM, "shim");
     command.env(cuda_protocol::TENANT_VARIABLE, "b");
     let output =
@@ -106,7 +110,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These requests wait for the stuck owner; their number exceeds the maximum that the daemon lets wait for one card.
+    // These requests wait for the stuck owner. There are more of them than the daemon lets wait for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();
@@ -128,11 +132,11 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
         ] {
             good(&rig, command);
         }
-        assert!(first(&mut waiting), "all that was asked of others is done before the stuck owner is given up");
+        assert!(first(&mut waiting), "all requests to other owners are done before the stuck owner is killed");
     }
-    // The status names the card before the owner is given up.
+    // The status names the card before the owner is killed.
     while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not answered for") {
-        assert!(first(&mut waiting), "nobody was told: {}", get(&rig, "/v1/cards/fake"));
+        assert!(first(&mut waiting), "no caller was notified: {}", get(&rig, "/v1/cards/fake"));
     }
     assert!(get(&rig, "/metrics").contains("gpu_mediator_tenant_served{tenant=\"a\",card=\"fake\"} 0"));
     assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("is started again"));
@@ -159,7 +163,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     let mut holder = run(&rig, "a", &[], &["hold", "--mib", "60"]);
     assert_eq!(holder.line(), "holds");
     let pid = holder.child.id().to_string();
-    // The program is not quiescent, so its memory does not move until it continues.
+    // The program is not quiescent, so its memory does not move until the program continues.
     signal("-STOP", &pid);
     let mut waiting = ctl_command(&rig, &["memory", "set-guarantee", "b", "40"]).spawn().expect("starts");
     std::thread::sleep(Duration::from_millis(500));
@@ -171,19 +175,19 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     ] {
         good(&rig, command);
     }
-    assert!(matches!(waiting.try_wait(), Ok(None)), "the guarantee waited for nothing: {waiting:?}");
+    assert!(matches!(waiting.try_wait(), Ok(None)), "the guarantee did not wait for memory: {waiting:?}");
     assert_eq!(json(&rig, &["tenant", "show", "b"])["memory"]["guarantee_mib"], serde_json::Value::Null);
     signal("-CONT", &pid);
-    assert!(waiting.wait().expect("ends").success(), "it is given once the memory has moved");
+    assert!(waiting.wait().expect("ends").success(), "the guarantee is given once the memory has moved");
     assert_eq!(json(&rig, &["tenant", "show", "b"])["memory"]["guarantee_mib"], 40);
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that fails; returns its last line.
+/// Waits for a program that must fail. Returns its last line.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
-    assert!(!program.child.wait().expect("ends").success(), "it goes on after a reset: {text}");
+    assert!(!program.child.wait().expect("ends").success(), "the program continues after a reset: {text}");
     text
 }
 
@@ -204,9 +208,9 @@ fn reset_card_loses_its_programs_and_serves_again() {
     unaffected.steps(2);
     lost.steps(2);
     let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
-    until(&rig, "b", "both programs are seen", |b| programs(b) == 1);
+    until(&rig, "b", "both programs are listed", |b| programs(b) == 1);
 
-    // The card needs a reset first, and reports that until then.
+    // The card needs a reset first, and reports this until it gets one.
     rig.set_broken(0, true);
     rig.reset(0);
     fails(lost);
@@ -226,7 +230,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
 
     rig.set_broken(0, false);
     for name in ["a", "b"] {
-        until(&rig, name, "it is served again, with nothing of before", |tenant| {
+        until(&rig, name, "the tenant is served again, without any previous memory", |tenant| {
             tenant["served"] == true && mib(tenant, "on_card_bytes") == 0 && mib(tenant, "in_host_bytes") == 0
         });
     }
@@ -260,12 +264,12 @@ fn quick_start_of_the_readme_prints_its_output() {
         let folder = rig.folder.path().join("start");
         std::fs::create_dir(&folder).expect("a folder");
         let folder = folder.display().to_string();
-        // The test has built the programs, chooses the folder, and ends the daemon.
+        // The test has already built the programs, chooses the folder, and stops the daemon.
         let script = script
             .replace("$PWD/target/release", &programs)
             .replace("$(mktemp -d)", &folder)
             .replace("&\n", "2> \"$folder/log\" & trap 'kill %1 2> /dev/null; wait' EXIT\n");
-        // Without a driver, the daemon would never answer.
+        // Without a driver, the daemon would never reply.
         let until_it_answers = script.find("export MEDIATORCTL_SOCKET").expect("a line");
         let script =
             if folder_of_libraries == "none" { script[..until_it_answers].to_owned() + "wait\n" } else { script };

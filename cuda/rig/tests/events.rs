@@ -1,4 +1,4 @@
-//! Events of CUDA tenants, on the fake driver: kills with their reason, turns that overrun, the owner's end.
+//! Tests events of CUDA tenants on the fake driver: kills with their reason, turns that overrun, the owner's end.
 
 mod support;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// Waits for the events of a kind about an object until there are `count`, and returns them.
+/// Waits until there are `count` events of a kind about an object, and returns them.
 fn awaited(rig: &Rig, kind: &str, name: &str, count: usize) -> Vec<Value> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {
@@ -44,8 +44,7 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
         assert_eq!((&killed["author"]["kind"], &killed["card"]), (&"daemon".into(), &"fake".into()));
         endless.kill();
     }
-    // Each endless kernel is first reported as an overrun while other tenants share the card with it, and then as a
-    // strike.
+    // While other tenants share the card, each endless kernel is first reported as an overrun, and then as a strike.
     let overran = awaited(&rig, "overran", "a", 4);
     let is_strike = |event: &&Value| text(event).starts_with("a turn ran beyond its limit, strike ");
     let (strikes, others): (Vec<_>, Vec<_>) = overran.iter().partition(is_strike);
@@ -58,7 +57,7 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     let all = json(&rig, &["events", "--tenant", "b"]);
     let kinds: Vec<_> = all["events"].as_array().expect("a list").iter().map(|event| event["kind"].clone()).collect();
     assert_eq!(kinds, ["added", "connected"], "{all}");
-    // If an owner is killed, the daemon starts it again.
+    // The daemon restarts an owner that was killed.
     signal("-KILL", &daemon.owners()[0]);
     let lost = awaited(&rig, "owner_lost", "fake", 1);
     assert!(text(&lost[0]).contains("signal: 9"), "{lost:?}");
@@ -71,7 +70,7 @@ fn kills_in_one_moment_are_all_events_even_of_removed_tenant() {
     let rig = pair();
     let _daemon = Daemon::start(&rig);
     let programs: Vec<_> = (0..5).map(|_| run(&rig, "a", &[], &["live", "--mib", "2"])).collect();
-    until(&rig, "a", "all are seen", |a| support::daemon::programs(a) == 5);
+    until(&rig, "a", "all events are listed", |a| support::daemon::programs(a) == 5);
     good(&rig, &["tenant", "remove", "a"]);
     let killed = awaited(&rig, "killed", "a", 5);
     for program in &programs {

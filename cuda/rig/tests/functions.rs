@@ -1,5 +1,5 @@
-//! CUDA functions of VMs outlive their daemon: `mediatord`, the owner and workers as processes, on the fake driver; the
-//! guest's driver is this process.
+//! Tests that CUDA functions of VMs survive their daemon. `mediatord`, the owner and the workers are separate processes
+//! on the fake driver; this process is the guest's driver.
 
 mod support;
 
@@ -15,13 +15,13 @@ use support::daemon::{card, get, good, json, signal, tenant};
 use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, map, unref, until, wait};
 use support::{Rig, built};
 
-/// Places of the blobs in the window.
+/// Offsets of the blobs in the window.
 const CONTROL: u64 = 0;
 const RING: u64 = 16 << 20;
 const PINNED: u64 = 32 << 20;
 const PINNED_BYTES: u64 = 1 << 20;
 
-/// A daemon as a service, and its folder.
+/// A daemon that runs as a service, and its folder.
 struct Service {
     rig: Rig,
     manager: ServiceManager,
@@ -29,12 +29,12 @@ struct Service {
 }
 
 impl Service {
-    /// Starts a daemon with a VM and a tenant on a card.
+    /// Starts a daemon with a VM, and with a tenant on a card.
     fn start(orphan_timeout_s: u64) -> Self {
         Self::start_with(orphan_timeout_s, "")
     }
 
-    /// Starts it with more keys of the card.
+    /// Starts such a daemon with additional keys for the card.
     fn start_with(orphan_timeout_s: u64, keys: &str) -> Self {
         let rig = support::daemon::rig(|rig| {
             let worker = worker(rig);
@@ -61,24 +61,24 @@ impl Service {
         self.daemon = spawn(&self.rig, &self.manager);
     }
 
-    /// Lets the next program take over; returns its process.
+    /// Starts the next program to take over. Returns its process.
     fn upgrade(&mut self) -> i32 {
         let info = json(&self.rig, &["daemon", "upgrade"]);
         assert!(self.daemon.wait().expect("ended").success());
         i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process")
     }
 
-    /// Waits until the service manager has the function's journal and everything that it names.
+    /// Waits until the service manager has stored the function's journal and all descriptors that it refers to.
     fn until_kept(&self) {
         let whole = |names: &[String]| {
             let of_vmm = names.iter().filter(|name| name.starts_with("vmm/vm")).count();
-            // The connection, its journal, memory, three interrupts, the window, the function's journal.
+            // The connection, its journal, memory, three interrupts, the window, and the function's journal.
             (of_vmm == 8).then_some(())
         };
         let kept = self
             .manager
             .wait(LIMIT, |heard| whole(&heard.kept.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>()));
-        kept.expect("everything is kept");
+        kept.expect("all descriptors are stored");
     }
 
     fn log(&self) -> String {
@@ -100,7 +100,7 @@ fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
     command.arg("--config").arg(rig.folder.path().join("m.toml")).env("MEDIATORD_LOG", "info");
     let log = std::fs::File::options().create(true).append(true).open(rig.folder.path().join("log"));
     let child = command.stderr(log.expect("a file")).spawn().expect("starts");
-    manager.wait(LIMIT, |heard| heard.take("READY=1")).expect("it is ready");
+    manager.wait(LIMIT, |heard| heard.take("READY=1")).expect("the function is ready");
     child
 }
 
@@ -154,12 +154,12 @@ fn is_alive(pid: i32) -> bool {
     test_kill_process(Pid::from_raw(pid).expect("a process")).is_ok() && !stat.contains(") Z ")
 }
 
-/// Checks that a program continues with its worker, and that its waits, blobs and end work.
+/// Checks that a program continues with its worker, and that waits, blobs and its end still work.
 fn check(service: &Service, driver: &mut Driver, worker: i32) {
     assert_eq!(driver.status(), 0xf, "{}", service.log());
     assert_eq!(workers(&service.rig), [worker], "{}", service.log());
     assert_eq!(driver.load(control::STATE), state::READY);
-    // A wait from before is answered when its word has its value.
+    // A wait from before the restart completes when its word has the awaited value.
     assert_eq!(driver.answered(), None);
     driver.store(PINNED, 1);
     assert_eq!(driver.answer(), (5, 0x1100));
@@ -178,38 +178,38 @@ fn guest_program_and_owner_continue_through_upgrades() {
     begin(&mut driver, 1);
     driver.post(5, &wait(1, 1, (2, 0), 1));
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
-    // A program of the host is a tenant of the same owner.
+    // A program on the host is a tenant of the same owner.
     let mut program = support::daemon::run(&service.rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(3);
     let owner = owner_of(&service);
     let mut next = service.upgrade();
     for _ in 0..2 {
         check(&service, &mut driver, worker);
-        // The owner is the same process: it was not started again, and knows the programs at once.
+        // The owner is the same process. It was not restarted, and its programs are connected immediately.
         assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
         assert!(is_alive(owner), "{}", service.log());
         program.steps(3);
         good(&service.rig, &["tenant", "set", "a", "--weight", "7"]);
         let info = json(&service.rig, &["daemon", "upgrade"]);
         let ended = next;
-        until("the daemon before has ended", || !is_alive(ended));
+        until("the previous daemon has exited", || !is_alive(ended));
         next = i32::try_from(info["pid"].as_i64().expect("a number")).expect("a process");
         assert_eq!(json(&service.rig, &["tenant", "show", "a"])["time"]["weight"], 7);
     }
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // The program ends, and its worker with it; a removed VM leaves nothing.
+    // When the program ends, its worker ends too. A removed VM leaves nothing behind.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
     (16..19).for_each(|resource| driver.execute(&unref(resource)));
-    until("the worker has ended", || !is_alive(worker));
+    until("the worker has exited", || !is_alive(worker));
     begin(&mut driver, 2);
     good(&service.rig, &["vm", "remove", "vm"]);
     assert!(workers(&service.rig).is_empty());
     kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
-    until("the last daemon has ended", || !is_alive(next));
+    until("the last daemon has exited", || !is_alive(next));
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     for death in 1..=3 {
         service.until_kept();
         service.kill();
-        // Nobody serves this command yet.
+        // No process serves this command yet.
         driver.offer(6, &doorbell(1));
         service.restart();
         assert_eq!(driver.answer(), (6, 0x1100), "{}", service.log());
@@ -235,14 +235,14 @@ fn guest_program_continues_after_kills_of_the_daemon() {
     assert_eq!(driver.answer().0, 5);
     begin(&mut driver, 2);
     driver.execute(&destroy(1));
-    until("the worker has ended", || !is_alive(worker));
+    until("the worker has exited", || !is_alive(worker));
     drop(driver);
-    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+    until("the guest's programs have exited with their VMM", || workers(&service.rig).is_empty());
 }
 
 #[test]
 fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
-    // Only root, or a daemon with the rights of the package's drop-in, starts processes of other users.
+    // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -264,7 +264,7 @@ fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
     }
     let next = service.upgrade();
     check(&service, &mut driver, worker);
-    // A later program of the VM has the same user.
+    // A later program of the VM runs as the same user.
     begin(&mut driver, 2);
     let users: Vec<_> = workers(&service.rig)
         .into_iter()
@@ -272,9 +272,9 @@ fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
         .collect();
     assert_eq!(users, [USER, USER]);
     drop(driver);
-    until("the guest's programs have ended with their VMM", || workers(&service.rig).is_empty());
+    until("the guest's programs have exited with their VMM", || workers(&service.rig).is_empty());
     kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
-    until("the last daemon has ended", || !is_alive(next));
+    until("the last daemon has exited", || !is_alive(next));
 }
 
 #[test]
@@ -291,8 +291,8 @@ fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
             std::thread::sleep(delay);
             kill_process(pid, Signal::KILL).expect("killed");
         });
-        // Commands that change the state, in the queue while the daemon is killed. No register is accessed, because a
-        // kill may lose the answer of an access.
+        // Queue commands that change the state while the daemon is killed. Do not access registers, because a kill may
+        // lose the reply to an access.
         let mut sent = 0u16;
         let mut answers = Vec::new();
         let commands = [context(2), blob(2, 40, (0, BlobKind::Control.number()), control::BYTES), map(40, 512 << 20)];
@@ -314,7 +314,7 @@ fn kills_at_any_time_lose_no_command_and_answer_none_twice() {
             answers.push(driver.answer());
         }
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(driver.answered(), None, "round {round}: a command was answered twice");
+        assert_eq!(driver.answered(), None, "round {round}: a command got two replies");
         assert!(answers.iter().all(|(_, kind)| (0x1100..0x1200).contains(kind)), "round {round}: {answers:x?}");
         let mut slots: Vec<_> = answers.iter().map(|(slot, _)| *slot).collect();
         slots.sort_unstable();
@@ -333,10 +333,10 @@ fn worker_without_a_daemon_ends_after_its_time() {
     begin(&mut driver, 2);
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
-    until("workers end without a daemon", || workers(&service.rig).is_empty());
-    // The next daemon finds that they have ended.
+    until("workers exit without a daemon", || workers(&service.rig).is_empty());
+    // The next daemon finds that they have exited.
     service.restart();
-    until("the program is told", || driver.load(control::STATE) == state::LOST);
+    until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();
 }
 
@@ -351,7 +351,7 @@ fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
     service.manager = ServiceManager::new(&notify).expect("a service manager");
     drop(driver);
     service.restart();
-    until("the worker is sent away", || workers(&service.rig).is_empty());
+    until("the worker is dismissed", || workers(&service.rig).is_empty());
 }
 
 #[test]
@@ -370,7 +370,7 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, also a new one.
+    // The owner has the settings, and so has a restarted owner.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());

@@ -1,4 +1,4 @@
-//! C programs of Gdev's interface: on the fake driver alone, as programs of a tenant, and in a guest.
+//! Tests C programs of Gdev's interface: on the fake driver alone, as programs of a tenant, and in a guest.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn compiled(rig: &Rig, name: &str) -> PathBuf {
     compiled_with(rig, "c", name, &built("libgdev.so"))
 }
 
-/// Compiles a program of a crate's examples, which needs the library at `library`.
+/// Compiles a program from a crate's examples. It needs the library at `library`.
 fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev").join(part);
     let folder = library.parent().expect("a folder");
@@ -28,7 +28,7 @@ fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
     program
 }
 
-/// Returns the kernel; the fake driver's modules have all of its kernels, whatever the image.
+/// Returns the kernel's image. The fake driver's modules have all of its kernels, whatever the image is.
 fn image() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev/c/examples/c/add.ptx")
 }
@@ -63,7 +63,7 @@ fn c_program_computes_alone_as_a_tenant_and_in_a_guest() {
 #[test]
 fn driver_api_program_runs_unchanged_alone_and_as_a_tenant() {
     let rig = Rig::new(256);
-    // The program is linked with gdev's library, and finds the other one through the environment.
+    // The program is linked with gdev's library, and finds the driver's library through the environment.
     let link = rig.folder.path().join("libcuda.so.1");
     std::os::unix::fs::symlink(built("libgdev_cuda.so"), &link).expect("a link");
     let program = compiled_with(&rig, "driver-api", "driver", &link);

@@ -1,6 +1,7 @@
-//! Programs with the guest library, whose workers are programs of a tenant: real processes, on the fake driver.
+//! Tests programs with the guest library, whose workers are programs of a tenant. All are real processes on the fake
+//! driver.
 //!
-//! Each test compares a program's output with its output on the driver itself.
+//! Each test compares a program's output with its output directly on the driver.
 
 mod support;
 
@@ -10,7 +11,7 @@ use support::guest::Loopback;
 use support::hostile::{account, until_accounts};
 use support::{PROGRAM, Program, Rig, owner};
 
-/// Returns the output of a program, which must succeed.
+/// Runs a program that must succeed, and returns its output.
 fn text(command: &mut Command) -> String {
     let output = command.output().expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -21,13 +22,13 @@ fn text(command: &mut Command) -> String {
     text
 }
 
-/// The runtime of a major version of CUDA.
+/// Returns the path of the CUDA runtime of a major version.
 fn runtime(version: u32) -> String {
     let folder = std::env::var("GPU_MEDIATOR_CUDA_RUNTIMES").expect("cargo xtask test --suite cuda names a folder");
     format!("{folder}/{version}/libcudart.so")
 }
 
-/// Runs a program of NVIDIA's runtime in a guest.
+/// Runs a program that uses NVIDIA's runtime in a guest.
 fn runs(version: u32) {
     let rig = Rig::new(256);
     let program = env!("CARGO_BIN_EXE_cuda-runtime");
@@ -35,7 +36,7 @@ fn runs(version: u32) {
     let mut owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
     assert_eq!(text(guest.command(&rig, program).arg(runtime(version))), plain);
-    // The worker's last report may arrive after the program's end.
+    // The worker's last report may arrive after the program has ended.
     until_accounts(&mut owner, "its work passed the gate", |view| account(view, 0, "charged_ns") > 0);
     owner.end();
 }
@@ -88,9 +89,9 @@ fn registered_memory_is_copied_and_not_mapped() {
     let guest = Loopback::start(&rig, "a");
     let output = guest.command(&rig, PROGRAM).arg("register").output().expect("starts");
     // No address; an unknown flag; access by kernels; success; registered already; success; its address for the card;
-    // the middle of a registration. Registration is supported, kernels with host pointers are not. Two ends, and one
-    // too many. Hints about managed memory, beyond it, and about other memory. The type of the memory is the host's as
-    // long as it is registered.
+    // the middle of a registration. Registration is supported; kernels with host pointers are not. Two successful ends,
+    // and a surplus one. Hints about managed memory, about addresses beyond it, and about other memory. While the
+    // memory is registered, its type is host memory.
     let codes = "[1, 1, 801, 0, 712, 0, 801, 713, 1, 0, 0, 0, 713, 0, 1, 1]";
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text.trim(), format!("{codes} [(0, 1), (1, 0)] true"));
@@ -115,7 +116,7 @@ fn result_of_a_link_reaches_the_program_whole() {
     std::fs::write(&file, "of a file").expect("written");
     let _owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
-    // The fake driver's links append their inputs. An empty input is refused.
+    // Links of the fake driver concatenate their inputs. An empty input is refused.
     assert_eq!(text(guest.command(&rig, PROGRAM).arg("link").arg(&file)).trim(), "204809 of a file [1, 0]");
 }
 
@@ -141,7 +142,7 @@ fn facts_of_each_step_need_no_worker() {
     assert_eq!(ask(&mut program, "again"), format!("{first} 0"), "the worker is stopped");
     signal(rustix::process::Signal::CONT);
     let captured = ask(&mut program, "capture");
-    assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "asked while a capture is open");
+    assert_eq!(captured, format!("{} 0", first.replacen("[0, 0,", "[1, 1,", 1)), "a query while a capture is open");
     let refused = ask(&mut program, "copy");
     assert_eq!(refused, captured.replacen("] 0", "] 900", 1), "a graph would read the message again");
     assert_eq!(ask(&mut program, "end"), format!("{first} 0"));
@@ -176,7 +177,7 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 96, &[]);
     let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
-    // Version 1 and version 2 of the call, then the same in a child: the quota of 64 MiB.
+    // Versions 1 and 2 of the call, and both again in a child. The total is the quota of 64 MiB.
     let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
     assert!(memory.contains("64"), "{memory}");
     assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");
@@ -186,11 +187,7 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let mut neighbour = Program::start(other.command(&rig, PROGRAM).args(["hold", "--mib", "8"]));
     assert!(!neighbour.line().is_empty());
     let listed = text(guest.command(&rig, PROGRAM).arg("processes"));
-    assert_eq!(
-        listed.trim(),
-        holder.child.id().to_string(),
-        "the process's number in the guest, and no other tenant's"
-    );
+    assert_eq!(listed.trim(), holder.child.id().to_string(), "the process ID in the guest, and no other tenant's");
     holder.end();
     neighbour.end();
 }

@@ -1,4 +1,4 @@
-//! Limits that hold while a program runs end with it, however it and the daemon end.
+//! Tests limits that hold while a program runs. They must end with the program, however the program and the daemon end.
 
 mod support;
 
@@ -9,10 +9,10 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// A script that ends when its input does.
+/// A script that exits when its input ends.
 const WAITS: &str = "echo up; read line; exit 7";
 
-/// Returns a shell's script as a program of tenant `a`, with more options of `run`.
+/// Returns a command that runs a shell script as a program of tenant `a`, with additional options of `run`.
 fn script(rig: &Rig, more: &[&str], script: &str) -> Command {
     let library = rig.folder.path().join("shim").display().to_string();
     let mut command = ctl_command(rig, &["run", "--tenant", "a", "--library", &library]);
@@ -46,13 +46,13 @@ fn run_limits_of_killed_program_are_restored() {
     assert_eq!(limits(&held), [32, 70, 70].map(Value::from));
     running.kill().expect("killed");
     running.wait().expect("ends");
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
     let events = json(&rig, &["events", "--kind", "changed", "--tenant", "a"]);
     let last = events["events"].as_array().expect("a list").last().expect("one").clone();
     let text = last["text"].as_str().expect("a text");
     assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has ended"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
-    // The next daemon has no trace of them.
+    // The next daemon has no trace of the limits.
     daemon.kill();
     let _next = Daemon::start(&rig);
     assert_eq!(limits(&json(&rig, &["tenant", "show", "a"])), before);
@@ -69,9 +69,9 @@ fn run_limits_survive_the_daemon_but_not_the_program() {
     assert_eq!(json(&rig, &["tenant", "show", "a"])["memory"]["quota_mib"], 32, "the program still runs");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
 
-    // The program ends while no daemon runs.
+    // The program exits while no daemon runs.
     let mut running = started(&rig, &["--memory", "16M"], WAITS);
     daemon.kill();
     running.kill().expect("killed");
@@ -87,7 +87,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     good(&rig, &["tenant", "set", "a", "--quota-mib", "48"]);
     let before = limits(&json(&rig, &["tenant", "show", "a"]));
     let mut running = started(&rig, &["--memory", "32M", "--weight", "70"], WAITS);
-    // A second run would restore the limits of the first.
+    // A second run would restore the limits of the first one.
     let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(4), "{error}");
@@ -95,9 +95,9 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     assert!(error.contains(&expected), "{error}");
     drop(running.stdin.take());
     assert_eq!(running.wait().expect("ends").code(), Some(7));
-    until(&rig, "a", "its limits are those of before", |a| limits(a) == before);
+    until(&rig, "a", "its limits are restored", |a| limits(a) == before);
 
-    // A value that an operator has set meanwhile stays; a signal reaches the program.
+    // A value that an operator has set in the meantime stays, and a signal reaches the program.
     let trap = "trap 'exit 9' TERM; echo up; while :; do sleep 0.1; done";
     let mut running = started(&rig, &["--memory", "32M", "--weight", "60"], trap);
     good(&rig, &["tenant", "set", "a", "--quota-mib", "40"]);
@@ -107,7 +107,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     until(&rig, "a", "only the other limits are restored", |a| {
         limits(a) == [Value::from(40), before[1].clone(), before[2].clone()]
     });
-    // A program that cannot be started changes nothing for longer.
+    // If a program cannot be started, its limits do not stay.
     let library = rig.folder.path().join("shim").display().to_string();
     bad(&rig, 1, &["run", "--tenant", "a", "--library", &library, "--memory", "16M", "--", "/no/such/program"]);
     until(&rig, "a", "the limits are restored", |a| limits(a)[0] == 40);

@@ -1,6 +1,6 @@
-//! Programs under the library, on the fake driver, with the scripted owner: real processes.
+//! Tests programs with the library on the fake driver, with the scripted owner, as real processes.
 //!
-//! Each test compares what a program prints with what it prints without the library.
+//! Each test compares a program's output with its output without the library.
 
 mod support;
 
@@ -23,7 +23,7 @@ trait Scripted {
     /// Returns the output of the program without the library.
     fn plain(&self, arguments: &[&str]) -> String;
 
-    /// Returns the program with the library, to be started.
+    /// Returns a command that runs the program with the library.
     fn mediated(&self, arguments: &[&str]) -> Command;
 
     /// Returns the output of the program with the library and the owner.
@@ -61,7 +61,7 @@ impl Scripted for Rig {
 }
 
 impl Owner {
-    /// Ends the owner. Returns its counts.
+    /// Stops the owner. Returns its counts.
     fn counts(mut self) -> serde_json::Value {
         drop(self.child.stdin.take());
         let mut line = String::new();
@@ -134,7 +134,7 @@ fn results_hold_while_chunks_move_under_the_program() {
     let owner = rig.owner(&["--device-mib", "16", "--quota-mib", "64", "--relocate-ms", "5", "--batch", "3"]);
     assert_eq!(rig.tenant(&arguments), alone);
     let counts = owner.counts();
-    assert!(counts["moved"].as_u64().expect("a number") >= 3, "nothing moved: {counts}");
+    assert!(counts["moved"].as_u64().expect("a number") >= 3, "no chunk has moved: {counts}");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn allocations_come_and_go_while_chunks_move() {
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "128", "--relocate-ms", "5", "--batch", "2"]);
     assert_eq!(rig.tenant(&["churn"]), rig.plain(&["churn"]));
     let counts = owner.counts();
-    assert!(counts["moved"].as_u64().expect("a number") >= 2, "nothing moved: {counts}");
+    assert!(counts["moved"].as_u64().expect("a number") >= 2, "no chunk has moved: {counts}");
 }
 
 #[test]
@@ -164,11 +164,11 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten allocations of 6 MiB are more than its share of the card.
+    // Ten allocations of 6 MiB exceed its share of the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
-    // The owner notices the program's end through the socket and frees its memory.
+    // The owner notices through the socket that the program has exited, and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
-    assert!(free, "all is free again when the program has ended");
+    assert!(free, "all memory is free again after the program has exited");
     assert_eq!(owner.counts()["refused"], 1);
 }
 
@@ -176,10 +176,10 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
 fn stream_reuses_freed_memory_of_every_size_immediately() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // From the second round on, work in flight has used all the memory.
+    // From the second round on, work in flight uses all of the memory.
     assert_eq!(rig.tenant(&["cycle", "--rounds", "5"]), "20");
     assert_eq!(owner.counts()["refused"], 0);
-    // If its limit does not allow all lengths together, memory freed from one length serves the other lengths.
+    // If the limit does not allow all sizes together, memory freed from one size is reused for the others.
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "20"]);
     rig.tenant(&["cycle", "--rounds", "5"]);
     owner.counts();
@@ -196,7 +196,7 @@ fn killed_program_leaves_no_memory() {
         child.kill().expect("killed");
         child.wait().expect("ends");
     }
-    // The owner still works, and no memory remains allocated afterwards.
+    // The owner still works, and no memory remains allocated.
     assert_eq!(rig.tenant(&["fill"]), "126");
     owner.counts();
     assert!(rig.plain(&["look"]).starts_with("free=256 total=256"), "{}", rig.plain(&["look"]));
@@ -218,21 +218,21 @@ fn program_survives_owner_restart_and_is_adopted() {
     output.read_line(&mut line).expect("a line");
     assert_eq!(line.trim(), "holds");
     owner.kill();
-    std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket");
+    std::fs::remove_file(rig.socket()).expect("a killed owner leaves its socket behind");
     let owner = rig.owner(&["--device-mib", "64", "--quota-mib", "64"]);
-    // TIMEOUT: several connection attempts of the library.
+    // TIMEOUT: enough for several connection attempts of the library.
     std::thread::sleep(Duration::from_millis(cuda_protocol::RECONNECT_MS * 10));
     child.stdin.take().expect("piped").write_all(b"on").expect("written");
     line.clear();
     output.read_line(&mut line).expect("a line");
-    assert_eq!(line.trim(), "held", "the contents are there, and memory can be had again");
+    assert_eq!(line.trim(), "held", "the contents are preserved, and memory is available again");
     assert!(child.wait().expect("ends").success());
     let counts = owner.counts();
     assert_eq!(counts["adopted"], 5, "{counts}");
     assert_eq!(counts["adopted_with_descriptor"], 5, "{counts}");
 }
 
-/// Answers of NVIDIA's driver 580 on an H200.
+/// Results of NVIDIA's driver 580 on an H200.
 const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-offset=801 map-nothing=1 \
     map-odd-address=1 map-unreserved=1 map=0 map-over=1 map-beside=0 map-over-plain=1 allow-part=1 allow-gap=1 \
     allow-part-and-whole=1 allow-no-such-card=1 allow-host=801 allow-what=1 allow-reading=0 allow=0 access-unmapped=1 \
@@ -244,7 +244,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
 fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
-    // Test memory on the card, in host memory, and with handles that are not a whole number of chunks.
+    // Test memory on the card, memory in host memory, and handles that are not a whole number of chunks.
     for arguments in
         [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
     {
@@ -255,7 +255,7 @@ fn invalid_virtual_memory_calls_return_driver_errors() {
     }
 }
 
-/// Runs the program with its own mappings while chunks move, in chunks of two sizes.
+/// Runs the program with its own mappings while chunks move, with two chunk sizes.
 fn moves_what_the_program_maps(more: &[&str]) {
     let rig = Rig::new(256);
     let arguments = [&["own", "--mib", "32", "--rounds", "80", "--spin-us", "2000"], more].concat();
@@ -266,7 +266,7 @@ fn moves_what_the_program_maps(more: &[&str]) {
         assert_eq!(rig.tenant(&arguments), alone, "chunks of {chunk} MiB");
         let counts = owner.counts();
         assert!(counts["moved"].as_u64().expect("a number") >= 20, "{counts}");
-        assert_eq!(counts["fixed_bytes"], 0, "what the driver allocated is counted while it lives: {counts}");
+        assert_eq!(counts["fixed_bytes"], 0, "memory allocated by the driver is counted until it is freed: {counts}");
         assert!(rig.free().starts_with("free=256"), "{}", rig.free());
     }
 }
@@ -285,7 +285,7 @@ fn handles_that_could_be_exported_move_until_they_are() {
 fn program_handles_are_bounded_by_tenant_quota() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
-    assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all is free again between the two");
+    assert_eq!(rig.tenant(&["own-fill"]), "60 60", "all memory is free again between the two programs");
     let counts = owner.counts();
     assert_eq!((&counts["granted"], &counts["freed"]), (&60.into(), &60.into()), "{counts}");
 }
@@ -293,7 +293,7 @@ fn program_handles_are_bounded_by_tenant_quota() {
 #[test]
 fn memory_of_graphs_counts_and_is_refused_before_they_run() {
     let rig = Rig::new(256);
-    assert_eq!(rig.plain(&["graphs"]), "20 0 0 0", "the card has room");
+    assert_eq!(rig.plain(&["graphs"]), "20 0 0 0", "the card has free memory");
     let owner = rig.owner(&["--quota-mib", "64"]);
     assert_eq!(rig.tenant(&["graphs"]), "20 2 0 2");
     let counts = owner.counts();

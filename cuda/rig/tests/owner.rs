@@ -1,10 +1,10 @@
-//! Programs under the library, on the fake driver, with the owner itself: real processes.
+//! Tests programs with the library on the fake driver, with the real owner, as real processes.
 
 mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Returns tenants with this many MiB each: the second tenant's program maps its memory itself.
+/// Returns two tenants with this many MiB. The second tenant's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }
@@ -28,7 +28,7 @@ fn killed_owner_is_replaced_while_programs_run() {
     }
     let view = describe(second);
     for tenant in [0, 1] {
-        assert!(chunks(&view, tenant) >= 12, "its 24 MiB are counted: {view}");
+        assert!(chunks(&view, tenant) >= 12, "its 24 MiB are accounted: {view}");
     }
     for program in programs {
         assert_eq!(program.end(), "held 12");
@@ -44,7 +44,7 @@ fn an_allocation_waits_for_an_owner_that_restarts() {
     program.steps(3);
     first.kill();
     program.say("more");
-    // TIMEOUT: within one step it requests chunks that are not available, and sends nothing after that.
+    // TIMEOUT: within one step the program requests chunks that are not available, and sends nothing after that.
     std::thread::sleep(std::time::Duration::from_millis(2 * cuda_protocol::RECONNECT_MS));
     let second = owner(&rig, 64, &[]);
     while program.steps(1) < 6 {}
@@ -59,7 +59,7 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
     let mut other = rig.program("a", &["hold", "--mib", "2"]);
     assert_eq!(other.line(), "holds");
     for _ in 0..3 {
-        // The program launches for 200 ms and reports the total card time that this took.
+        // The program launches for 200 ms and reports the total card time of its launches.
         let busy = rig.program("b", &["busy", "--kernel-us", "1000", "--ms", "200"]).end();
         let us: u64 = busy.parse().expect("a number");
         assert!(us <= 200_000 + 30_000, "{us} us of work were submitted in 200 ms");
@@ -72,16 +72,20 @@ fn a_program_that_is_not_alone_runs_ahead_by_its_bound_only() {
 fn a_program_that_was_alone_gives_way_to_another_one() {
     let rig = Rig::new(256);
     let serving = owner(&rig, 64, &[]);
-    // A card's queue holds fifty seconds of work: more than a tenant may use after an order to stop.
+    // A card's queue holds fifty seconds of work, which is more than a tenant may use after an order to stop.
     let mut first = rig.program("a", &["count", "--kernel-us", "50000"]);
     let us = |program: &mut Program| {
         program.say("how much");
         program.line().parse::<u64>().expect("a number")
     };
-    // The answer shows that all earlier work has ended; the program continues.
+    // The reply shows that all earlier work has ended, and that the program continues.
     let alone = us(&mut first);
-    assert_eq!(rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(), 16, "another one's checksum");
-    assert!(us(&mut first) > alone, "it works on");
+    assert_eq!(
+        rig.program("b", &["train", "--mib", "8", "--rounds", "6"]).end().len(),
+        16,
+        "the checksum of another program"
+    );
+    assert!(us(&mut first) > alone, "the program continues");
     assert_eq!(first.end(), "counted");
     let view = settled(&rig, serving);
     assert_eq!(view["tenants"][0]["killed"], 0, "{view}");
@@ -93,11 +97,11 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // The program's initial memory is available: without an owner the program would wait for it.
+        // The program's initial memory is available. Without an owner the program would wait for it.
         program.steps(2);
     }
     for round in 0..6 {
-        // Together they have more memory than the card, so memory is always in transit.
+        // Together they have more memory than the card, so memory is moved all the time.
         programs[round % 2].grow();
         serving.kill();
         if round % 3 == 0 {
@@ -113,7 +117,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
         assert_eq!(program.end(), "held 18");
     }
     let view = settled(&rig, serving);
-    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
     rig.until_free();
 }
 
@@ -136,7 +140,7 @@ fn program_killed_during_relocation_leaves_no_memory() {
     rig.until_free();
 }
 
-/// Makes a program add to its shared memory; returns the first word after the addition.
+/// Makes a program add to its shared memory. Returns the first word afterwards.
 fn add(program: &mut Program) -> u64 {
     program.say("add");
     program.line().parse().expect("a number")
@@ -167,16 +171,16 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
         }
         let third = rig.program("a", &["attach", &handle, "--kib", kib]);
         third.kill();
-        // The memory lives until the last process closes it.
+        // The memory exists until the last process closes it.
         assert_eq!(first.end(), "freed");
         assert_eq!(add(&mut second), 111);
         assert_eq!(second.end(), "closed");
-        assert_eq!(rig.program("a", &["attach", &handle, "--kib", kib]).end(), "1", "it is gone");
+        assert_eq!(rig.program("a", &["attach", &handle, "--kib", kib]).end(), "1", "the program has exited");
         for other in others {
             assert_eq!(other.end(), "held 8");
         }
         let view = settled(&rig, serving);
-        assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+        assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
         rig.until_free();
     }
 }
@@ -191,7 +195,7 @@ fn shared_memory_stays_shared_under_the_next_owner() {
     assert_eq!(second.line(), "100");
     serving.kill();
     let serving = owner(&rig, 24, &["--quanta", "off"]);
-    // Another tenant's memory needs the card: memory that both share must not be moved for only one of them.
+    // Another tenant's memory needs the card. Memory that both programs share must not be moved for only one of them.
     let mut other = rig.program("b", &["live", "--mib", "30"]);
     other.steps(5);
     for round in 0..5 {
@@ -199,16 +203,16 @@ fn shared_memory_stays_shared_under_the_next_owner() {
         other.steps(3);
         assert_eq!(add(&mut second), 102 + 2 * round);
     }
-    assert_eq!(rig.program("a", &["attach", &handle, "--kib", "5120"]).end(), "1", "what the owner before has said");
+    assert_eq!(rig.program("a", &["attach", &handle, "--kib", "5120"]).end(), "1", "the previous owner's output");
     assert_eq!(first.end(), "freed");
     assert_eq!(second.end(), "closed");
     assert_eq!(other.end(), "held 15");
     let view = settled(&rig, serving);
-    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "what ended is free: {view}");
+    assert_eq!((chunks(&view, 0), chunks(&view, 1)), (0, 0), "the memory of exited programs is free: {view}");
     rig.until_free();
 }
 
-/// Starts a program that fills the card under an owner with these arguments, and no longer answers it.
+/// Starts a program that fills the card under an owner with these arguments, and then no longer replies to the owner.
 fn stalled(rig: &Rig, arguments: &[&str]) -> (Program, Program) {
     let serving = owner(rig, 32, &[&["--quanta", "off", "--suspend", "--patience-ms", "3000"], arguments].concat());
     let mut program = rig.program("a", &["stall", "--mib", "30"]);
@@ -223,7 +227,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
     let (mut serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
-    // In the meantime the other program works, with host memory.
+    // Meanwhile the other program works with host memory.
     let mut suspended = 0;
     while suspended == 0 {
         other.steps(3);
@@ -231,13 +235,13 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
         let view: serde_json::Value = serde_json::from_str(&serving.line()).expect("JSON");
         suspended = view["tenants"][0]["suspended"].as_u64().expect("a number");
     }
-    assert!(mute.child.try_wait().expect("a child").is_none(), "it is there, for a debugger");
+    assert!(mute.child.try_wait().expect("a child").is_none(), "the program still exists, for a debugger");
     assert_eq!(other.end(), "held 14");
     let view = settled(&rig, serving);
     let of = |key: &str| view["tenants"][0][key].as_u64().expect("a number");
     assert_eq!((of("suspended"), of("killed")), (1, 0), "{view}");
-    assert_eq!(chunks(&view, 0), 0, "nothing of it is left: {view}");
-    // The descriptors that its library keeps for the next owner hold its chunks until the process ends.
+    assert_eq!(chunks(&view, 0), 0, "no memory of it is left: {view}");
+    // The library's descriptors for the next owner keep its chunks allocated until the process exits.
     mute.kill();
     rig.until_free();
 }
@@ -264,7 +268,7 @@ fn nvml_reports_tenant_quota_and_free_memory() {
     assert_eq!(String::from_utf8_lossy(&without.stdout).trim(), "free=256 total=256");
     let finds_none = |tenant| {
         let mut program = rig.program(tenant, &["nvml"]);
-        assert_eq!(program.line(), "", "no card is its");
+        assert_eq!(program.line(), "", "no card belongs to the tenant");
         assert!(!program.child.wait().expect("ends").success());
     };
     finds_none("a");
@@ -273,7 +277,7 @@ fn nvml_reports_tenant_quota_and_free_memory() {
     let mut first = rig.program("a", &["hold", "--mib", "20"]);
     assert_eq!(first.line(), "holds");
     assert_eq!(rig.program("a", &["nvml"]).end(), "free=44 total=64");
-    assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "others' memory is no concern of its");
+    assert_eq!(rig.program("b", &["nvml"]).end(), "free=64 total=64", "other tenants' memory does not affect it");
     finds_none("nobody");
     assert_eq!(first.end(), "held");
     describe(serving);
@@ -300,7 +304,7 @@ fn nvml_shows_a_tenant_its_own_processes() {
     let without = rig.command(support::PROGRAM, "plain").arg("processes").output().expect("starts");
     assert!(
         String::from_utf8_lossy(&without.stdout).split(' ').count() >= 4,
-        "all of them, and the owner: {without:?}"
+        "all programs, and the owner: {without:?}"
     );
     for program in &mut programs {
         program.child.kill().expect("killed");

@@ -1,4 +1,5 @@
-//! Hostile code in a worker: a kernel of the fake driver makes system calls in the worker's process. Real processes.
+//! Tests hostile code in a worker: a kernel of the fake driver makes system calls in the worker's process. All
+//! processes are real.
 
 mod support;
 
@@ -9,10 +10,10 @@ use std::process::{Output, Stdio};
 use support::guest::Loopback;
 use support::{PROGRAM, Program, Rig, owner};
 
-/// User of workers in the test of users.
+/// User ID of workers in the test of separate users.
 const USER: u32 = 54_321;
 
-/// Calls that end the worker: the name in its report, and the words of `cuda-program syscalls`. The owner's
+/// Calls that end the worker: the name in the worker's report, and the words for `cuda-program syscalls`. The owner's
 /// address is at 65536.
 const FORBIDDEN: [(&str, &str); 35] = [
     ("execve", "59 text:/bin/sh 0 0"),
@@ -44,7 +45,7 @@ const FORBIDDEN: [(&str, &str); 35] = [
     ("io_uring_setup", "425 1 text:x"),
     ("userfaultfd", "323 0"),
     ("prctl", "157 4 1"),
-    // The address of the owner stays, and so does the handler.
+    // The owner's address and the handler stay in place.
     ("munmap", "11 0 131072"),
     ("mmap", "9 65536 4096 3 50 -1 0"),
     ("mprotect", "10 65536 4096 3"),
@@ -73,7 +74,7 @@ fn start(rig: &Rig, arguments: &[&str]) -> (Loopback, PathBuf) {
     (Loopback::start_with(rig, "a", errors, arguments), path)
 }
 
-/// Returns the value of a line of a process's status.
+/// Returns the value of one line in a process's `status` file.
 fn status(pid: i32, name: &str) -> String {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("runs");
     let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -121,7 +122,7 @@ fn worker_opens_no_files_of_others() {
         (format!("257 -100 text:/proc/{}/mem 2", std::process::id()), DENIED),
         (format!("257 -100 text:/proc/{}/environ 0", std::process::id()), DENIED),
         (format!("87 text:{secret}"), REFUSED),
-        // A process of its own.
+        // A separate process.
         ("57".to_owned(), REFUSED),
         ("56 17 0 0 0 0".to_owned(), REFUSED),
     ] {
@@ -130,7 +131,7 @@ fn worker_opens_no_files_of_others() {
     assert!(
         fs::metadata(rig.folder.path().join("secret")).is_ok() && fs::metadata(rig.folder.path().join("new")).is_err()
     );
-    // It reads the host's description, and its own files.
+    // The worker can read the host's description and its own files.
     let own = results(&rig, &guest, "257 -100 text:/proc/self/maps 0 / 257 -100 text:/proc/cpuinfo 0");
     assert!(own.iter().all(|descriptor| *descriptor > 2), "{own:?}");
 }
@@ -138,7 +139,7 @@ fn worker_opens_no_files_of_others() {
 #[test]
 fn worker_has_no_capabilities_and_its_own_user() {
     let rig = Rig::new(256);
-    // The fake card consists of files, which workers of another user change too.
+    // The fake card consists of files, which workers of other users must be able to modify too.
     rustix::process::umask(rustix::fs::Mode::empty());
     let _owner = owner(&rig, 64, &[]);
     let is_root = rustix::process::geteuid().is_root();
@@ -147,7 +148,7 @@ fn worker_has_no_capabilities_and_its_own_user() {
         rig.let_others_in();
         start(&rig, &[&user, &group])
     } else {
-        // Only root can give workers another user.
+        // Only root can assign another user to workers.
         start(&rig, &[])
     };
     let mut program = Program::start(guest.command(&rig, PROGRAM).args(["live", "--mib", "8"]));

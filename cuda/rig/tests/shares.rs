@@ -1,12 +1,12 @@
-//! Shares of a card's time, measured by the programs' own counts, and programs that break the rules, under a daemon on
-//! the fake driver.
+//! Tests shares of a card's time, measured by the programs' own counts, and programs that break the rules, under a
+//! daemon on the fake driver.
 
 mod support;
 
 use support::Program;
 use support::daemon::*;
 
-/// Work in microseconds before shares are compared: a few hundred turns.
+/// Amount of work in microseconds after which shares are compared: a few hundred turns.
 const WORK_US: u64 = 3_000_000;
 
 /// Returns the card time that each program has used so far, in microseconds.
@@ -17,13 +17,13 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Returns each program's part of the work done from now on, in thousandths. Measures an amount of work, regardless of
-/// its duration.
+/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work, however
+/// long it takes.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// Returns the same for this amount of work, in microseconds of card time.
+/// Like [`parts`], for this amount of work, in microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
     // By now each program has had the card.
     let before = counts(programs);
@@ -38,8 +38,8 @@ fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
     }
 }
 
-/// Returns true if the parts match the weights within a tenth of the whole: a busy host delays programs, not the card's
-/// clock.
+/// Returns true if the parts match the weights within a tenth of the whole. A busy host delays programs, but not the
+/// card's clock.
 fn as_weights(parts: &[u64], weights: &[u64]) -> bool {
     let sum: u64 = weights.iter().sum();
     parts.iter().zip(weights).all(|(part, weight)| part.abs_diff(weight * 1000 / sum) <= 100)
@@ -72,15 +72,15 @@ fn programs_that_begin_within_moments_share_the_card() {
     let _daemon = Daemon::start(&rig);
     let count = |name: &str| run(&rig, name, &[], &["count", "--kernel-us", "12000"]);
     let mut first = count("a");
-    // The program has the card alone until the other one starts, and submits as much as the library accepts.
+    // The program is alone on the card until the other one starts, and submits as much as the library accepts.
     first.say("how much");
     first.line();
     let mut programs = [first, count("b")];
-    // Only one launch of this length is in flight at a time, so the shares also depend on the host's delays.
+    // Only one launch of this length is in flight at a time, so the shares also depend on delays of the host.
     let found = parts(&mut programs);
     assert!(found.iter().all(|part| *part > 100), "{found:?} of a thousand");
     for name in ["a", "b"] {
-        until(&rig, name, "its work is counted, and it lives", |tenant| {
+        until(&rig, name, "its work is accounted, and the program still runs", |tenant| {
             tenant["launches"].as_u64() > Some(0) && tenant["killed"] == 0
         });
     }
@@ -89,8 +89,8 @@ fn programs_that_begin_within_moments_share_the_card() {
     }
 }
 
-/// Sets up a card of 64 MiB and two programs of 48 MiB each: the second tenant has three times the first one's weight.
-/// Both always have work.
+/// Creates a card of 64 MiB and two programs of 48 MiB each, both of which always have work. The second tenant has
+/// three times the weight of the first one.
 fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     let quanta = "memory.quanta.min_ms = 50\nmemory.quanta.max_ms = 200\nmemory.quanta.window_ms = 200\n";
     let auto = |text: String| text.replace("memory.quanta.mode = \"off\"", "memory.quanta.mode = \"auto\"");
@@ -104,7 +104,7 @@ fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     (rig, daemon, programs)
 }
 
-/// Returns the holder of a card's memory quantum: null if tenants do not take turns.
+/// Returns the current memory quantum of a card: null if tenants do not take turns.
 fn memory_turn(rig: &support::Rig) -> serde_json::Value {
     json(rig, &["memory", "show", "fake"])["turn"].clone()
 }
@@ -151,12 +151,12 @@ fn stopped_program_lives_and_its_neighbour_works() {
     let [stops, works] = &mut programs;
     let pid = stops.child.id().to_string();
     signal("-STOP", &pid);
-    // Wait for longer than its limit, measured by the neighbour's work.
+    // Wait for longer than the program's limit, measured by the neighbour's work.
     let mut worked = before[1];
     while worked < before[1] + 3_000_000 {
         worked = counts(std::slice::from_mut(works))[0];
     }
-    until(&rig, "a", "nothing has happened to it", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
+    until(&rig, "a", "the program is unaffected", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
     signal("-CONT", &pid);
     let mut continued = 0;
     while continued < before[0] + 100_000 {
@@ -174,18 +174,18 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     counts(&mut works);
     let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
     until(&rig, "a", "its kernel runs", |a| a["used_ns"].as_u64() > Some(100_000_000));
-    // That is a tenth of the limit.
+    // This is a tenth of the limit.
     let before = counts(&mut works)[0];
     while counts(&mut works)[0] < before + 600_000 {}
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
-    until(&rig, "a", "it is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
+    until(&rig, "a", "the program is given up at its limit", |a| a["killed"] == 1 && support::daemon::programs(a) == 0);
     endless.kill();
     drop(works.map(Program::end));
 }
 
 #[test]
 fn stopped_program_is_handled_as_configured() {
-    // The fake driver does not suspend processes, so that policy also ends in a kill.
+    // The fake driver does not suspend processes, so that policy also results in a kill.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
         let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));
@@ -194,12 +194,12 @@ fn stopped_program_is_handled_as_configured() {
         let mut goes_on = run(&rig, "b", &[], &["live", "--mib", "16"]);
         stops.steps(3);
         goes_on.steps(3);
-        // The program waits, with or without a turn, for the neighbour's work and its memory.
+        // The program waits, with or without a turn, for the neighbour's work and for memory.
         signal("-STOP", &stops.child.id().to_string());
         good(&rig, &["tenant", "set", "a", "--quota-mib", "4"]);
         goes_on.steps(20);
         goes_on.grow();
-        until(&rig, "a", "the program is gone, and all that it had", |a| {
+        until(&rig, "a", "the program and its memory are gone", |a| {
             a["killed"] == 1 && programs(a) == 0 && mib(a, "on_card_bytes") + mib(a, "in_host_bytes") == 0
         });
         assert!(!stops.child.wait().expect("ends").success());
@@ -224,7 +224,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Run as another user with all other rights: the folder, the card and the programs are open to all users.
+    // Run as another user with all other rights. The folder, the card and the programs are accessible to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -240,14 +240,14 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     }
 }
 
-/// Starts the program without the library, next to the tenants.
+/// Starts the program without the library, next to the tenants' programs.
 fn past_the_owner(rig: &support::Rig) -> Program {
     let mut program = Program::start(rig.command(support::PROGRAM, "plain").args(["hold", "--mib", "4"]));
     assert_eq!(program.line(), "holds");
     program
 }
 
-/// Polls the card until this many processes bypass its owner. Returns their numbers.
+/// Polls the card until this many processes bypass its owner. Returns their process IDs.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
     // TIMEOUT: only a failing test waits this long.
@@ -269,7 +269,7 @@ fn unmanaged_process_is_reported() {
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
     assert_eq!(tenant.line(), "holds");
     let stranger = past_the_owner(&rig);
-    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())], "the tenant's program is none");
+    assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())], "the tenant's program does not bypass the owner");
     assert!(good(&rig, &["card", "show", "fake"]).contains("cuda-program ("));
     assert!(get(&rig, "/metrics").contains("gpu_mediator_card_strangers{card=\"fake\"} 1"));
     assert_eq!(stranger.end(), "held");
@@ -284,9 +284,9 @@ fn unmanaged_process_is_killed_when_configured() {
     let mut tenant = run(&rig, "a", &[], &["hold", "--mib", "4"]);
     assert_eq!(tenant.line(), "holds");
     let mut stranger = past_the_owner(&rig);
-    assert!(!stranger.child.wait().expect("ends").success(), "it was killed");
+    assert!(!stranger.child.wait().expect("ends").success(), "the process was killed");
     strangers(&rig, 0);
-    assert_eq!(tenant.end(), "held", "a tenant's program is not");
+    assert_eq!(tenant.end(), "held", "a tenant's program was not killed");
 }
 
 #[test]
@@ -300,7 +300,7 @@ fn memory_past_an_account_is_shown_counted_and_reported() {
     let mut program = Program::start(command.args(["past", "--mib", "40"]));
     assert_eq!(program.line(), "40");
     let pid = program.child.id();
-    until(&rig, "a", "it is found", |tenant| tenant["unaccounted"][0]["bytes"] == 40 << 20);
+    until(&rig, "a", "the excess is detected", |tenant| tenant["unaccounted"][0]["bytes"] == 40 << 20);
     let shown = json(&rig, &["tenant", "show", "a"]);
     assert_eq!(shown["unaccounted"][0]["pid"], pid, "{shown}");
     assert_eq!((mib(&shown, "over_quota_bytes"), mib(&shown, "on_card_bytes")), (24, 16), "{shown}");
@@ -315,7 +315,7 @@ fn memory_past_an_account_is_shown_counted_and_reported() {
     }
     assert!(metrics.contains("gpu_mediator_card_unexplained_bytes{card=\"fake\"} 0"), "{metrics}");
     program.kill();
-    until(&rig, "a", "its end frees it", |tenant| {
+    until(&rig, "a", "its memory is freed when the program exits", |tenant| {
         tenant.get("unaccounted").is_none() && mib(tenant, "on_card_bytes") == 0
     });
 }
@@ -335,7 +335,7 @@ fn nvml_that_fails_is_asked_again() {
         }
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
-    assert!(card.join("nvml-failed").exists(), "the owner has asked and was not answered");
+    assert!(card.join("nvml-failed").exists(), "the owner has sent an order and got no reply");
     strangers(&rig, 0);
     std::fs::remove_file(card.join("nvml-fails")).expect("removed");
     assert_eq!(strangers(&rig, 1), [u64::from(stranger.child.id())]);

@@ -1,4 +1,4 @@
-//! Tenants that are added, removed and changed while the daemon runs, as processes on the fake driver.
+//! Tests tenants that are added, removed and changed while the daemon runs, as processes on the fake driver.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::io::Read as _;
 use support::daemon::*;
 use support::{NO_DRIVER, PROGRAM, Program, Rig, host_has_driver};
 
-/// Creates two cards without tenants, one of them half as large.
+/// Creates two cards without tenants. One has half the memory of the other.
 fn two_cards() -> Rig {
     rig(|rig| card(rig, "fake", "") + &card(rig, "small", "").replace("vram_mib = 64", "vram_mib = 32"))
 }
@@ -34,8 +34,8 @@ fn ended_by_a_signal(mut program: Program) {
 fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let rig = two_cards();
     let daemon = Daemon::start(&rig);
-    // Each tenant is placed on the card with the most free memory: half of one card, all of the other; then the same
-    // again.
+    // Each tenant is placed on the card with the most free memory: the first on half of one card, the second on all of
+    // the other one. Then the same again.
     assert_eq!(add(&rig, "a", &["--vram-mib", "32"])["card"], "fake");
     assert_eq!(add(&rig, "b", &["--vram-mib", "32", "--weight", "300"])["card"], "fake");
     let c = add(&rig, "c", &["--vram-mib", "32", "--on-remove", "disconnect", "--guarantee-mib", "16"]);
@@ -75,21 +75,21 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     assert!(socket.exists());
     good(&rig, &["tenant", "remove", "a"]);
     ended_by_a_signal(one);
-    assert!(!socket.parent().expect("a folder").exists(), "its folder goes with it");
+    assert!(!socket.parent().expect("a folder").exists(), "its folder is removed too");
     let memory = json(&rig, &["memory", "show", "fake"]);
     assert_eq!(memory["vms"].as_array().expect("a list").len(), 1, "{memory}");
     assert_eq!(memory["spare_bytes"].as_u64().expect("bytes") >> 20, 64 - 16, "{memory}");
     bad(&rig, 3, &["tenant", "remove", "a"]);
     two.steps(5);
 
-    // A disconnected program may end by itself.
+    // A disconnected program may exit on its own.
     let mut three = run(&rig, "c", &[], &["hold", "--mib", "2"]);
     assert_eq!(three.line(), "holds");
     good(&rig, &["tenant", "remove", "c"]);
-    assert!(three.child.try_wait().expect("a child").is_none(), "it goes on for a while");
+    assert!(three.child.try_wait().expect("a child").is_none(), "the program continues for a while");
     three.kill();
 
-    // The tenants and their programs return with the next daemon.
+    // The next daemon restores the tenants, and their programs reconnect.
     good(&rig, &["tenant", "set", "b", "--quota-mib", "8", "--class", "interactive"]);
     add(&rig, "d", &["--vram-mib", "16", "--card", "small"]);
     let before = json(&rig, &["export"]);
@@ -99,7 +99,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     assert_eq!((&before["tenant"], &before["card"]), (&after["tenant"], &after["card"]));
     assert_eq!(names(&rig), ["b", "d"]);
     two.grow();
-    until(&rig, "b", "its quota holds", |b| {
+    until(&rig, "b", "its quota is enforced", |b| {
         programs(b) == 1 && mib(b, "on_card_bytes") == 8 && mib(b, "in_host_bytes") > 0
     });
     assert_eq!(two.end(), "held 10");
@@ -123,12 +123,12 @@ fn documents_make_change_and_remove_tenants() {
     assert_eq!(names(&rig), [""; 0]);
     let told = apply(&format!("{card}{both}"), &[]);
     assert!(told.contains("tenant a is added") && told.contains("card fake is changed"), "{told}");
-    // Applying the same document or an exported one has no effect.
+    // Applying the same document again, or an exported one, has no effect.
     assert!(!apply(both, &[]).contains("changed"));
     std::fs::write(&file, good(&rig, &["export"])).expect("written");
     good(&rig, &["assert", "--exact", "-f", &path]);
     assert!(!good(&rig, &["apply", "--prune", "-f", &path]).contains("changed"));
-    // A document may change a part; impossible changes are reported before any change is made.
+    // A document may change only some values. Impossible changes are reported before any change is made.
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));
@@ -136,7 +136,7 @@ fn documents_make_change_and_remove_tenants() {
     let refused = bad(&rig, 4, &["apply", "-f", &path]);
     assert!(refused.contains("tenant `a`: vram_mib is 32 and cannot become 48"), "{refused}");
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 100);
-    // Tenants that a document does not name are removed only on request.
+    // Tenants that are missing in a document are removed only on request.
     let told = apply("[[tenant]]\nname = \"b\"\n", &["--prune"]);
     assert!(told.contains("tenant a is removed"), "{told}");
     assert_eq!(names(&rig), ["b"]);
@@ -167,12 +167,12 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Apply less host memory, and a quota that needs more: existing memory stays, and the change is refused.
+    // Apply less host memory, and a quota that needs more. Existing memory stays, and the change is refused.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);
     check();
-    // The same commands, reports and views as for virtual machines show tenants.
+    // The commands, reports and views for virtual machines also show tenants.
     let picture = rig.folder.path().join("report.svg").display().to_string();
     let report = json(&rig, &["sched", "report", "fake", "--since", "10s", "--out", &picture]);
     assert_eq!(report["vms"].as_array().expect("a list").len(), 2, "{report}");

@@ -1,5 +1,5 @@
-//! Programs with the guest library next to each other and to programs of the host: failures of workers and owners,
-//! memory that moves, and shares of a card's time. Real processes, on the fake driver.
+//! Tests programs with the guest library next to each other and next to programs of the host: failures of workers and
+//! owners, memory that moves, and shares of a card's time. All are real processes on the fake driver.
 
 mod support;
 
@@ -61,7 +61,7 @@ fn programs_keep_working_when_the_owner_is_replaced() {
     program.grow();
     program.steps(10);
     let view = describe(second);
-    assert!(support::chunks(&view, 0) >= 12, "its 24 MiB are counted: {view}");
+    assert!(support::chunks(&view, 0) >= 12, "its 24 MiB are accounted: {view}");
     assert_eq!(program.end(), "held 12");
     rig.until_free();
 }
@@ -106,7 +106,7 @@ fn guest_programs_share_time_by_weights_that_change_live() {
         }
         std::thread::sleep(std::time::Duration::from_millis(200));
     };
-    // Within a tenth of the whole: a busy host delays programs.
+    // The parts may differ by a tenth of the whole, because a busy host delays programs.
     let good = parts.iter().zip([500, 333, 167]).all(|(part, due)| part.abs_diff(due) <= 100);
     assert!(good, "3:2:1 gave {parts:?}");
     programs.into_iter().for_each(|program| drop(program.end()));
@@ -149,7 +149,7 @@ fn forked_child_and_wrong_calls_get_the_drivers_errors() {
     let guest = Loopback::start(&rig, "a");
     let [fork, wrong] = ["fork", "wrong"].map(|what| run(&mut guest.command(&rig, PROGRAM), what));
     assert_eq!(fork, plain[0]);
-    // Descriptors of memory do not leave a guest.
+    // Descriptors of memory cannot leave a guest.
     let comparable = |text: &str| {
         text.split(' ').filter(|word| !word.starts_with("export")).map(str::to_owned).collect::<Vec<_>>().join(" ")
     };

@@ -1,4 +1,5 @@
-//! Copies between pageable memory of the guest and the card: bytes in the message, or in pieces of the staging blob.
+//! Copies between pageable memory of the guest and the card. The bytes are in the message, or in pieces of the staging
+//! blob.
 
 use cuda_calls::boxes::{BoxCopy, End, HOST, WORDS_3D};
 use cuda_calls::own::{self, MAX_INLINE_BYTES};
@@ -12,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// The piece of a copy, if any, and whether the copy is from the card.
+/// The piece that a copy uses, if any, and whether the copy is from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -20,7 +21,7 @@ struct Use {
 }
 
 impl Executor {
-    /// Executes one of the copies.
+    /// Executes a copy message.
     pub(crate) fn copy(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let (piece, rest) = match (origin.header.op, words) {
             (own::COPY_INLINE, rest) => (None, rest),
@@ -52,7 +53,7 @@ impl Executor {
         self.end_copy(origin, result, Use { piece, is_out })
     }
 
-    /// Answers a copy when it is done, if an answer was requested, and releases a piece that it reads.
+    /// Replies when a copy completes, if a reply was requested, and releases the piece that the copy reads.
     fn end_copy(&mut self, origin: Origin, submitted: Result<u64, i32>, used: Use) -> Result<(), Broken> {
         let read_piece = used.piece.filter(|_| !used.is_out);
         match submitted {
@@ -69,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The answer of a later piece may replace this one before the guest reads it.
+                    // The reply to a later piece may replace this one before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);
@@ -95,7 +96,7 @@ impl Executor {
             }
             _ => return Err(Broken::Malformed),
         };
-        // The guest's end is in the worker's memory, wherever the message says that it is.
+        // The guest's end is in the worker's memory. The address in the message has no effect.
         let own_end = End { kind: HOST, address, pitch: copy.width, rows: copy.height, ..End::default() };
         *(if is_out { &mut copy.to } else { &mut copy.from }) = own_end;
         let submitted = match self.objects.find(Kind::Stream, *stream).and_then(|stream| {
@@ -122,9 +123,9 @@ impl Executor {
         }
     }
 
-    /// Returns true if work in a stream becomes part of a graph.
+    /// Returns true if work in a stream is captured into a graph.
     pub(crate) fn is_capturing(&self, stream: u64) -> bool {
-        // Other streams join a capture through events, so the driver is asked while any is open.
+        // Other streams join a capture through events, so query the driver while any capture is open.
         if self.captures == 0 {
             return false;
         }
@@ -134,7 +135,7 @@ impl Executor {
     }
 
     fn submit_copy(&self, to: u64, from: u64, bytes: u64, stream: u64) -> Result<(), i32> {
-        // A graph would read or write the shared memory at each launch.
+        // The graph would read or write the shared memory at each launch.
         if self.is_capturing(stream) {
             return Err(CAPTURE_UNSUPPORTED);
         }

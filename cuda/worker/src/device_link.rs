@@ -1,4 +1,4 @@
-//! The connection to the device, across daemons.
+//! The connection to the device. It survives a change of daemons.
 
 use std::io::Write as _;
 use std::os::fd::AsFd as _;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use worker_link::{FromWorker, Link, LinkError, Rejoin, ToWorker};
 
-/// Interval of attempts to reach the next daemon.
+/// Interval between attempts to connect to the next daemon.
 const REJOIN_INTERVAL: Duration = Duration::from_millis(50);
 
 /// The connection to the device.
@@ -18,7 +18,7 @@ pub struct DeviceLink {
 }
 
 impl DeviceLink {
-    /// Wraps a connection. With `rejoin`, it is replaced after its end.
+    /// Wraps a connection. If `rejoin` is set, a closed connection is replaced.
     pub fn new(link: Link, rejoin: Option<Rejoin>) -> Self {
         Self { link: Mutex::new(Arc::new(link)), rejoin }
     }
@@ -27,22 +27,22 @@ impl DeviceLink {
         Arc::clone(&self.link.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Sends a message. Without a daemon it is lost: the next one asks again.
+    /// Sends a message. Without a daemon the message is lost; the next daemon requests the information again.
     pub(crate) fn send(&self, message: FromWorker) {
         let _ = self.current().send_from_worker(message);
     }
 
-    /// Receives a message; waits for it.
+    /// Waits for a message and returns it.
     pub(crate) fn receive(&self) -> Result<ToWorker, LinkError> {
         self.current().receive_in_worker()
     }
 
-    /// Connects to the next daemon, whose predecessor's last message was received before `lost`. Returns false if no
-    /// daemon listens within the time limit.
+    /// Connects to the next daemon. The last message of the previous daemon was received before `lost`. Returns false
+    /// if no daemon listens within the time limit.
     pub(crate) fn rejoin(&self, lost: Instant) -> bool {
         let Some(Rejoin { socket, limit }) = &self.rejoin else { return false };
         while lost.elapsed() < *limit {
-            // Also before the first attempt, so that a daemon that closes each connection is not called at full speed.
+            // Sleep before the first attempt too, so that this loop is slow even if a daemon closes each connection.
             std::thread::sleep(REJOIN_INTERVAL);
             if let Ok(link) = Link::connect(socket) {
                 crate::sandbox::report_at(link.as_fd());
@@ -50,8 +50,8 @@ impl DeviceLink {
                 return true;
             }
         }
-        // The reader of standard error may have ended with the daemon.
-        let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has come back within {limit:?}: the program ends");
+        // The reader of standard error may have exited with the daemon.
+        let _ = writeln!(std::io::stderr(), "cuda-worker: no daemon has started within {limit:?}: ending the program");
         false
     }
 }

@@ -1,7 +1,8 @@
-//! The driver library: calls its functions according to the description of their arguments.
+//! The driver library. Calls its functions according to the description of their arguments.
 //!
-//! UNSAFETY: loads a library and calls its functions. Arguments are integers and pointers only, which x86-64 passes in
-//! registers and on the stack in the same way, so one type of function suffices; a function ignores surplus arguments.
+//! UNSAFETY: loads a library and calls its functions. Their arguments are only integers and pointers, which x86-64
+//! passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a function
+//! ignores surplus arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};
@@ -20,7 +21,7 @@ pub const INVALID_HANDLE: i32 = 400;
 
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> i32;
 
-/// A library that cannot be used.
+/// Reasons for which a library cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The library cannot be loaded.
@@ -81,20 +82,20 @@ pub struct Driver {
     needed: Vec<Option<Function>>,
 }
 
-/// Returns the symbol of a described call, without the mark of messages that the guest library completes.
+/// Returns the symbol of a described call, without the mark for calls that the guest library completes.
 fn symbol(name: &str) -> &str {
     name.trim_end_matches(['+', '-'])
 }
 
 impl Driver {
-    /// Loads a library, by its path or by the name that the loader finds.
+    /// Loads a library. `path` is a path, or a name that the loader searches for.
     ///
     /// # Errors
-    /// If it cannot be loaded, or lacks a function that every driver has.
+    /// Returns an error if the library cannot be loaded, or lacks a function that every driver has.
     pub fn load(path: &Path) -> Result<Self, LoadError> {
         let missing = || LoadError::Library(path.to_owned());
         let name = CString::new(path.as_os_str().as_encoded_bytes()).map_err(|_| missing())?;
-        // SAFETY: the operator names the library, which is never closed.
+        // SAFETY: the operator names the library, and it is never closed.
         let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         if library.is_null() {
             return Err(missing());
@@ -120,7 +121,7 @@ impl Driver {
         Ok(Self { described, needed })
     }
 
-    /// Returns a driver whose functions succeed and do nothing.
+    /// Returns a driver whose functions succeed without any effect.
     #[cfg(any(test, feature = "fuzz"))]
     pub fn accepting() -> Self {
         unsafe extern "C" fn accept(
@@ -139,7 +140,7 @@ impl Driver {
         ) -> i32 {
             0
         }
-        /// Like a function without parameters.
+        /// Stands for a function without parameters.
         unsafe extern "C" fn none(
             _: u64,
             _: u64,
@@ -163,7 +164,7 @@ impl Driver {
         Self { described: vec![Some(accept); CALLS.len()], needed }
     }
 
-    /// Starts the library, if it can be started; the program's own call has the result.
+    /// Initializes the library, if possible. The program's own call returns the result.
     pub fn start(&self) {
         self.invoke(Needed::Init, &[0]);
     }
@@ -173,7 +174,7 @@ impl Driver {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))
     }
 
-    /// Calls a function that the worker uses itself, with up to 12 arguments. Returns 801 if the library lacks it.
+    /// Calls a function that the worker itself needs, with up to 12 arguments. Returns 801 if the library lacks it.
     pub fn invoke(&self, function: Needed, arguments: &[u64]) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         for (value, argument) in values.iter_mut().zip(arguments) {
@@ -185,6 +186,6 @@ impl Driver {
 
 fn invoke(function: Function, values: &[u64; MAX_ARGUMENTS]) -> i32 {
     let [a, b, c, d, e, f, g, h, i, j, k, l] = *values;
-    // SAFETY: the pointers name the arena of decoded arguments, or memory that was checked to be the guest's.
+    // SAFETY: each pointer is into the arena of decoded arguments, or to memory that was checked to be the guest's.
     unsafe { function(a, b, c, d, e, f, g, h, i, j, k, l) }
 }

@@ -13,12 +13,12 @@ use crate::pending::{Linked, Origin, Wait, Waits};
 use crate::processes;
 use crate::window::Window;
 
-/// A message that ends its program's context.
+/// Reasons for which a message ends its program's context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Broken {
     /// The message is invalid.
     Malformed,
-    /// The program exceeds a limit.
+    /// The program has exceeded a limit.
     Limit,
 }
 
@@ -34,7 +34,7 @@ enum Effect {
     None,
     /// The first result is an address, and the argument with this index is the size in bytes.
     Allocates(usize),
-    /// The first two results are an address and the bytes of a row; the fourth argument is the number of rows.
+    /// The first two results are an address and the bytes per row; the fourth argument is the number of rows.
     AllocatesRows,
     /// The first two results are an address and a size in bytes.
     Names,
@@ -70,10 +70,10 @@ fn effect(name: &str) -> Effect {
     }
 }
 
-/// Addresses for the program's own reservations; the shim uses those below.
+/// Addresses for the program's own reservations. The shim uses the addresses below them.
 const RESERVATIONS: u64 = ADDRESSES.start + (8 << 40);
 
-/// Errors after which a context is unusable.
+/// Returns true if a context is unusable after this error.
 fn is_sticky(code: i32) -> bool {
     matches!(code, 214 | 220 | 700 | 702 | 710 | 714..=719)
 }
@@ -91,21 +91,21 @@ pub struct Executor {
     pub(crate) parameters: HashMap<u64, Parameters, foldhash::fast::FixedState>,
     pub(crate) staging: Option<u32>,
     pub(crate) linked: Linked,
-    /// Number of captures that may be open. Without any, no stream captures.
+    /// Number of captures that may be open. If it is 0, no stream is capturing.
     pub(crate) captures: u64,
     arena: Arena,
     effects: Vec<Effect>,
-    /// Number of answers so far, by slot.
+    /// Number of replies so far, by slot.
     counts: Vec<u64>,
     current: Option<u32>,
     mode: u16,
     next_reservation: u64,
     started: bool,
-    /// Reported failures, by message and error.
+    /// Failures that were already reported, by message and error.
     reported: BTreeSet<(u16, i32)>,
 }
 
-/// Maximum number of reported failures of a program.
+/// Maximum number of reported failures per program.
 const MAX_REPORTED: usize = 64;
 
 impl std::fmt::Debug for Executor {
@@ -115,7 +115,7 @@ impl std::fmt::Debug for Executor {
 }
 
 impl Executor {
-    /// Returns an executor for a program whose control blob is `control`.
+    /// Creates an executor for a program whose control blob is `control`.
     pub fn new(driver: Driver, control: Shared, window: Window) -> Self {
         Self {
             driver,
@@ -130,7 +130,7 @@ impl Executor {
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
             counts: vec![0; control::SLOT_COUNT as usize],
-            // A new thread has no context. The driver would refuse to set it before `cuInit`.
+            // A new thread has no context. The driver would refuse to set one before `cuInit`.
             current: Some(0),
             mode: 0,
             next_reservation: RESERVATIONS,
@@ -139,15 +139,15 @@ impl Executor {
         }
     }
 
-    /// Returns the shared memory and its blobs.
+    /// Returns the window that is shared with the guest.
     pub fn window(&mut self) -> &mut Window {
         &mut self.window
     }
 
-    /// Executes a message, which is a private copy.
+    /// Executes a message. The message is a private copy.
     ///
     /// # Errors
-    /// If the program's context ends here.
+    /// Returns an error if the message ends the program's context.
     pub fn execute(&mut self, message: &[u64]) -> Result<(), Broken> {
         let [header, route, words @ ..] = message else { return Err(Broken::Malformed) };
         let origin = Origin { header: Header::from_word(*header), route: Route::from_word(*route) };
@@ -173,7 +173,7 @@ impl Executor {
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
             own::IMAGE_PART => {
                 self.image_part(words)?;
-                // A program that waits for each answer waits for this one, too.
+                // A program that waits for each reply waits for this one, too.
                 self.finish(origin, 0, &[]);
                 Ok(())
             }
@@ -192,7 +192,7 @@ impl Executor {
         processes::name_after(process as u32);
         let matches = version == cuda_ring::VERSION && calls == CALLS.len() as u64;
         self.started = matches;
-        // Another version of the messages: the guest reports which side to update.
+        // The versions of the messages differ. The guest reports which side must be updated.
         self.finish(origin, if matches { 0 } else { NOT_SUPPORTED }, &[cuda_ring::VERSION, CALLS.len() as u64]);
         Ok(())
     }
@@ -249,12 +249,14 @@ impl Executor {
             let (value, context) = (prepared.made(&self.arena), origin.route.context);
             match (code, call.treatment) {
                 (0, Treatment::Answered) => {
-                    // The driver returns the same object for several calls, so the guest must do the same.
+                    // The driver may return the same object from several calls, and the guest must then get the same
+                    // handle.
                     let found = self.objects.insert_or_find(kind, made, value, context, prepared.owner)?;
                     known = Some(found).filter(|of| *of != made);
                 }
                 (0, _) => self.objects.insert(made, Ok(value), context)?,
-                // An answered creation that failed leaves no record, because the guest knows of the failure.
+                // If a creation with a reply fails, no record is needed, because the reply reports the failure to the
+                // guest.
                 (_, Treatment::Answered) => {}
                 (code, _) => self.objects.insert(made, Err(code), context)?,
             }
@@ -263,7 +265,7 @@ impl Executor {
             self.current = None;
         }
         let [first, ..] = prepared.values;
-        // A capture whose end has failed may still be open.
+        // If ending a capture fails, the capture may still be open.
         if effect == Effect::EndsCapture && (code == 0 || !self.is_capturing(first)) {
             self.captures = self.captures.saturating_sub(1);
         }
@@ -291,7 +293,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Chooses the addresses of a reservation for which the program requests none.
+    /// Chooses the addresses of a reservation if the program requests none.
     fn place_reservation(&mut self, prepared: &mut Prepared) {
         let [_, bytes, align, wish, ..] = &mut prepared.values;
         let at = self.next_reservation.checked_next_multiple_of((*align).max(2 << 20));
@@ -309,10 +311,10 @@ impl Executor {
             Effect::Allocates(bytes) => self.objects.add_range(result(0), value(bytes), context)?,
             Effect::AllocatesRows => self.objects.add_range(result(0), result(1).saturating_mul(value(3)), context)?,
             Effect::Names => self.objects.add_range(result(0), result(1), context)?,
-            // Reserved addresses belong to no context.
+            // Reserved addresses do not belong to a context.
             Effect::Reserves => self.objects.add_range(result(0), value(1), 0)?,
             Effect::Frees => self.objects.remove_range(value(0)),
-            // The guest's handle of a primary context is the device's number plus one.
+            // The guest's handle of a primary context contains the device's number plus one.
             Effect::EndsPrimary => {
                 self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1)));
             }
@@ -322,7 +324,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Answers a call with its results, or records the error of a call without an answer.
+    /// Replies to a call with its results. If the call has no reply, records its error.
     pub(crate) fn finish(&mut self, origin: Origin, code: i32, results: &[u64]) {
         if is_sticky(code) {
             self.control.store(control::STICKY, u64::from(code.cast_unsigned()));
@@ -346,19 +348,19 @@ impl Executor {
         }
     }
 
-    /// Makes an error the result of the thread's next call.
+    /// Returns an error from the thread's next call.
     pub(crate) fn defer(&self, origin: Origin, code: i32) {
         self.control.store(slots::deferred(origin.route.slot), u64::from(code.cast_unsigned()));
     }
 
-    /// Reports an unanswered call that has failed, once for each error. A later call returns the error.
+    /// Reports a failed call without a reply, once for each error. A later call returns the error.
     fn report(&mut self, op: u16, code: i32) {
         if self.reported.len() >= MAX_REPORTED || !self.reported.insert((op, code)) {
             return;
         }
-        let call = CALLS.get(usize::from(op)).map_or("a message of its own", |call| call.name);
+        let call = CALLS.get(usize::from(op)).map_or("a call with its own message", |call| call.name);
         let text = "the program gets the error from its next call";
-        // The reader of standard error may have ended with the daemon.
+        // The reader of standard error may have exited with the daemon.
         let _ = writeln!(std::io::stderr(), "cuda-worker: {call} ({op:#x}) has failed with error {code}; {text}");
     }
 
@@ -392,14 +394,14 @@ impl Executor {
             objects.image_bytes = 0;
         }
         let fits = data.len() == bytes.div_ceil(8) && bytes <= own::IMAGE_PART_BYTES;
-        // Only the last part may end within a word.
+        // Only the last part may have a size that is not a multiple of a word.
         if !fits || !objects.image_bytes.is_multiple_of(8) || objects.image_bytes + bytes > own::MAX_IMAGE_BYTES {
             return Err(Broken::Malformed);
         }
         objects.image.truncate(objects.image_bytes / 8);
         objects.image.extend_from_slice(data);
         objects.image_bytes += bytes;
-        // Text ends with a zero byte, whatever the guest sends.
+        // Terminate text with a zero byte, whatever the guest sends.
         objects.image.push(0);
         Ok(())
     }
@@ -409,7 +411,7 @@ impl Executor {
         self.started
     }
 
-    /// Announces that the worker serves the rings.
+    /// Notifies the guest that the worker serves the rings.
     pub fn announce(&self) {
         self.control.store(control::STATE, state::READY);
     }

@@ -1,6 +1,7 @@
-//! A hostile program: arbitrary bytes in the ring, executed on a driver that accepts everything.
+//! Simulates a hostile program: puts arbitrary bytes into the ring, and executes them on a driver that accepts
+//! everything.
 //!
-//! UNSAFETY: unmaps the window at the end.
+//! UNSAFETY: unmaps the window at the end of the run.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use cuda_calls::own::{self, Route};
@@ -14,7 +15,7 @@ use crate::window::Window;
 
 /// Size of the program's pinned memory in bytes.
 const PINNED_BYTES: u64 = 64 << 10;
-/// Blobs in the order of their identifiers, from 1 on.
+/// Blobs in the order of their identifiers, which start at 1.
 const BLOBS: [(BlobKind, u64); 4] = [
     (BlobKind::Control, control::BYTES),
     (BlobKind::Ring, ring::BYTES),
@@ -28,10 +29,10 @@ fn message(op: u16, words: &[u64]) -> Vec<u64> {
     [&[header.word(), route.word()][..], words].concat()
 }
 
-/// Executes a ring whose words are the input. Returns the number of executed messages.
+/// Executes the input as the words of a ring. Returns the number of executed messages.
 ///
 /// # Panics
-/// If the system has no memory for the window, or the worker has a fault.
+/// Panics if the system has no memory for the window, or if the worker has a bug.
 pub fn execute(input: &[u8]) -> usize {
     run(input).executed
 }
@@ -40,7 +41,7 @@ pub fn execute(input: &[u8]) -> usize {
 struct Effects {
     /// Number of executed messages.
     executed: usize,
-    /// Result of the last answer.
+    /// Result in the last reply.
     #[cfg_attr(not(test), expect(dead_code, reason = "for tests"))]
     result: i32,
 }
@@ -65,7 +66,7 @@ fn run(input: &[u8]) -> Effects {
         message(cuda_calls::find("cuStreamCreate").expect("described") as u16, &[handle(Kind::Stream, 1), 0]),
     ];
     for message in &known {
-        executor.execute(message).expect("an honest message");
+        executor.execute(message).expect("a valid message");
     }
     let words: Vec<u64> =
         input.chunks_exact(8).map(|b| b.iter().rev().fold(0, |w, b| w << 8 | u64::from(*b))).collect();
@@ -130,7 +131,7 @@ mod tests {
         assert_eq!(last(copy_box(own::INLINE, 0, copy, &[1, 2])), (1, 0));
         assert_eq!(last(copy_box(3, 0, copy, &[])), (1, 0));
         assert_eq!(last(copy_box(3, 1, out, &[])), (1, 0));
-        // The guest's end is in the message or the piece, whatever the message says about it.
+        // The guest's end is in the message or in the piece. The address in the message has no effect.
         let elsewhere = End { kind: DEVICE, address: 0x7fff_0000_0000, ..End::default() };
         assert_eq!(last(copy_box(own::INLINE, 0, BoxCopy { from: elsewhere, ..copy }, &[1, 2])), (1, 0));
         for wrong in [

@@ -1,7 +1,7 @@
-//! Functions of the guest in the order of a stream: the driver calls one of our functions, which notifies the guest
-//! and waits until the guest has run its function.
+//! Executes functions of the guest in the order of a stream. The driver calls a function of the worker, which notifies
+//! the guest and waits until the guest has run its function.
 //!
-//! UNSAFETY: the driver calls the function with the number that it was given.
+//! UNSAFETY: the driver calls the function with the number that the worker has passed to it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -15,22 +15,22 @@ use crate::driver::Needed;
 use crate::executor::{Broken, Executor};
 use crate::pending::Origin;
 
-/// Shared memory and waking, for threads of the driver.
+/// Shared memory, and a way to wake the guest, for threads of the driver.
 struct Callbacks {
     control: Shared,
     notify: Box<dyn Fn() + Send + Sync>,
     posted: Mutex<u64>,
 }
 
-/// Static: the driver passes only one word, and may call after any other value is gone.
+/// Static: the driver passes only one word to the function, and may call it after any other value was dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks; `notify` wakes guest threads that sleep.
+/// Prepares callbacks. `notify` wakes guest threads that sleep.
 pub(crate) fn prepare(control: Shared, notify: Box<dyn Fn() + Send + Sync>) {
     let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(0) });
 }
 
-/// Interval at which a callback that the guest has not finished is polled.
+/// Interval at which the worker checks whether the guest has finished a callback.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn run(data: *mut c_void) {
@@ -47,13 +47,14 @@ unsafe extern "C" fn run(data: *mut c_void) {
         *posted
     };
     (callbacks.notify)();
-    // The stream continues after the guest's function. A guest that never answers stops only its own streams.
+    // The stream continues after the guest's function has finished. A guest that never finishes it blocks only its own
+    // streams.
     while control.load(control::CALLBACKS_DONE) < mine {
         std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// Returns the address of the function that the driver calls with a callback's number.
+/// Returns the address of the function that the driver calls with the number of a callback.
 pub(crate) fn callback() -> u64 {
     let function: unsafe extern "C" fn(*mut c_void) = run;
     function as usize as u64

@@ -25,7 +25,7 @@ pub(crate) fn halves(word: u64) -> (u64, u64) {
 }
 
 impl Executor {
-    /// Answers with the offsets and sizes of a function's parameters, and keeps them for its launches.
+    /// Replies with the offsets and sizes of a function's parameters, and stores them for its launches.
     pub(crate) fn function_info(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let [handle] = *words else { return Err(Broken::Malformed) };
         let function = match self.objects.find(Kind::Function, handle) {
@@ -38,7 +38,7 @@ impl Executor {
         };
         let parameters = match self.read_parameters(Needed::FunctionParameter, function) {
             Ok(found) if !found.is_empty() => Ok(found),
-            // A kernel of a library, or a function without parameters.
+            // The function is a kernel of a library, or it has no parameters.
             first => self.read_parameters(Needed::KernelParameter, function).or(first),
         };
         match parameters {
@@ -74,12 +74,12 @@ impl Executor {
         Ok(parameters)
     }
 
-    /// Returns pointers to the parameters of a function in `bytes`.
+    /// Returns pointers to the parameters of a function. The parameters are in `bytes`.
     ///
     /// # Errors
-    /// If the guest has not asked for the parameters, or the bytes are too few.
+    /// Returns an error if the guest has not requested the parameters before, or if there are too few bytes.
     pub(crate) fn parameter_pointers(&self, function: u64, bytes: &[u64]) -> Result<Vec<u64>, Broken> {
-        // A guest asks for the parameters before the first launch.
+        // A guest requests the parameters before the first launch.
         let parameters = self.parameters.get(&function).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {
@@ -135,7 +135,7 @@ impl Executor {
             self.finish(origin, code, &[u64::from(clusters.cast_unsigned())]);
             return Ok(());
         }
-        // A guest asks for the parameters before the first launch.
+        // A guest requests the parameters before the first launch.
         let parameters = self.parameters.get(&handle).ok_or(Broken::Malformed)?;
         let room = bytes.len() as u64 * 8;
         if parameters.iter().any(|(offset, size)| u64::from(*offset) + u64::from(*size) > room) {

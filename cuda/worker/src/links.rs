@@ -1,4 +1,5 @@
-//! Results of links at run time. The driver keeps a result until its link ends; the guest reads it in parts.
+//! Results of links at run time. The driver keeps a result until the link is destroyed, and the guest reads it in
+//! parts.
 //!
 //! UNSAFETY: reads the result, whose address and size the driver returns.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -12,7 +13,7 @@ use crate::executor::{Broken, Executor};
 use crate::pending::{Linked, Origin};
 
 impl Executor {
-    /// Completes a link, or answers with a part of its result.
+    /// Completes a link, or replies with a part of its result.
     pub(crate) fn link(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         match (origin.header.op, words) {
             (own::LINK_COMPLETE, [handle]) => {
@@ -37,7 +38,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Completes a link, and keeps its result. Returns the number of bytes.
+    /// Completes a link, and stores its result. Returns the size of the result in bytes.
     fn complete(&mut self, handle: u64, link: u64) -> Result<u64, i32> {
         let (mut address, mut bytes) = (0u64, 0u64);
         let places = [(&raw mut address).addr() as u64, (&raw mut bytes).addr() as u64];

@@ -28,15 +28,15 @@ struct HostNode {
     data: u64,
 }
 
-/// Driver functions for one kind of node, by the number in [`edit`].
+/// Driver functions for one kind of node, indexed as in [`edit`].
 type Functions = [Needed; 3];
 
 /// The node that a message adds or changes.
 struct Target {
     edit: u64,
-    /// The guest's handles of the graph and of the node.
+    /// The guest's handles for the graph and for the node.
     handles: [u64; 2],
-    /// The driver's graph or executable graph, and node.
+    /// The driver's graph or executable graph, and its node.
     graph: u64,
     node: u64,
     before: Vec<u64>,
@@ -62,7 +62,7 @@ impl Executor {
         Ok(target)
     }
 
-    /// Adds or changes a node with these parameters, and answers with its handle.
+    /// Adds or changes a node with these parameters, and replies with its handle.
     fn edit_node(
         &mut self,
         origin: Origin,
@@ -143,7 +143,7 @@ impl Executor {
         self.edit_node(origin, &target, functions, (&raw const parameters).addr() as u64)
     }
 
-    /// Answers a call that names a missing object with its error.
+    /// Replies to a call on a missing object with the error.
     fn refuse(&mut self, origin: Origin, fault: Fault) -> Result<(), Broken> {
         match fault {
             Fault::Malformed => Err(Broken::Malformed),
@@ -155,7 +155,7 @@ impl Executor {
     }
 }
 
-/// Splits the nodes before a node from the words after them.
+/// Splits `words` into the dependencies of a node and the words after them.
 fn split_nodes(words: &[u64], count: u64) -> Result<(&[u64], &[u64]), Broken> {
     let count = usize::try_from(count).ok().filter(|count| *count <= MAX_NODES).ok_or(Broken::Malformed)?;
     words.split_at_checked(count).ok_or(Broken::Malformed)

@@ -1,4 +1,4 @@
-//! The guest's handles and the driver's objects behind them, and the addresses that a guest may name.
+//! Maps the guest's handles to the driver's objects, and records the addresses that a guest may use.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -9,7 +9,7 @@ use crate::driver::{INVALID_HANDLE, INVALID_VALUE};
 
 /// Maximum number of objects of one program.
 const MAX_OBJECTS: usize = 1 << 20;
-/// Maximum number of ranges of device memory outside the shared addresses.
+/// Maximum number of ranges of device memory outside the shared address range.
 const MAX_RANGES: usize = 1 << 18;
 
 /// An object, or the error of its creation.
@@ -19,7 +19,7 @@ struct Object {
     context: u32,
     /// Number of calls that returned the object, minus the calls that destroyed it.
     references: u32,
-    /// Handle of the object with which this one ends; 0 for none.
+    /// Handle of the object whose end also ends this object; 0 if there is none.
     owner: u64,
 }
 
@@ -27,7 +27,8 @@ struct Object {
 #[derive(Clone, Copy, Debug)]
 struct Range {
     bytes: u64,
-    /// Number of the context that owns the memory; 0 for pinned memory and for reservations, which have none.
+    /// Number of the context that owns the memory; 0 for pinned memory and reservations, which do not belong to a
+    /// context.
     context: u32,
 }
 
@@ -35,23 +36,24 @@ struct Range {
 #[derive(Debug, Default)]
 pub struct Objects {
     objects: HashMap<u64, Object, foldhash::fast::FixedState>,
-    /// Handles of objects that answered calls returned.
+    /// Handles of objects that were returned by calls with a reply.
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
-    /// Handles of the objects that end with an object.
+    /// Handles of the objects that end together with an object.
     owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
-    /// Objects that the driver numbers: how often each number was returned, because contexts may number alike.
+    /// Objects that the driver identifies by a number. The value is how often the number was returned, because several
+    /// contexts may use the same number.
     numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
-    /// Device memory that the driver placed outside the shared addresses, by the first address.
+    /// Device memory that the driver placed outside the shared address range, by first address.
     ranges: BTreeMap<u64, Range>,
-    /// Pinned memory of the program, by the first address.
+    /// Pinned memory of the program, by first address.
     pinned: BTreeMap<u64, Range>,
-    /// The image that arrives in parts, followed by zeros.
+    /// The image that is being received in parts, followed by zeros.
     pub image: Vec<u64>,
-    /// Number of bytes of the image so far.
+    /// Number of bytes of the image received so far.
     pub image_bytes: usize,
 }
 
-/// A program that has too many objects.
+/// The program has too many objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooMany;
 
@@ -66,7 +68,7 @@ impl Objects {
     /// Records an object, or the error of its creation.
     ///
     /// # Errors
-    /// If the program has too many.
+    /// Returns an error if the program has too many objects.
     pub fn insert(&mut self, handle: u64, value: Result<u64, i32>, context: u32) -> Result<(), TooMany> {
         if self.objects.len() >= MAX_OBJECTS {
             return Err(TooMany);
@@ -75,11 +77,11 @@ impl Objects {
         Ok(())
     }
 
-    /// Records an object that a call has returned, under a new handle or under its existing handle. Returns the
-    /// handle. The object ends with its owner, if any.
+    /// Records an object that a call has returned, under a new handle or under its existing handle. Returns the handle.
+    /// If the object has an owner, it ends together with the owner.
     ///
     /// # Errors
-    /// If the program has too many.
+    /// Returns an error if the program has too many objects.
     pub fn insert_or_find(
         &mut self,
         kind: Kind,
@@ -91,7 +93,7 @@ impl Objects {
         if self.handles.len() >= 2 * MAX_OBJECTS {
             return Err(TooMany);
         }
-        // The driver may return a released object that stays alive because it is mapped.
+        // The driver may return an object that was released but stays alive because it is mapped.
         let known = *self.handles.entry((kind, value)).or_insert(handle);
         match self.objects.get_mut(&known) {
             Some(object) => object.references = object.references.saturating_add(1),
@@ -106,9 +108,9 @@ impl Objects {
         Ok(known)
     }
 
-    /// Removes an object, or one reference to it. Returns the handles of all objects that have ended: the object and
-    /// those that it owns. The memory of a context ends with it: the driver releases the addresses, and the worker's
-    /// own memory may get them.
+    /// Removes an object, or one reference to it. Returns the handles of all objects that have ended: the object, and
+    /// those that it owns. The memory of a context ends with it, because the driver releases the addresses and the
+    /// worker may then use them for its own memory.
     pub fn remove(&mut self, handle: u64) -> Vec<u64> {
         let Some(object) = self.objects.get_mut(&handle) else { return Vec::new() };
         object.references -= 1;
@@ -128,7 +130,7 @@ impl Objects {
         while let Some(owner) = ended.get(at).copied() {
             at += 1;
             for owned in self.owned.remove(&owner).unwrap_or_default() {
-                // The driver may give the place of the object to another one, which needs a handle of its own.
+                // The driver may reuse the object's address for another object, which needs a handle of its own.
                 if let (Some(object), Some(kind)) = (self.objects.remove(&owned), kind_of(owned))
                     && let Ok(value) = object.value
                 {
@@ -140,10 +142,10 @@ impl Objects {
         ended
     }
 
-    /// Records an object that the driver has numbered.
+    /// Records an object that the driver identifies by a number.
     ///
     /// # Errors
-    /// If the program has too many.
+    /// Returns an error if the program has too many objects.
     pub fn add_number(&mut self, kind: Numbered, number: u64) -> Result<(), TooMany> {
         if self.numbers.len() >= MAX_OBJECTS {
             return Err(TooMany);
@@ -152,7 +154,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes an object that the driver has numbered.
+    /// Removes an object that the driver identifies by a number.
     pub fn remove_number(&mut self, kind: Numbered, number: u64) {
         if let Some(count) = self.numbers.get_mut(&(kind, number)) {
             *count -= 1;
@@ -162,7 +164,7 @@ impl Objects {
         }
     }
 
-    /// Returns the driver's streams of a context.
+    /// Returns the driver's handles for the streams of a context.
     pub fn streams_of(&self, context: u32) -> Vec<u64> {
         let of = |(handle, object): (&u64, &Object)| {
             (kind_of(*handle) == Some(Kind::Stream) && object.context == context).then(|| object.value.ok()).flatten()
@@ -170,10 +172,10 @@ impl Objects {
         self.objects.iter().filter_map(of).collect()
     }
 
-    /// Records device memory of a context outside the shared addresses.
+    /// Records device memory of a context outside the shared address range.
     ///
     /// # Errors
-    /// If the program has too many ranges.
+    /// Returns an error if the program has too many ranges.
     pub fn add_range(&mut self, address: u64, bytes: u64, context: u32) -> Result<(), TooMany> {
         if ADDRESSES.contains(&address) || address == 0 {
             return Ok(());
@@ -190,7 +192,7 @@ impl Objects {
         self.ranges.remove(&address);
     }
 
-    /// Records pinned memory that is mapped here.
+    /// Records pinned memory that the worker has mapped.
     pub fn add_pinned(&mut self, address: u64, bytes: u64) {
         self.pinned.insert(address, Range { bytes, context: 0 });
     }
@@ -210,7 +212,7 @@ impl Handles for Objects {
         match self.objects.get(&handle) {
             Some(Object { value: Ok(value), .. }) => Ok(*value),
             Some(Object { value: Err(code), .. }) => Err(Fault::Refused(*code)),
-            // As the driver for memory, whose handles are numbers.
+            // The driver returns this error for memory, whose handles are numbers.
             None if kind == Kind::Memory => Err(Fault::Refused(INVALID_VALUE)),
             None => Err(Fault::Refused(INVALID_HANDLE)),
         }

@@ -1,21 +1,21 @@
-//! Records of calls that are answered later.
+//! Records of calls whose reply is sent later.
 
 use std::collections::VecDeque;
 
 use cuda_calls::own::Route;
 use cuda_ring::{Header, control};
 
-/// Header and route of the message that is being executed.
+/// Header and route of the message being executed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Origin {
     pub header: Header,
     pub route: Route,
 }
 
-/// Maximum number of waits of a program: one for each thread's slot.
+/// Maximum number of waits per program: one for each thread's slot.
 pub(crate) const MAX_WAITS: usize = control::SLOT_COUNT as usize;
 
-/// Work for which a call waits.
+/// The work that a call waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// A stream of the driver.
@@ -26,7 +26,7 @@ pub(crate) enum Wait {
     Context(Vec<u64>),
 }
 
-/// A use of a staging piece: the event after the copy that reads the piece.
+/// Use of a staging piece: the event after the copy that reads the piece.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PieceUse {
     pub piece: u64,
@@ -34,7 +34,7 @@ pub(crate) struct PieceUse {
     pub context: u32,
 }
 
-/// The result of the last completed link, which the guest reads in parts.
+/// Result of the last completed link. The guest reads it in parts.
 #[derive(Debug, Default)]
 pub(crate) struct Linked {
     pub handle: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Linked {
 pub(crate) struct Waits {
     pub calls: Vec<(Origin, Wait)>,
     pub pieces: VecDeque<PieceUse>,
-    /// Events for pieces that are not in use, by their context.
+    /// Unused events for pieces, each with its context.
     pub events: Vec<(u32, u64)>,
 }
 

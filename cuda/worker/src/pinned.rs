@@ -1,4 +1,4 @@
-//! Pinned memory and the staging blob: parts of the window that are registered with the card.
+//! Pinned memory and the staging blob. Both are parts of the window that are registered with the card.
 
 use cuda_calls::own;
 use cuda_ring::BlobKind;
@@ -52,8 +52,8 @@ impl Executor {
         code
     }
 
-    /// Returns true if the worker uses a blob until the program ends: a blob with control words or rings, or the
-    /// staging blob.
+    /// Returns true if the worker uses a blob until the program ends: the blob contains control words or rings, or is
+    /// the staging blob.
     pub(crate) fn needs_blob(&self, id: u32) -> bool {
         let kind = self.window.blob(id).map(|blob| blob.kind);
         matches!(kind, Some(BlobKind::Control | BlobKind::Ring)) || self.staging == Some(id)
@@ -68,7 +68,7 @@ impl Executor {
         }
         let address = self.window.address(&blob);
         match self.driver.invoke(Needed::Register, &[address, blob.bytes, PORTABLE_AND_MAPPED]) {
-            // Without registration the driver copies through its own memory, which is slower but correct.
+            // Without the registration, the driver copies through its own memory, which is slower but correct.
             0 | NOT_SUPPORTED => {
                 self.staging = Some(id);
                 0

@@ -1,36 +1,36 @@
-//! Process IDs of the guest in NVML's lists.
+//! Replaces process IDs in NVML's lists with those of the guest.
 //!
-//! NVML lists the workers, by their numbers on the host. A worker's name contains the ID of its program in the guest,
-//! so that the workers of a tenant find each other's programs. Programs without a worker are left out: they are not the
-//! guest's.
+//! NVML lists the workers by their process IDs on the host. A worker's name contains the process ID of its program in
+//! the guest, so that the workers of a tenant can identify each other's programs. Processes that are not workers are
+//! removed, because they do not belong to the guest.
 
 use std::fs;
 
-/// First word of a worker's name.
+/// First word of the name of a worker.
 const NAME: &str = "guest ";
 
-/// Number of words of a list entry: the process, its bytes, and its instances.
+/// Number of words per list entry: the process, its memory in bytes, and its instances.
 const ENTRY_WORDS: usize = 3;
 
-/// Names this thread, which is the process's first, after a program of the guest.
+/// Names this thread, the first one of the process, after a program of the guest.
 pub fn name_after(program: u32) {
-    // Without a name, the guest does not find the program in lists.
+    // Without a name, the guest does not find its program in lists.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {
         let _ = rustix::thread::set_name(&name);
     }
 }
 
-/// Returns the program in a worker's name.
+/// Returns the program ID in a worker's name.
 fn program(name: &str) -> Option<u32> {
     name.strip_prefix(NAME)?.trim_end().parse().ok()
 }
 
-/// Returns the program of a worker on this host.
+/// Returns the program ID of a worker on this host.
 fn program_of(process: u32) -> Option<u32> {
     program(&fs::read_to_string(format!("/proc/{process}/comm")).ok()?)
 }
 
-/// Replaces the host's process numbers in the results of a list: the number of entries, then the entries.
+/// Replaces the host's process IDs in the results of a list: the number of entries, and then the entries.
 pub fn translate(results: &mut [u64]) {
     replace(results, program_of);
 }
@@ -47,7 +47,7 @@ fn replace(results: &mut [u64], program_of: impl Fn(u32) -> Option<u32>) {
         }
     }
     *count = (own.len() / ENTRY_WORDS) as u64;
-    // The guest receives no information about other processes of the host.
+    // The guest gets no information about other processes of the host.
     own.resize(entries.len(), 0);
     entries.copy_from_slice(&own);
 }

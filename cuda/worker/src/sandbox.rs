@@ -1,13 +1,13 @@
-//! The worker's restrictions: a guest may run any code in its worker.
+//! The worker's sandbox. It is needed because a guest may run any code in its worker.
 //!
-//! Two steps, both before the worker reads anything of the guest. [`Sandbox::enter`] comes before the driver is loaded:
-//! user, capabilities, limits, files. [`Sandbox::close`] comes after the driver has started, because its start needs
-//! more: the filter of system calls, for all threads.
+//! The sandbox has two steps, both before the worker reads any data of the guest. [`Sandbox::enter`] restricts the
+//! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the filter of system
+//! calls for all threads after the driver was initialized, because its initialization needs more system calls.
 //!
-//! - `files`: the files that a worker may open, through Landlock.
-//! - `filter`: the system calls that it may make.
-//! - `addresses`: the only addresses that it may connect to, in memory that nothing can change.
-//! - `violation`: reports a forbidden call, and ends the worker.
+//! - `files`: the files that a worker may open, restricted through Landlock.
+//! - `filter`: the system calls that a worker may make.
+//! - `addresses`: the only addresses that a worker may connect to, in memory that cannot be changed.
+//! - `violation`: reports a forbidden call and ends the worker.
 
 mod addresses;
 mod files;
@@ -23,69 +23,69 @@ use rustix::thread::{CapabilitySet, CapabilitySets};
 
 use addresses::Addresses;
 
-/// Descriptors that a worker may open: the driver's device files, chunks and pipes.
+/// Maximum number of open descriptors of a worker: the driver's device files, chunks and pipes.
 const MAX_DESCRIPTORS: u64 = 16_384;
-/// Bytes of memory that a worker may lock. The driver's pinned memory does not count.
+/// Maximum size of the memory that a worker may lock, in bytes. The driver's pinned memory does not count.
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
-/// Bytes of private memory that a worker may have: far more than the driver and its compiler need.
+/// Maximum size of a worker's private memory, in bytes. It is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
-/// Threads of a user of workers, and of the daemon's user with the daemon itself.
+/// Maximum number of threads of a user of workers. For the daemon's user, the limit includes the daemon itself.
 const MAX_OWN_THREADS: u64 = 4096;
 const MAX_SHARED_THREADS: u64 = 32_768;
-/// Priority of workers for the kernel's choice of a process to kill when the host is out of memory: before all others.
+/// OOM score of workers. If the host is out of memory, the kernel kills workers before all other processes.
 const OOM_SCORE: &str = "1000";
-/// Highest number of a capability that a kernel may have.
+/// Highest capability number that a kernel may have.
 const MAX_CAPABILITY: u32 = 63;
 
-/// Restrictions of a worker, apart from those that all have.
+/// A worker's restrictions in addition to those that all workers have.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group of the worker's own, if the worker may change them.
+    /// User and group that the worker changes to, if it may.
     pub user: Option<(u32, u32)>,
-    /// Further files and folders that it may read.
+    /// Further files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
-    /// Further files and folders that it may change.
+    /// Further files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
-    /// Sockets that it may connect to, at most two: those of the card's owner and of the next daemon.
+    /// Sockets that the worker may connect to, at most two: those of the card's owner and of the next daemon.
     pub sockets: Vec<PathBuf>,
 }
 
-/// A restriction that the kernel refused.
+/// Reasons for which the sandbox cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A step failed.
+    /// A step failed. Contains the step and its error.
     #[error("cannot restrict the worker: {0} failed: {1}")]
     Step(&'static str, Errno),
-    /// The kernel has no Landlock, and the worker has no user of its own.
+    /// The kernel has no Landlock, and the worker has no separate user.
     #[error(
-        "cannot restrict the worker's files: this kernel has no Landlock (Linux 5.13, `lsm=landlock`). Use such a \
-         kernel, or give workers users of their own (`worker_users` of the card)"
+        "cannot restrict the worker's files: this kernel has no Landlock (Linux 5.13, `lsm=landlock`). Use a kernel \
+         with Landlock, or give workers separate users (`worker_users` of the card)"
     )]
     NoLandlock,
     /// The kernel refused the rules for files.
     #[error("cannot restrict the worker's files: {0}")]
     Files(#[from] landlock::RulesetError),
-    /// The filter of system calls cannot be made or installed.
+    /// The filter of system calls cannot be created or installed.
     #[error("cannot filter the worker's system calls: {0}")]
     Filter(String),
-    /// The addresses of sockets cannot be kept.
-    #[error("cannot keep the addresses of the worker's sockets: {0}")]
+    /// The addresses of sockets cannot be stored.
+    #[error("cannot store the addresses of the worker's sockets: {0}")]
     Address(std::io::Error),
 }
 
-/// A process with the first restrictions.
+/// A process in which the first step of the sandbox is done.
 #[derive(Debug)]
 pub struct Sandbox {
     addresses: Addresses,
-    /// Keeps the kernel's entries of the files, to which the rules are bound.
+    /// Keeps the kernel's entries of the files to which the rules are bound.
     _files: Option<files::Files>,
 }
 
 impl Sandbox {
-    /// Restricts this process, which has one thread: its user, capabilities, limits and files.
+    /// Restricts the user, capabilities, limits and files of this process, which must have only one thread.
     ///
     /// # Errors
-    /// If the kernel refuses one of them.
+    /// Returns an error if the kernel refuses a restriction.
     pub fn enter(options: &Options) -> Result<Self, SandboxError> {
         let step = |name| move |error| SandboxError::Step(name, error);
         rustix::thread::set_no_new_privs(true).map_err(step("no_new_privs"))?;
@@ -102,7 +102,7 @@ impl Sandbox {
         limit(Resource::Nproc, processes).map_err(step("the limit of threads"))?;
         limit(Resource::Msgqueue, 0).map_err(step("the limit of message queues"))?;
         limit(Resource::Rtprio, 0).map_err(step("the limit of priorities"))?;
-        // Without the file, the kernel chooses as for other processes.
+        // Without the file, the kernel treats this process like others when it is out of memory.
         let _ = std::fs::write("/proc/self/oom_score_adj", OOM_SCORE);
         let addresses = Addresses::keep(&options.sockets).map_err(SandboxError::Address)?;
         let files = files::restrict(options)?;
@@ -112,35 +112,35 @@ impl Sandbox {
         Ok(Self { addresses, _files: files })
     }
 
-    /// Forbids all system calls that a worker does not need, in all threads. A worker that makes one reports it at
-    /// `link`, and ends.
+    /// Forbids all system calls that a worker does not need, in all threads. A worker that makes a forbidden call
+    /// reports it at `link` and exits.
     ///
     /// # Errors
-    /// If the kernel refuses the filter.
+    /// Returns an error if the kernel refuses the filter.
     pub fn close(&self, link: BorrowedFd<'_>) -> Result<(), SandboxError> {
         violation::prepare(link, self.addresses).map_err(|error| SandboxError::Step("the signal handler", error))?;
         filter::install(self.addresses).map_err(SandboxError::Filter)
     }
 }
 
-/// Names the connection at which forbidden calls are reported from now on.
+/// Sets the connection at which forbidden calls are reported from now on.
 pub(crate) fn report_at(link: BorrowedFd<'_>) {
     violation::set_link(link);
 }
 
-/// Changes to a user without further groups.
+/// Changes to a user that has no supplementary groups.
 fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     let step = |name| move |error| SandboxError::Step(name, error);
     rustix::thread::set_thread_groups(&[]).map_err(step("the removal of groups"))?;
     rustix::thread::set_thread_res_gid(group, group, group).map_err(step("the change of the group"))?;
     rustix::thread::set_thread_res_uid(user, user, user).map_err(step("the change of the user"))?;
-    // The change of the user has taken the process's own files in /proc away from it, which the driver reads.
+    // After the change of the user, the process can no longer read its own files in /proc, which the driver needs.
     let dumpable = rustix::process::DumpableBehavior::Dumpable;
-    rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to own files"))
+    rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to the process's own files"))
 }
 
-/// Removes all capabilities from those that programs could gain. Needs a right that only some processes have;
-/// no_new_privs protects the others.
+/// Removes all capabilities from the bounding set. This needs a privilege that only some processes have; no_new_privs
+/// protects the others.
 fn remove_bounds() {
     for number in 0..=MAX_CAPABILITY {
         let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number));
@@ -150,7 +150,7 @@ fn remove_bounds() {
 fn drop_capabilities() -> Result<(), Errno> {
     let sets = rustix::thread::capabilities(None)?;
     if [sets.effective, sets.permitted, sets.inheritable].iter().all(|set| set.is_empty()) {
-        // A service's filter may forbid a call that would change nothing.
+        // A service's filter may forbid a call that has no effect.
         return Ok(());
     }
     rustix::thread::clear_ambient_capability_set()?;

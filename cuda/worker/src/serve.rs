@@ -1,4 +1,4 @@
-//! The loop of the worker, and the thread that reads the link.
+//! The worker's main loop, and the thread that reads the link.
 //!
 //! UNSAFETY: wakes a futex in the control blob.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -20,15 +20,15 @@ use crate::window::{Window, WindowError};
 
 /// Time for which the worker polls after the last message before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
-/// Longest sleep while calls wait for work of the card.
+/// Maximum sleep while calls wait for work of the card.
 const LONGEST_PAUSE: Duration = Duration::from_micros(200);
-/// Time limit for an announced blob to reach this thread.
-// TIMEOUT: only a guest that names a blob which does not exist waits this long, and only for itself.
+/// Maximum time until an announced blob reaches this thread.
+// TIMEOUT: only a guest that uses a blob which does not exist waits this long, and only that guest waits.
 const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
 /// Maximum number of consecutive messages before waiting calls are checked.
 const BATCH: usize = 32;
 
-/// A worker that could not serve its program.
+/// Reasons for which a worker cannot serve its program.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The window cannot be used.
@@ -43,7 +43,7 @@ pub enum ServeError {
 }
 
 impl ServeError {
-    /// Returns the reason for the device.
+    /// Returns the reason to report to the device.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Broken(Broken::Limit) | Self::Window(WindowError::TooMany) => Reason::Limit,
@@ -53,14 +53,14 @@ impl ServeError {
     }
 }
 
-/// Messages of the link that the loop has not handled.
+/// Messages from the link that the loop has not handled yet.
 #[derive(Debug, Default)]
 struct Inbox {
     messages: VecDeque<ToWorker>,
     rung: bool,
 }
 
-/// The inbox, which two threads share.
+/// The inbox. Two threads share it.
 #[derive(Debug, Default)]
 struct Mail(Mutex<Inbox>, Condvar);
 
@@ -69,20 +69,20 @@ impl Mail {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits for a message, at most this long.
+    /// Waits for a message for at most `limit`.
     fn wait(&self, limit: Duration) {
         let inbox = self.lock();
         drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.messages.is_empty()));
     }
 }
 
-/// Ends the process, without exit handlers: the driver's could wait for work that never ends.
+/// Exits without running exit handlers, because those of the driver could wait for work that never ends.
 fn end() -> ! {
-    // SAFETY: ends the process without further code of it.
+    // SAFETY: exits without running any more code of this process.
     unsafe { libc::_exit(0) }
 }
 
-/// Reads the link until the device says goodbye, or no device is left, which ends the process.
+/// Reads the link until the device sends `Goodbye` or no device is left. Exits in both cases.
 fn read_link(link: &DeviceLink, mail: &Mail) {
     let mut lost = None;
     loop {
@@ -101,7 +101,7 @@ fn read_link(link: &DeviceLink, mail: &Mail) {
         let mut inbox = mail.lock();
         match message {
             Ok(ToWorker::Doorbell) => inbox.rung = true,
-            // The device is trusted with the number of blobs; the window checks each.
+            // The number of blobs is not checked, because the device is trusted; the window checks each blob.
             Ok(message) => inbox.messages.push_back(message),
             Err(_) => {}
         }
@@ -109,19 +109,19 @@ fn read_link(link: &DeviceLink, mail: &Mail) {
     }
 }
 
-/// Wakes guest threads: through the device, and through the futex of the loopback transport.
+/// Wakes guest threads through the device, and through the futex of the loopback transport.
 fn notify(control: Shared, link: &DeviceLink) {
     control.add(control::EVENTS, 1);
     let word = control.address(control::EVENTS);
-    // SAFETY: the word is mapped, and waking reads nothing.
+    // SAFETY: the word is mapped, and waking does not read memory.
     unsafe { libc::syscall(libc::SYS_futex, word, libc::FUTEX_WAKE, i32::MAX) };
     link.send(FromWorker::Check);
 }
 
-/// Serves a program until it ends, or breaks a rule. Does not return when the program ends.
+/// Serves a program until it ends or breaks a rule. Does not return if the program ends.
 ///
 /// # Errors
-/// If the program breaks a rule or ends before it starts.
+/// Returns an error if the program breaks a rule, or ends before it starts.
 pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink) -> Result<(), ServeError> {
     let link = Arc::new(link);
     let result = serve_over(driver, window, &link);
@@ -218,8 +218,8 @@ impl Service {
         Ok(true)
     }
 
-    /// Waits for the blob that the message names. The device announces a blob before the guest can name it, but on the
-    /// link, which another thread reads.
+    /// Waits for the blob that the message refers to. The device announces a blob before the guest can refer to it, but
+    /// it does so on the link, which another thread reads.
     fn await_blob(&mut self) -> Result<(), ServeError> {
         let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
         let Ok(id) = u32::try_from(id) else { return Ok(()) };
@@ -243,10 +243,10 @@ impl Service {
                     self.executor.window().add(id, kind, serial, (offset, size))?;
                 }
                 ToWorker::Remove { id, serial } => {
-                    // The next daemon repeats the message if it does not know the answer. The guest may have another
+                    // The next daemon repeats the message if it does not have the reply. The guest may have another
                     // blob with this identifier by then.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
-                    // Another program may get the range of a removed blob, so nothing may be written there any more.
+                    // Another program may get the range of a removed blob, so the worker must not write to it any more.
                     if is_there && self.executor.needs_blob(id) {
                         return Err(ServeError::Broken(Broken::Malformed));
                     }
@@ -267,7 +267,7 @@ impl Service {
         }
     }
 
-    /// Sleeps until the device has a message, or for a time.
+    /// Sleeps until the device sends a message, or until the time limit.
     fn pause(&self, limit: Option<Duration>) {
         let mut inbox = self.mail.lock();
         let until = limit.map(|limit| Instant::now() + limit);

@@ -1,5 +1,5 @@
-//! Calls that are answered when work of the card is done. The worker polls for them between messages, so that a call
-//! that waits never blocks calls of other threads.
+//! Calls whose reply is sent when work of the card completes. The worker polls for completion between messages, so that
+//! a waiting call never blocks calls of other threads.
 
 use cuda_ring::{Words as _, control};
 
@@ -8,7 +8,7 @@ use crate::executor::{Broken, Executor};
 use crate::pending::{MAX_WAITS, Origin, PieceUse, Wait};
 
 impl Executor {
-    /// Starts a wait, or answers immediately.
+    /// Starts a wait, or replies immediately.
     pub(crate) fn begin_wait(&mut self, origin: Origin, mut wait: Wait) -> Result<(), Broken> {
         match self.poll_wait(&mut wait) {
             Some(code) => self.finish(origin, code, &[]),
@@ -18,7 +18,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns the result of a wait that has ended.
+    /// Returns the result of a wait if it has ended.
     fn poll_wait(&mut self, wait: &mut Wait) -> Option<i32> {
         let (query, wait_for, object) = match wait {
             Wait::Stream(stream) => (Needed::StreamQuery, Needed::StreamSynchronize, *stream),
@@ -32,14 +32,14 @@ impl Executor {
                         _ => break,
                     }
                 }
-                // Nothing is in flight, or the driver refuses to wait: its own answer comes at once.
+                // No work is in flight, or the driver refuses to wait, in which case it returns its result at once.
                 return Some(self.driver.invoke(Needed::Synchronize, &[]));
             }
         };
         match self.driver.invoke(query, &[object]) {
             NOT_READY => None,
             0 => Some(0),
-            // The error of the waiting call, which may differ, and its effect on a capture.
+            // Call the waiting function itself, because its error may differ, and it may affect a capture.
             _ => Some(self.driver.invoke(wait_for, &[object])),
         }
     }
@@ -49,13 +49,13 @@ impl Executor {
         !self.waits.is_empty()
     }
 
-    /// Answers the calls whose work is done. Returns true if any are left.
+    /// Replies to the calls whose work has completed. Returns true if any calls are left.
     pub(crate) fn poll_waits(&mut self) -> bool {
         self.poll_pieces();
         let mut at = 0;
         while let Some((origin, wait)) = self.waits.calls.get(at).cloned() {
             let mut wait = wait;
-            // A query does not disturb captures of other threads.
+            // In this mode, a query does not disturb captures of other threads.
             self.set_mode(2);
             let result = match self.enter(origin.route.context) {
                 Ok(()) => self.poll_wait(&mut wait),
@@ -80,7 +80,7 @@ impl Executor {
             self.waits.events.iter().position(|(of, _)| *of == context).map(|at| self.waits.events.swap_remove(at).1);
         if event.is_none() {
             let mut made = 0u64;
-            // Without timing.
+            // Create the event without timing.
             let code = self.driver.invoke(Needed::EventCreate, &[(&raw mut made).addr() as u64, 2]);
             event = (code == 0).then_some(made);
         }
@@ -102,7 +102,7 @@ impl Executor {
     }
 
     fn poll_pieces(&mut self) {
-        // Copies of different streams may end in another order; uses after the first are checked later.
+        // Copies in different streams may complete in another order. Later uses are checked after the first one.
         while let Some(first) = self.waits.pieces.front().copied() {
             self.set_mode(2);
             if self.enter(first.context).is_ok() && self.driver.invoke(Needed::EventQuery, &[first.event]) == NOT_READY

@@ -1,6 +1,6 @@
-//! The window that guest and worker share, and its blobs.
+//! The window that the guest and the worker share, and its blobs.
 //!
-//! UNSAFETY: maps the window, whole once and in parts at the addresses of pinned memory.
+//! UNSAFETY: maps the whole window once, and parts of it at the addresses of pinned memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use cuda_ring::{ADDRESSES, BlobKind, PINNED_ADDRESSES, Shared};
 /// Maximum number of blobs of a program.
 const MAX_BLOBS: usize = 4096;
 
-/// A window that cannot be used.
+/// Reasons for which a window cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WindowError {
     /// The descriptor cannot be examined or mapped.
@@ -31,13 +31,13 @@ pub enum WindowError {
 pub struct Blob {
     /// Kind of the blob.
     pub kind: BlobKind,
-    /// Number of this use of its identifier.
+    /// Serial number of this use of the identifier.
     pub serial: u32,
     /// Offset in the window.
     pub offset: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Address of the mapping for the card, if it is pinned memory that the guest has mapped.
+    /// Address at which the blob is mapped for the card, if it is pinned memory that the guest has mapped.
     pub pinned: Option<u64>,
 }
 
@@ -51,21 +51,21 @@ pub struct Window {
 }
 
 impl Window {
-    /// Maps a whole window. The descriptor's owner never shrinks the file.
+    /// Maps a whole window. The owner of the descriptor must never shrink the file.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// Returns an error if the kernel refuses the mapping.
     pub fn map(descriptor: OwnedFd) -> Result<Self, WindowError> {
         let bytes = rustix::fs::fstat(&descriptor).map_err(io::Error::from)?.st_size.cast_unsigned();
-        // SAFETY: the mapping is new, at an address that the kernel chooses.
+        // SAFETY: the mapping is new, and the kernel chooses its address.
         let base = unsafe { map(None, bytes, &descriptor, 0)? };
         Ok(Self { descriptor, base, bytes, blobs: BTreeMap::new() })
     }
 
-    /// Records a blob, its offset and its size. A repeated message changes nothing.
+    /// Records a blob with its offset and size. A repeated message changes nothing.
     ///
     /// # Errors
-    /// If it does not fit the window or its kind.
+    /// Returns an error if the blob does not fit the window, or its size does not fit its kind.
     pub fn add(&mut self, id: u32, kind: u32, serial: u32, (offset, bytes): (u64, u64)) -> Result<(), WindowError> {
         let kind = BlobKind::from_number(kind).ok_or(WindowError::Blob(id))?;
         let fits = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes)
@@ -87,27 +87,27 @@ impl Window {
         Ok(())
     }
 
-    /// Returns a blob.
+    /// Returns the blob with this identifier.
     pub fn blob(&self, id: u32) -> Option<Blob> {
         self.blobs.get(&id).copied()
     }
 
-    /// Removes a blob, which is no longer mapped for the card.
+    /// Removes a blob. The blob must not be mapped for the card.
     pub fn remove(&mut self, id: u32) {
         self.blobs.remove(&id);
     }
 
-    /// Returns the memory of the first blob of a kind.
+    /// Returns the memory of the first blob of the given kind.
     pub fn first(&self, kind: BlobKind) -> Option<Shared> {
         let blob = self.blobs.values().find(|blob| blob.kind == kind)?;
         // SAFETY: the range was checked, and the window stays mapped until the process ends.
         Some(unsafe { Shared::new(self.base + blob.offset, blob.bytes) })
     }
 
-    /// Unmaps everything.
+    /// Unmaps the window.
     ///
     /// # Safety
-    /// No value of [`Self::first`] is used from now on.
+    /// The caller must not use any value of [`Self::first`] afterwards.
     #[cfg(any(test, feature = "fuzz"))]
     pub unsafe fn unmap(&mut self) {
         let ids: Vec<u32> = self.blobs.keys().copied().collect();
@@ -116,12 +116,13 @@ impl Window {
         unsafe { libc::munmap(self.base as *mut libc::c_void, self.bytes as usize) };
     }
 
-    /// Returns the address of a blob in the mapping of the whole window.
+    /// Returns a blob's address in the mapping of the whole window.
     pub fn address(&self, blob: &Blob) -> u64 {
         self.base + blob.offset
     }
 
-    /// Maps pinned memory at the guest's address. Returns false if the address is not in the range for it, or taken.
+    /// Maps pinned memory at the guest's address. Returns false if the address is outside the range for pinned memory,
+    /// or in use.
     pub fn pin(&mut self, id: u32, address: u64) -> bool {
         let Some(blob) = self.blobs.get_mut(&id) else { return false };
         let end = address.checked_add(blob.bytes);
@@ -130,17 +131,17 @@ impl Window {
         if !fits || blob.kind != BlobKind::Pinned || blob.pinned.is_some() {
             return false;
         }
-        // SAFETY: the kernel refuses the address if anything is mapped there.
+        // SAFETY: the kernel refuses the address if it is already in use.
         let mapped = unsafe { map(Some(address), blob.bytes, &self.descriptor, blob.offset) };
         blob.pinned = mapped.is_ok().then_some(address);
         mapped.is_ok()
     }
 
-    /// Undoes [`Self::pin`]. The card does not use the memory any longer.
+    /// Undoes [`Self::pin`]. The card must not use the memory any longer.
     pub fn unpin(&mut self, id: u32) {
         let Some(blob) = self.blobs.get_mut(&id) else { return };
         if let Some(address) = blob.pinned.take() {
-            // SAFETY: `pin` made the mapping, and nothing else uses it.
+            // SAFETY: `pin` made the mapping, and no other code uses it.
             unsafe { libc::munmap(address as *mut libc::c_void, blob.bytes as usize) };
         }
     }
@@ -149,7 +150,8 @@ impl Window {
 /// Maps a part of the window.
 ///
 /// # Safety
-/// Without an address the mapping is new; with one, the kernel refuses it if anything is mapped there.
+/// Without an address, the kernel chooses one for the new mapping; with one, it refuses an address that is already in
+/// use.
 unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
     let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };
     // SAFETY: guaranteed by the caller.

@@ -1,4 +1,4 @@
-//! Dispatches accesses to their blocks, and the interrupts of the blocks to the interrupt line.
+//! Dispatches accesses to their blocks, and forwards the blocks' interrupts to the interrupt line.
 
 use super::VGpu;
 use crate::backend::{Aperture, Backend, NoMemory, WriteFailure};
@@ -189,7 +189,7 @@ impl VGpu {
     }
 
     pub(super) fn pci_changed(&mut self, events: PciEvents, backend: &mut dyn Backend) {
-        // A vGPU does not support function-level resets: the VMM sends a message to request a reset.
+        // A vGPU does not support function-level resets, because the VMM requests a reset with a message.
         let PciEvents { bus_master, memory: _, intx_disabled, msi, reset: _ } = events;
         if let Some(enabled) = bus_master {
             backend.bus_master(enabled);
@@ -240,8 +240,8 @@ impl VGpu {
         u32::from_le_bytes(word)
     }
 
-    /// Returns a register's value for the bytes that a partial write does not cover. Only storage keeps such bytes;
-    /// registers with effects ignore them.
+    /// Returns a register's value for the bytes that a partial write does not cover. Only plain registers keep such
+    /// bytes; registers with effects ignore them.
     pub(super) fn bytes_beside(&mut self, offset: u32, backend: &mut dyn Backend) -> u32 {
         match policy::find(offset) {
             Target::Register(register, _, policy) => match (policy, register.info()) {

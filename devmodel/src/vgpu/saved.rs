@@ -1,6 +1,6 @@
-//! Saved state of a vGPU. Other parts save the objects that its registers refer to (channels, page tables, memory).
+//! Saved state of a vGPU. The objects that its registers refer to (channels, page tables, memory) are saved separately.
 //!
-//! Blocks that have no invalid states are serialized directly; a new field in one of them requires a new version of the
+//! Blocks without invalid states are serialized directly. A new field in one of them requires a new version of the
 //! part.
 
 use super::VGpu;
@@ -105,10 +105,10 @@ impl VGpu {
     }
 
     /// Restores the vGPU with a description that the guest cannot distinguish from the original one. Does not repeat
-    /// calls to the backend.
+    /// calls of the backend.
     ///
     /// # Errors
-    /// If the state is invalid, or belongs to a different vGPU.
+    /// Returns an error if the state is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,

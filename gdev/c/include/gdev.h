@@ -1,4 +1,4 @@
-/* Gdev's interface, generated from the crate gdev-c by `cargo run -p gdev-c --example header`. */
+/* Gdev's interface, generated from the crate gdev-c by `cargo run -p gdev-c --example gdev_header`. */
 
 #ifndef GDEV_H
 #define GDEV_H
@@ -131,6 +131,16 @@ int gmemcpy_from_device_async(Ghandle handle,
                               uint64_t from,
                               uint64_t size,
                               uint64_t *id);
+
+// Copies `write_size` bytes of pinned memory to the card, and `read_size` bytes from the card to pinned memory, after
+// all earlier work, and waits. Both copies are executed at the same time if the card has two copy engines.
+int gmemcpy_both(Ghandle handle,
+                 uint64_t to,
+                 const void *from,
+                 uint64_t write_size,
+                 void *read_to,
+                 uint64_t read_from,
+                 uint64_t read_size);
 
 // Copies `size` bytes on the card, and waits.
 int gmemcpy(Ghandle handle, uint64_t to, uint64_t from, uint64_t size);

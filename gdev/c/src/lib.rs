@@ -19,7 +19,7 @@ mod shared;
 pub use handle::{Ghandle, gclose, gdev_open, gerror, gopen, gquery, gtune};
 pub use launch::{GdevGrid, GdevKernel, gbarrier, glaunch, gload, gload_raw, gsync};
 pub use memory::{
-    gfree, gfree_dma, gmalloc, gmalloc_dma, gmemcpy, gmemcpy_async, gmemcpy_from_device, gmemcpy_from_device_async,
-    gmemcpy_to_device, gmemcpy_to_device_async,
+    gfree, gfree_dma, gmalloc, gmalloc_dma, gmemcpy, gmemcpy_async, gmemcpy_both, gmemcpy_from_device,
+    gmemcpy_from_device_async, gmemcpy_to_device, gmemcpy_to_device_async,
 };
 pub use shared::{gref, gshmat, gshmctl, gshmdt, gshmget, gunref};

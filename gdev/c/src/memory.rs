@@ -105,6 +105,30 @@ pub unsafe extern "C" fn gmemcpy_from_device_async(
     }))
 }
 
+/// Copies `write_size` bytes of pinned memory to the card, and `read_size` bytes from the card to pinned memory, after
+/// all earlier work, and waits. Both copies are executed at the same time if the card has two copy engines.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gmemcpy_both(
+    handle: Ghandle,
+    to: u64,
+    from: *const c_void,
+    write_size: u64,
+    read_to: *mut c_void,
+    read_from: u64,
+    read_size: u64,
+) -> c_int {
+    status(with(handle, |state| {
+        if write_size == 0 || read_size == 0 {
+            return Err(invalid("a copy of 0 bytes"));
+        }
+        let ((to, to_offset), (from, from_offset)) = (state.memory_at(to)?, state.pinned_at(from.addr() as u64)?);
+        let write = Copy { from, from_offset, to, to_offset, bytes: write_size };
+        let (to, to_offset) = state.pinned_at(read_to.addr() as u64)?;
+        let (from, from_offset) = state.memory_at(read_from)?;
+        Ok(state.context.copy_both([&write, &Copy { from, from_offset, to, to_offset, bytes: read_size }])?)
+    }))
+}
+
 /// Copies `size` bytes on the card, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy(handle: Ghandle, to: u64, from: u64, size: u64) -> c_int {

@@ -10,7 +10,7 @@ fn header_is_the_one_of_the_functions() {
     let mut made = Vec::new();
     bindings.write(&mut made);
     let committed = std::fs::read_to_string(format!("{folder}include/gdev.h")).expect("the header");
-    let advice = "cargo run -p gdev-c --example header > gdev/c/include/gdev.h";
+    let advice = "cargo run -p gdev-c --example gdev_header > gdev/c/include/gdev.h";
     assert!(String::from_utf8_lossy(&made) == committed, "the header is stale: {advice}");
 }
 

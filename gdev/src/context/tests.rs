@@ -230,3 +230,32 @@ fn new_size_of_pieces_applies_after_copies_in_flight() {
     assert!(matches!(context.tune(Tuning { piece_bytes: 1, ..tuning }), Err(Error::Tuning { .. })));
     assert_eq!(context.tuning(), tuning);
 }
+
+#[test]
+fn two_copies_at_once_follow_earlier_work_and_do_not_overlap() {
+    let mut context = context(0, true);
+    let card = context.allocate(Place::Vram, 4 * PIECE).expect("room");
+    let [source, target] = [(); 2].map(|()| context.allocate(Place::Ram, 2 * PIECE).expect("room"));
+    context.write(source, 0, &[3; 2 * PIECE as usize]).expect("a write");
+    // This copy is still in flight when the two copies begin.
+    context.write(card, 2 * PIECE, &[5; 2 * PIECE as usize]).expect("a write");
+    let write = Copy { from: source, from_offset: 0, to: card, to_offset: 0, bytes: 2 * PIECE };
+    let read = Copy { from: card, from_offset: 2 * PIECE, to: target, to_offset: 0, bytes: 2 * PIECE };
+    context.copy_both([&write, &read]).expect("both");
+    let mut found = [0; 2 * PIECE as usize];
+    context.read(target, 0, &mut found).expect("a read");
+    assert_eq!(found, [5; 2 * PIECE as usize]);
+    context.read(card, 0, &mut found).expect("a read");
+    assert_eq!(found, [3; 2 * PIECE as usize]);
+
+    let refused = |context: &mut Context<Late>, one: &Copy, other: &Copy| {
+        matches!(context.copy_both([one, other]), Err(Error::Overlap(_)))
+    };
+    assert!(refused(&mut context, &write, &Copy { from_offset: 2 * PIECE - 1, ..read }), "reads what is written");
+    assert!(refused(&mut context, &Copy { from_offset: 2 * PIECE - 1, ..read }, &write), "in the other order");
+    assert!(refused(&mut context, &write, &Copy { to_offset: 1, bytes: 1, ..write }), "both write");
+    let both_read = Copy { to: target, ..write };
+    context.copy_both([&both_read, &Copy { to: card, ..write }]).expect("both may read the same bytes");
+    let outside = Copy { from_offset: 2 * PIECE + 1, ..read };
+    assert!(matches!(context.copy_both([&write, &outside]), Err(Error::Range { .. })));
+}

@@ -201,6 +201,11 @@ impl Push {
         self.semaphore(address, payload, 0x0110_0002);
     }
 
+    /// Stores `payload` at `address` through the host engine, after the engine of the channel's last method is idle.
+    pub fn release_when_idle(&mut self, address: u64, payload: u32) {
+        self.semaphore(address, payload, 0x0100_0002);
+    }
+
     /// Raises the channel's interrupt that does not stop an engine.
     pub fn interrupt(&mut self) {
         self.methods(0, 0x0020, &[0]);
@@ -278,8 +283,9 @@ mod tests {
         push.acquire(0x12_3456_7000, 9, true);
         push.acquire(0x12_3456_7000, 9, false);
         push.release(0x12_3456_7000, 9);
+        push.release_when_idle(0x12_3456_7000, 9);
         let semaphore = |operation| [0x2004_0004, 0x12, 0x3456_7000, 9, operation];
-        assert_eq!(push.words(), [0x1001, 1, 0x0110_0002].map(semaphore).concat());
+        assert_eq!(push.words(), [0x1001, 1, 0x0110_0002, 0x0100_0002].map(semaphore).concat());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Registers and memory of a vGPU, through its vfio-user socket.
+//! Accesses the registers and memory of a vGPU through its vfio-user socket.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,36 +11,36 @@ use vmm_glue::client::{Client, ClientError};
 
 use crate::{Error, Result};
 
-/// Time after which a daemon that does not answer counts as lost. Upgrades of the daemon take less than a second.
+/// Time after which a daemon that does not reply counts as lost. An upgrade of the daemon takes less than a second.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
-/// The errno of a daemon whose vGPU has a client.
+/// The errno of a daemon whose vGPU already has a client.
 const EBUSY: u32 = libc::EBUSY as u32;
-/// Number of MSI in vfio-user.
+/// Number of the MSI interrupt type in vfio-user.
 const MSI: u32 = 1;
 const CONFIG: u32 = RegionIndex::Config as u32;
 const BAR0: u32 = RegionIndex::Bar0 as u32;
 const BAR1: u32 = RegionIndex::Bar1 as u32;
-/// Offset of the command register in the configuration space, and its bits for memory and DMA.
+/// Offset of the command register in configuration space, and its bits that enable memory and DMA.
 const COMMAND: u64 = 4;
 const COMMAND_ENABLE: u16 = 6;
-/// Offset of the control register of MSI, and its bit that enables MSI.
+/// Offset of the MSI control register, and its bit that enables MSI.
 const MSI_CONTROL: u64 = 0x6a;
 const MSI_ENABLE: u16 = 1;
-/// Maximum size in bytes of an access of VRAM. Small accesses delay the device's other work less.
+/// Maximum size of one VRAM access in bytes. Small accesses delay the device's other work less.
 const VRAM_ACCESS_BYTES: usize = 4096;
-/// Unit of the base of PRAMIN in bytes.
+/// Unit of the PRAMIN base in bytes.
 const WINDOW_BYTES: u64 = 0x1_0000;
 
-/// A connection with a daemon that serves a vGPU.
+/// A connection to a daemon that serves a vGPU.
 #[derive(Debug)]
 pub(super) struct Bus {
     client: Client,
     socket: PathBuf,
-    /// The base of PRAMIN in units of 64 KiB, if this value has set it.
+    /// The PRAMIN base in units of 64 KiB, if this connection has set it.
     window: Option<u32>,
 }
 
-/// Returns the error of a socket that cannot be used.
+/// Returns the error for a socket that cannot be used.
 pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
     Error::Open {
         device: format!("vgpu:{}", socket.display()),
@@ -51,11 +51,11 @@ pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
 }
 
 impl Bus {
-    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event; `None` if
-    /// the vGPU has another client.
+    /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event.
+    /// Returns `None` if the vGPU has another client.
     ///
     /// # Errors
-    /// If no daemon serves the socket, or the daemon refuses the process.
+    /// Returns an error if no daemon serves the socket, or if the daemon refuses the process.
     pub(super) fn connect(socket: &Path) -> Result<Option<(Self, OwnedFd)>> {
         let connect = || -> Result<(Client, OwnedFd), ClientError> {
             let mut client = Client::connect_silent(socket)?;
@@ -136,7 +136,8 @@ impl Bus {
         self.write_vram(at, &value.to_le_bytes())
     }
 
-    /// Makes PRAMIN show an address. Returns its offset in BAR0; [`VRAM_ACCESS_BYTES`] bytes are visible from there.
+    /// Moves PRAMIN to an address. Returns the offset of the address in BAR0; [`VRAM_ACCESS_BYTES`] bytes are
+    /// accessible from there.
     fn show(&mut self, at: u64) -> Result<u64> {
         let window = (at / WINDOW_BYTES) as u32;
         if self.window != Some(window) {
@@ -146,13 +147,13 @@ impl Bus {
         Ok(u64::from(pramin::BASE) + at % WINDOW_BYTES)
     }
 
-    /// Lends a file's memory to the device at a guest-physical address.
+    /// Makes memory of a file accessible to the device at a guest-physical address.
     pub(super) fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()> {
         let mapped = self.client.dma_map(gpa, bytes, true, Some((file.as_fd(), 0)));
         mapped.map_err(|error| self.failed("mapping RAM", error))
     }
 
-    /// Takes lent memory back.
+    /// Removes memory from the device.
     pub(super) fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()> {
         self.client.dma_unmap(gpa, bytes).map(drop).map_err(|error| self.failed("unmapping RAM", error))
     }

@@ -1,4 +1,4 @@
-//! A channel: its memory, submissions, and waits.
+//! A channel with its memory, submissions, and waits.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,33 +14,33 @@ use crate::{Error, Result};
 
 /// Maximum number of submissions in flight.
 pub(super) const MAX_IN_FLIGHT: u64 = 32;
-/// Log2 of the number of entries of the GPFIFO, which is larger than the number of submissions in flight.
+/// Log2 of the number of GPFIFO entries. The GPFIFO is larger than the number of submissions in flight.
 const RING_LOG2: u32 = 6;
 const RING_ENTRIES: u64 = 1 << RING_LOG2;
 const _: () = assert!(MAX_IN_FLIGHT < RING_ENTRIES);
-/// Size in bytes of the push buffer of one submission.
+/// Size of the push buffer of one submission, in bytes.
 const SLOT_BYTES: u64 = MOST_WORDS as u64 * 4;
-/// Offset of the fence in the channel's pinned memory, after the GPFIFO; then the push buffers follow.
+/// Offset of the fence in the channel's pinned memory. The GPFIFO precedes it, and the push buffers follow it.
 const FENCE_OFFSET: u64 = RING_ENTRIES * 8;
 const SLOTS_OFFSET: u64 = PAGE_BYTES;
 const PINNED_BYTES: u64 = SLOTS_OFFSET + MAX_IN_FLIGHT * SLOT_BYTES;
-/// Size in bytes of the memory for the context of PGRAPH.
+/// Size of the memory for PGRAPH's context, in bytes.
 const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
-/// Offsets in the instance block of the address of PGRAPH's context and of the copy engines' contexts.
+/// Offsets in the instance block of the addresses of PGRAPH's context and of the copy engines' contexts.
 const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
-/// Bit of such an address: the context is in VRAM.
+/// Bit of such an address that is set if the context is in VRAM.
 const CONTEXT_VALID: u32 = 4;
 /// Maximum wait for an interrupt. Another thread may have handled it.
 const MAX_WAIT: Duration = Duration::from_millis(5);
-/// Number of looks at the fence before a thread sleeps.
+/// Number of polls of the fence before a thread sleeps.
 const SPINS: u32 = 100;
 
-/// Memory of a channel.
+/// The memory of a channel.
 #[derive(Debug)]
 struct Memory {
     /// VRAM address of the instance block.
     instance: u64,
-    /// VRAM address and virtual address of the context of PGRAPH.
+    /// VRAM address and virtual address of PGRAPH's context.
     image: u64,
     image_address: u64,
     /// GPFIFO, fence and push buffers, with their virtual address.
@@ -90,7 +90,7 @@ impl Memory {
     }
 }
 
-/// A channel in an address space of its own.
+/// A channel with its own address space.
 #[derive(Debug)]
 pub(super) struct Channel {
     device: Arc<Device>,
@@ -104,7 +104,7 @@ impl Channel {
     /// Creates a channel that can execute work.
     ///
     /// # Errors
-    /// If memory or channels are missing.
+    /// Returns an error if not enough memory or no channel is available.
     pub(super) fn new(device: &Arc<Device>) -> Result<Self> {
         let mut state = device.lock();
         let mut space = Space::new(&mut state)?;
@@ -130,15 +130,15 @@ impl Channel {
         self.submitted
     }
 
-    /// Returns the virtual address of the fence: a stamp, whose payload is the number of a submission.
+    /// Returns the virtual address of the fence, which is a stamp whose payload is the number of a submission.
     pub(super) fn fence_address(&self) -> u64 {
         self.memory.pinned_address + FENCE_OFFSET
     }
 
-    /// Submits a pushbuffer, which must end with a stamp of the next number at [`Self::fence_address`].
+    /// Submits a push buffer. It must end with a stamp of the next number at [`Self::fence_address`].
     ///
     /// # Errors
-    /// If the channel or the daemon is lost.
+    /// Returns an error if the channel or the daemon is lost.
     pub(super) fn submit(&mut self, push: &Push) -> Result<u64> {
         let number = self.submitted + 1;
         self.wait(number.saturating_sub(MAX_IN_FLIGHT))?;
@@ -154,16 +154,16 @@ impl Channel {
         Ok(number)
     }
 
-    /// Returns true if a submission has ended.
+    /// Returns true if a submission has completed.
     pub(super) fn is_done(&self, number: u64) -> bool {
-        // Stamps have 32 bits. Fewer submissions than 2^31 are in flight.
+        // Stamps have 32 bits, and fewer than 2^31 submissions are in flight.
         self.memory.pinned.load32(FENCE_OFFSET).wrapping_sub(number as u32).cast_signed() >= 0
     }
 
-    /// Waits until a submission has ended.
+    /// Waits until a submission has completed.
     ///
     /// # Errors
-    /// If the channel or the daemon is lost.
+    /// Returns an error if the channel or the daemon is lost.
     pub(super) fn wait(&self, number: u64) -> Result<()> {
         for _ in 0..SPINS {
             if self.is_done(number) {
@@ -196,8 +196,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // If the daemon is lost, so is everything of the device. A channel that does not leave its engine keeps its
-        // memory until the device is closed.
+        // If the daemon is lost, so are all of the device's resources. If a channel does not leave its engine, its
+        // memory stays allocated until the device is closed.
         if self.device.unbind(self.id).is_ok_and(|has_left| has_left) {
             let mut state = self.device.lock();
             self.space.destroy(&mut state);

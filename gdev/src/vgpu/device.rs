@@ -14,30 +14,30 @@ use super::ranges::{PAGE_BYTES, Ranges};
 use super::space::{Physical, Space};
 use crate::{Error, Place, Result};
 
-/// First address of VRAM that is used; addresses below may belong to firmware.
+/// First VRAM address that may be used. Lower addresses may belong to firmware.
 const FIRST_VRAM_ADDRESS: u64 = 0x10_0000;
 /// Number of channels of a card. Channel 0 is not used.
 const CHANNELS: u8 = 128;
 /// First guest-physical address of RAM, and the end of the addresses.
 const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 const END_RAM_ADDRESS: u64 = 1 << 40;
-/// Maximum number of faults that one call handles. A unit shows the next fault when the last one is acknowledged.
+/// Maximum number of faults handled per call. A unit reports the next fault when the last one was acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Time for which a busy vGPU is tried again: the daemon resets it after its last client.
+/// Time for which connecting to a busy vGPU is retried. The daemon resets it after its last client has left.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const BUSY_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of reads of a register until the device's answer counts as missing.
+/// Number of reads of a register after which the device counts as unresponsive.
 const MAX_POLLS: u32 = 2_000;
 /// Pause between two reads.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
-/// A runlist entry is eight bytes: the channel's number, and its kind.
+/// Size of a runlist entry in bytes: the channel's number, and its kind.
 const RUNLIST_ENTRY_BYTES: u64 = 8;
 const RUNLIST_ENTRY_CHANNEL: u32 = 4;
 
-/// Open devices by socket, so that contexts of one process share the only connection.
+/// Open devices by socket. All contexts of one process share one connection.
 static OPEN: Mutex<Vec<(PathBuf, Weak<Device>)>> = Mutex::new(Vec::new());
 
-/// A vGPU with this process as its driver.
+/// A vGPU whose driver is this process.
 #[derive(Debug)]
 pub(super) struct Device {
     /// The event of the device's interrupt.
@@ -45,12 +45,12 @@ pub(super) struct Device {
     /// Number of multiprocessors.
     multiprocessors: u32,
     vram_bytes: u64,
-    /// Held while a channel is removed: the register for preemption has room for one.
+    /// Held while a channel is removed, because the preemption register holds only one channel.
     removal: Mutex<()>,
     state: Mutex<State>,
 }
 
-/// Size of a vGPU.
+/// The size of a vGPU.
 struct Size {
     /// Size of VRAM in bytes.
     vram_bytes: u64,
@@ -58,7 +58,7 @@ struct Size {
     multiprocessors: u32,
 }
 
-/// The part of a device that one thread uses at a time.
+/// The part of a device that only one thread may use at a time.
 #[derive(Debug)]
 pub(super) struct State {
     /// Registers and memory.
@@ -67,24 +67,24 @@ pub(super) struct State {
     pub(super) vram: Ranges,
     /// Free guest-physical addresses for RAM.
     pub(super) ram: Ranges,
-    /// Address of USERD of channel 0.
+    /// USERD address of channel 0.
     userd: u64,
     runlist: u64,
     /// Channels on the runlist, with their instance blocks.
     channels: HashMap<u8, u64>,
     /// Channels that are being removed.
     leaving: HashSet<u8>,
-    /// Channels that execute no more work, with the reason.
+    /// Channels that execute no more work, each with the reason.
     lost: HashMap<u8, String>,
-    /// Set if a channel did not leave its engine: its work may still access memory that its context has freed.
+    /// Set if a channel did not leave its engine. Its work may still access memory that its context has freed.
     is_stuck: bool,
 }
 
 impl Device {
-    /// Connects to a vGPU and initializes it, or returns the device that this process has open.
+    /// Connects to a vGPU and initializes it, or returns the device if this process has already opened it.
     ///
     /// # Errors
-    /// If the socket cannot be opened, or the device does not answer as a GF100.
+    /// Returns an error if the socket cannot be opened, or if the device does not respond like a GF100.
     pub(super) fn open(socket: &Path) -> Result<Arc<Self>> {
         let start = Instant::now();
         loop {
@@ -111,7 +111,7 @@ impl Device {
         }
     }
 
-    /// Returns a device that this process has open.
+    /// Returns the device if this process has opened it.
     fn find(socket: &Path) -> Option<Arc<Self>> {
         let mut open = lock(&OPEN);
         open.retain(|(_, device)| device.strong_count() > 0);
@@ -133,10 +133,10 @@ impl Device {
         lock(&self.state)
     }
 
-    /// Waits until the last runlist is in use.
+    /// Waits until the last submitted runlist is in use.
     ///
     /// # Errors
-    /// If the daemon is lost.
+    /// Returns an error if the daemon is lost.
     pub(super) fn wait_for_runlist(&self) -> Result<()> {
         let is_in_use = |state: &mut State| {
             let status = state.bus.read32(pfifo::RUNLIST_STATUS::OFFSET)?;
@@ -145,11 +145,11 @@ impl Device {
         self.poll(is_in_use).map(drop)
     }
 
-    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it did
-    /// not leave: its memory must not be used again.
+    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it has
+    /// not left; its memory must then not be reused.
     ///
     /// # Errors
-    /// If the daemon is lost.
+    /// Returns an error if the daemon is lost.
     pub(super) fn unbind(&self, id: u8) -> Result<bool> {
         let _removal = lock(&self.removal);
         {
@@ -172,7 +172,8 @@ impl Device {
         Ok(has_left)
     }
 
-    /// Asks until the answer is true, and lets other threads use the device in between. Returns false if it never is.
+    /// Calls `ask` until it returns true, and lets other threads use the device between the calls. Returns false if the
+    /// limit is reached.
     fn poll(&self, mut ask: impl FnMut(&mut State) -> Result<bool>) -> Result<bool> {
         for _ in 0..MAX_POLLS {
             if ask(&mut self.lock())? {
@@ -186,11 +187,11 @@ impl Device {
     /// Waits up to `limit` for an interrupt, and handles it.
     ///
     /// # Errors
-    /// If the daemon is lost.
+    /// Returns an error if the daemon is lost.
     pub(super) fn wait_for_interrupt(&self, limit: Duration) -> Result<()> {
         match wait_event(&self.msi, limit) {
             Ok(_) => self.lock().handle_interrupts(),
-            // Another thread may have taken the event, and the daemon may have ended: ask it.
+            // Another thread may have taken the event, or the daemon may have exited. A read shows which.
             Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
         }
     }
@@ -259,7 +260,7 @@ impl State {
         Ok((state, Size { vram_bytes, multiprocessors }))
     }
 
-    /// Makes BAR1 show USERD, one page for each channel.
+    /// Maps USERD in BAR1, one page for each channel.
     fn map_userd(&mut self) -> Result<()> {
         let instance = self.take_vram(PAGE_BYTES)?;
         self.bus.zero_vram(instance, PAGE_BYTES)?;
@@ -275,7 +276,7 @@ impl State {
     /// Allocates VRAM with undefined contents, in whole pages.
     ///
     /// # Errors
-    /// If VRAM is missing, or a channel did not stop.
+    /// Returns an error if not enough VRAM is available, or if a channel did not stop.
     pub(super) fn take_vram(&mut self, bytes: u64) -> Result<u64> {
         if self.is_stuck {
             let why = "a channel of the vGPU did not stop: drop all contexts of the device, and open it again";
@@ -311,7 +312,7 @@ impl State {
     /// first work faults.
     ///
     /// # Errors
-    /// If the daemon is lost.
+    /// Returns an error if the daemon is lost.
     pub(super) fn bind(&mut self, id: u8, instance: u64) -> Result<()> {
         let index = u32::from(id);
         let block = pfifo::CHANNEL::VALID.mask()
@@ -325,7 +326,7 @@ impl State {
         self.submit_runlist()
     }
 
-    /// Submits a runlist of all channels. [`Device::wait_for_runlist`] waits until it is in use.
+    /// Submits a runlist with all channels. [`Device::wait_for_runlist`] waits until it is in use.
     fn submit_runlist(&mut self) -> Result<()> {
         let mut ids: Vec<u8> = self.channels.keys().copied().collect();
         ids.sort_unstable();
@@ -343,7 +344,7 @@ impl State {
         self.bus.write_bar1(u64::from(id) * PAGE_BYTES + nvspec::instance::userd::GP_PUT, put)
     }
 
-    /// Returns why a channel executes no more work.
+    /// Returns the reason why a channel executes no more work.
     pub(super) fn why_lost(&self, id: u8) -> Option<&str> {
         self.lost.get(&id).map(String::as_str)
     }
@@ -404,7 +405,7 @@ impl State {
         Ok(())
     }
 
-    /// Finds the channels that the mediator reports as hung. The report ends when they are unbound.
+    /// Finds the channels that the mediator reports as hung. The report ends when these channels are unbound.
     fn handle_hangs(&mut self) -> Result<()> {
         for engine in 0..pfifo::ENGINE_STATUS::COUNT {
             let status = self.bus.read32(pfifo::ENGINE_STATUS::at(engine))?;
@@ -434,7 +435,7 @@ impl State {
         }
     }
 
-    /// Records the first reason for which a channel is lost.
+    /// Records the first reason why a channel is lost.
     fn lose(&mut self, id: u8, why: String) {
         if self.channels.contains_key(&id) {
             self.lost.entry(id).or_insert(why);

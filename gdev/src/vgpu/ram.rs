@@ -1,4 +1,4 @@
-//! Pinned memory: RAM that this process has mapped and lends to the device.
+//! Pinned memory: RAM of this process that the device may access.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use super::space::Physical;
 use crate::mapping::{Mapping, Width};
 use crate::{Error, Place, Result};
 
-/// Memory with an address for the device. It is released with [`Self::release`].
+/// Memory with an address for the device. [`Self::release`] releases it.
 #[derive(Debug)]
 pub(super) struct PinnedMemory {
     mapping: Mapping,
@@ -24,7 +24,7 @@ impl PinnedMemory {
     /// Allocates zeroed memory of whole pages.
     ///
     /// # Errors
-    /// If memory is missing, or the daemon refuses it.
+    /// Returns an error if no memory is available, or if the daemon refuses the memory.
     pub(super) fn new(device: &mut State, bytes: u64) -> Result<Self> {
         let bytes = bytes.max(1).next_multiple_of(PAGE_BYTES);
         let failed = |why: String| Error::Allocation { place: Place::Ram, bytes, why };
@@ -40,7 +40,7 @@ impl PinnedMemory {
         Ok(Self { mapping, gpa, bytes })
     }
 
-    /// Returns the address for page tables.
+    /// Returns the address to use in page tables.
     pub(super) fn physical(&self) -> Physical {
         Physical::Ram(self.gpa)
     }
@@ -50,12 +50,12 @@ impl PinnedMemory {
         self.mapping.start()
     }
 
-    /// Writes at an offset within the memory.
+    /// Writes the memory at an offset.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         self.mapping.write(offset as usize, bytes);
     }
 
-    /// Reads at an offset within the memory.
+    /// Reads the memory at an offset.
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) {
         self.mapping.read(offset as usize, bytes);
     }
@@ -65,7 +65,7 @@ impl PinnedMemory {
         self.mapping.load(offset as usize, Width::Dword) as u32
     }
 
-    /// Takes the memory back from the device, which must not use it any longer.
+    /// Removes the memory from the device. The device must not use it any longer.
     pub(super) fn release(&self, device: &mut State) {
         // If the daemon is lost, the device cannot access the memory either.
         if device.bus.unmap_ram(self.gpa, self.bytes).is_ok() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 /// Size in bytes of a page, the unit of all ranges.
 pub(super) const PAGE_BYTES: u64 = 0x1000;
 
-/// Free ranges: start to end.
+/// The free ranges: the end of each by its start.
 #[derive(Debug)]
 pub(super) struct Ranges(BTreeMap<u64, u64>);
 

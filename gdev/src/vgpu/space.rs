@@ -6,26 +6,26 @@ use super::device::State;
 use super::ranges::{PAGE_BYTES, Ranges};
 use crate::{Error, Place, Result};
 
-/// First virtual address that is used. Generic addresses below 4 GiB may mean local or shared memory.
+/// First virtual address that may be used. Generic addresses below 4 GiB may refer to local or shared memory.
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// End of the virtual addresses: 40 bits.
 const END_ADDRESS: u64 = 1 << 40;
-/// Size in bytes of a page directory: 8 bytes for each 128 MiB of 40 bits.
+/// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;
-/// Bytes of virtual addresses that one page table maps.
+/// Size of the virtual addresses that one page table maps, in bytes.
 const TABLE_SPAN_BYTES: u64 = 128 << 20;
-/// Size in bytes of a page table with small pages.
+/// Size of a page table for small pages, in bytes.
 const TABLE_BYTES: u64 = TABLE_SPAN_BYTES / PAGE_BYTES * ENTRY_BYTES;
-/// Size in bytes of an entry of a directory or table.
+/// Size of a directory or table entry, in bytes.
 const ENTRY_BYTES: u64 = 8;
 /// Low word of a page table entry: the page is valid.
 const VALID: u32 = 1;
 /// High word of a page table entry for system memory: volatile, coherent.
 const SYSTEM_MEMORY: u32 = 2 << 1 | 1;
-/// Maximum number of entries that one write contains.
+/// Maximum number of entries per write.
 const ENTRIES_AT_ONCE: u64 = 512;
 
-/// Memory behind a mapping.
+/// The memory that a mapping refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Physical {
     /// An address of the guest's VRAM.
@@ -34,17 +34,18 @@ pub(super) enum Physical {
     Ram(u64),
 }
 
-/// An address space: a directory, and its tables so far. The memory belongs to the space until [`Self::destroy`].
+/// An address space: its directory, and the tables created so far. The memory belongs to the address space until
+/// [`Self::destroy`].
 #[derive(Debug)]
 pub(super) struct Space {
     directory: u64,
-    /// Addresses of tables by the index of the directory's entry.
+    /// Addresses of tables by the index of their directory entry.
     tables: HashMap<u64, u64>,
     addresses: Ranges,
 }
 
 impl Space {
-    /// Creates an address space without mappings, for work.
+    /// Creates an address space without mappings, for work on channels.
     pub(super) fn new(device: &mut State) -> Result<Self> {
         Self::new_at(device, FIRST_ADDRESS)
     }
@@ -56,10 +57,10 @@ impl Space {
         Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_ADDRESS) })
     }
 
-    /// Writes the address space into an instance block.
+    /// Writes the address of the directory into an instance block.
     pub(super) fn assign(&self, device: &mut State, instance: u64) -> Result<()> {
         let directory = self.directory.to_le_bytes();
-        // The directory, and the maximum address: 40 bits.
+        // The address of the directory, and the highest virtual address (40 bits).
         let limit = (END_ADDRESS - 1).to_le_bytes();
         device.bus.write_vram(instance + 0x200, &[directory, limit].concat())
     }
@@ -85,7 +86,7 @@ impl Space {
         }
     }
 
-    /// Unmaps pages. Accesses of them fault from now on.
+    /// Unmaps pages. Later accesses to them fault.
     pub(super) fn unmap(&mut self, device: &mut State, address: u64, bytes: u64) -> Result<()> {
         self.write_entries(device, address, bytes.div_ceil(PAGE_BYTES), |_| 0)?;
         device.flush_translations()?;
@@ -93,7 +94,7 @@ impl Space {
         Ok(())
     }
 
-    /// Frees the memory of directory and tables. No channel may use the space.
+    /// Frees the memory of the directory and the tables. No channel may use the address space.
     pub(super) fn destroy(&mut self, device: &mut State) {
         for (_, table) in self.tables.drain() {
             device.vram.give(table, TABLE_BYTES);
@@ -120,7 +121,7 @@ impl Space {
         Ok(())
     }
 
-    /// Returns the address of a table, which is created on first use.
+    /// Returns the address of a table. Creates the table on first use.
     fn table(&mut self, device: &mut State, index: u64) -> Result<u64> {
         if let Some(table) = self.tables.get(&index) {
             return Ok(*table);
@@ -128,7 +129,7 @@ impl Space {
         let table = device.take_vram(TABLE_BYTES)?;
         self.tables.insert(index, table);
         device.bus.zero_vram(table, TABLE_BYTES)?;
-        // The second word of a directory's entry is the table of small pages.
+        // The second word of a directory entry is the address of the table for small pages.
         device.bus.write_vram32(self.directory + index * ENTRY_BYTES + 4, ((table >> 12) << 4) as u32 | VALID)?;
         Ok(table)
     }

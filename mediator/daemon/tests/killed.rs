@@ -133,7 +133,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         assert_eq!(shown["transport"]["daemon_deaths_survived"], deaths);
         assert_eq!((&shown["transport"]["dma_regions"], &shown["ram"]["lent_bytes"]), (&json!(2), &json!(0x3000)));
         let log = fs::read_to_string(place.path("log")).unwrap();
-        assert!(log.contains("the daemon before this one was killed: its VMM goes on"), "{log}");
+        assert!(log.contains("the previous daemon was killed: its VMM continues"), "{log}");
         // PMC_BOOT_0: the device answers.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }

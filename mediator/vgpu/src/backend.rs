@@ -1,8 +1,8 @@
-//! One VM's use of the card: combines the VM's memory, its work, and its waits.
+//! One VM's use of the card. Combines the VM's memory, its work, and its waits.
 //!
-//! Parts:
+//! Modules:
 //! - `registers`: effects of the vGPU's registers on the card
-//! - `channels`: from an instance block and a doorbell to work on the card
+//! - `channels`: turns an instance block and a doorbell into work on the card
 //! - `aperture`: CPU accesses to guest VRAM through BAR1, BAR3 and PRAMIN
 //! - `moves`: pages that move to and from mapped apertures
 //! - `waits`: binds and work that wait for memory
@@ -49,7 +49,7 @@ counts! {
     Counts {
         /// Doorbells that channels on the card rang.
         doorbells: "doorbells",
-        /// Doorbells whose GP_PUT exceeds the ring.
+        /// Doorbells whose GP_PUT is beyond the end of the ring.
         doorbells_refused: "doorbells_refused",
         /// TLB flushes by the guest.
         flushes: "tlb_flushes",
@@ -117,13 +117,13 @@ pub(super) struct VmBackend {
     writes: WriteWait,
     /// Work that must leave the card before pages under apertures can move.
     stop: Option<Stop>,
-    /// Budget for moving pages under apertures.
+    /// Budget for moves of pages under apertures.
     pace: Pace,
-    /// Faults to report to the guest after the access that causes them.
+    /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
     /// Set if the VM has neither work nor memory on the card, so that its chunks may go to other VMs.
     quiet: bool,
-    /// The doorbell that the current access has rung.
+    /// The doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
     counts: Counts,
     /// The paravirtual interface, if the operator offers it.
@@ -186,7 +186,7 @@ impl VmBackend {
         self.quiet
     }
 
-    /// Records the guest's PRAMIN base. Moves no pages yet.
+    /// Records the guest's PRAMIN base. Does not move pages yet.
     pub(super) fn set_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
     }
@@ -269,7 +269,7 @@ impl VmBackend {
         std::mem::take(&mut self.faults)
     }
 
-    /// Records that a runlist has taken effect. Returns true if the vGPU has not been notified in state `seen`.
+    /// Records that a runlist has taken effect, in state `seen`. Returns true if the vGPU has not been notified yet.
     pub(super) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         self.work.runlist_ends(seen)
     }
@@ -299,7 +299,7 @@ impl VmBackend {
         each(channels, &mut View::new(vram, self.memory.grants()), self.vm)
     }
 
-    /// Reads guest memory at its current location, without special handling of USERD pages.
+    /// Reads guest memory at its current location. Does not treat USERD pages specially.
     pub(super) fn fill(&self, place: Place, data: &mut [u8]) -> Option<()> {
         self.with_channels(|_, view, _| view.fill(place, data))
     }
@@ -329,7 +329,7 @@ impl VmBackend {
         self.quiet = self.memory.clear();
     }
 
-    /// Maps exactly the memory that the client lends for the card.
+    /// Maps the memory that the client lends for the card, and unmaps all other memory.
     pub(super) fn lend_all(&mut self) -> Result<(), ManagerError> {
         let lent = self.link.memory().snapshot();
         self.memory.lend_all(&lent)
@@ -370,7 +370,7 @@ impl VmBackend {
         relocated
     }
 
-    /// Updates the shadows of a directory (with `None`, of all address spaces) and the apertures from the guest's
+    /// Updates the shadows of a directory (or of all address spaces, if `None`) and the apertures from the guest's
     /// tables. After this call, neither the card nor its TLBs contain permissions that the guest has revoked.
     pub(super) fn flush_spaces(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         self.counts.flushes += 1;
@@ -379,8 +379,8 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Lets only these channels run, provided that they are enabled. Returns true if the change has taken effect;
-    /// otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
+    /// Allows only these channels to run, provided that they are enabled. Returns true if the change has already taken
+    /// effect; otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;
         self.pending.list(channels);
@@ -397,7 +397,7 @@ impl VmBackend {
         }
     }
 
-    /// Undoes the arrival of a VM that could not resume: removes channels that the guest does not know, and restores
+    /// Undoes the arrival of a VM that could not resume: removes channels that the guest has not bound, and restores
     /// the setting for page tables that the mediator keeps.
     pub(super) fn forget_arrival(&mut self, pv: Option<&PvSettings>) {
         let strays: Vec<VirtualChannelId> = {
@@ -417,7 +417,7 @@ impl VmBackend {
     }
 
     /// Returns the ranges of guest RAM that overlap `range` and that the card's work may have written since the last
-    /// call. `goes_on` means that the work continues.
+    /// call. `goes_on` is set if the work continues.
     pub(super) fn take_written(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.memory.take_written(range, goes_on)
     }

@@ -1,7 +1,7 @@
 //! Batches of a paravirtual guest, and their effects on the vGPU.
 //!
-//! Batches cannot access the card in any other way than registers can: an operation on a channel does the equivalent
-//! register accesses, and `shadow-pt` reads and checks kept page tables as it does tables in guest memory ([decision
+//! A batch can access the card only in ways in which registers can: an operation on a channel performs the equivalent
+//! register accesses, and `shadow-pt` reads and checks kept page tables like tables in guest memory ([decision
 //! 108](../../../../docs/decisions/108-paravirtual-tables.md)).
 
 mod execute;
@@ -19,8 +19,8 @@ impl Core {
         self.with_pv(|pv| pv.start(memory.as_deref()));
     }
 
-    /// Executes the current batch, or the next available one if there is none, for at most one critical section of the
-    /// VM's lock. The caller must release the lock to other threads before it calls again.
+    /// Executes the current batch, or the next available one, for at most one critical section of the VM's lock. The
+    /// caller must release the lock to other threads before it calls this function again.
     pub(crate) fn serve_pv(&mut self) -> Progress {
         if self.backend.look_at_moves() {
             return Progress::Waits;

@@ -1,5 +1,5 @@
-//! Counters of events. One declaration gives the field, its meaning, and its name for operators. `cargo xtask check`
-//! rejects a counter that is never incremented.
+//! Counters of events. One declaration defines a counter's field, its description, and its name for operators. `cargo
+//! xtask check` rejects a counter that is never incremented.
 
 /// Declares a struct of counters. Each field has a doc line and the name of its metric.
 macro_rules! counts {
@@ -16,7 +16,7 @@ macro_rules! counts {
                 [$(($metric, self.$field)),+].into_iter()
             }
 
-            /// Restores the counters whose names `value_of` knows; all others are 0.
+            /// Restores the counters for which `value_of` returns a value. All others are 0.
             #[allow(dead_code, reason = "not all counts continue in another process")]
             pub(crate) fn restore(value_of: impl Fn(&str) -> Option<u64>) -> Self {
                 Self { $($field: value_of($metric).unwrap_or(0)),+ }

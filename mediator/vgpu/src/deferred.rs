@@ -1,17 +1,17 @@
-//! A doorbell that is submitted after its write has been answered, so that the guest's CPU waits less.
+//! A doorbell that is submitted after the reply to its write was sent, so that the guest's CPU waits for less time.
 //!
 //! 1. A write rings a doorbell. [`Core::defer_doorbell`] stores it in [`Core::deferred`], and the write returns
 //!    [`vmm_glue::Ack::Deferred`].
-//! 2. The server sends the answer, and calls [`vmm_glue::Device::complete`] before any other method of the device.
+//! 2. The server sends the reply, and calls [`vmm_glue::Device::complete`] before any other method of the device.
 //! 3. [`Core::complete_deferred`] submits the doorbell. Taking the VM's lock never does this.
 //!
 //! Other threads may lock the VM between steps 1 and 3:
 //! - The thread that polls doorbells under mapped apertures calls [`Core::complete_deferred`] first, because the guest
-//!   may have rung such a doorbell after the answer.
+//!   may have rung such a doorbell after the reply.
 //! - A thread that saves or moves the VM also calls this function. The server completes the write before the VM is
-//!   handed to such a thread, so there is no deferred doorbell, and [`Core::write_down`] refuses a VM that has one.
+//!   handed to such a thread, so no deferred doorbell exists then, and [`Core::write_down`] refuses a VM that has one.
 //! - The card's interrupt thread, the mover and the operator's threads do not submit the doorbell, because their work
-//!   is not an access of the guest. The doorbell refers to a virtual channel, which these threads do not change.
+//!   is not an access by the guest. The doorbell refers to a virtual channel, which these threads do not change.
 //! - [`Core::clean`] drops the doorbell together with its channel.
 
 use super::backend::RungDoorbell;
@@ -19,8 +19,8 @@ use super::device::{Core, MediatedDevice, MediatedVm};
 use card_manager::mailbox::MailboxGuard;
 
 impl Core {
-    /// Defers the doorbell that the current write has rung, if it may be submitted after the answer. Returns true if
-    /// the write must be completed later.
+    /// Defers the doorbell that the current write rang, if it may be submitted after the reply. Returns true if the
+    /// write must be completed later.
     pub(super) fn defer_doorbell(&mut self) -> bool {
         // Pages that must move wait for the VM's work, so submit the doorbell first.
         if self.backend.moves_wait() {
@@ -31,7 +31,7 @@ impl Core {
         true
     }
 
-    /// Submits the doorbell of an answered write, if it has not been submitted yet.
+    /// Submits the deferred doorbell, unless this was already done.
     pub(super) fn complete_deferred(&mut self) {
         let Some(RungDoorbell { channel, gp_put }) = self.deferred.take() else { return };
         self.backend.ring_shown(channel, gp_put);
@@ -40,14 +40,14 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Submits the doorbell of an answered write, if it has not been submitted yet, and handles queued events.
+    /// Submits the deferred doorbell, unless this was already done, and handles queued events.
     pub(super) fn complete_deferred(&self) {
         self.core().complete_deferred();
     }
 }
 
 impl MediatedDevice {
-    /// Locks the VM for a call from the server. The server has completed the last deferred write.
+    /// Locks the VM for a call from the server. The server has already completed the last deferred write.
     #[track_caller]
     pub(super) fn enter(&self) -> MailboxGuard<'_, Core> {
         let core = self.vm.core();

@@ -24,8 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card, under a single lock, so that a register access and an interrupt cannot
-/// interleave.
+/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt cannot interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
@@ -33,11 +32,11 @@ pub(super) struct Core {
     pub(super) polls: bool,
     /// Card time in ns for which the guest's alarm is armed.
     pub(super) alarm: Option<u64>,
-    /// The doorbell of an answered write that has not been submitted yet.
+    /// The doorbell of a write whose reply was sent, until it is submitted.
     pub(super) deferred: Option<RungDoorbell>,
     /// Channels whose doorbells are submitted when the card resumes.
     pub(super) rung: WaitingDoorbells,
-    /// Set if the VM has moved to another card. Events are then ignored.
+    /// Set if the VM has moved to another card. Events are ignored then.
     pub(super) gone: bool,
     pub(super) client: Client,
     pub(super) board: Arc<StatusCell>,
@@ -105,7 +104,7 @@ impl MediatedVm {
     /// Builds VM number `vm` on `host`.
     ///
     /// # Errors
-    /// If the card has too little memory left, or the description is out of range.
+    /// Returns an error if the card has too little memory left, or if the description is out of range.
     pub fn build(
         host: &Arc<ManagedCard>,
         vm: TenantId,
@@ -154,7 +153,7 @@ impl MediatedVm {
         Self { core: Mailbox::new(core), board, host: Arc::clone(host), vm, link: link.clone() }
     }
 
-    /// Locks the VM and does nothing else. A thread whose work must not overtake a deferred doorbell calls
+    /// Locks the VM without any other action. A thread whose work must not overtake a deferred doorbell calls
     /// [`Core::complete_deferred`].
     #[track_caller]
     pub(super) fn core(&self) -> MailboxGuard<'_, Core> {
@@ -167,7 +166,7 @@ impl MediatedVm {
         let (held, is_held) = std::sync::mpsc::channel();
         let (end, ended) = std::sync::mpsc::channel::<()>();
         std::thread::scope(|scope| {
-            // Run `act` in another thread, because this one may lock other VMs.
+            // Run `act` on another thread, because this one may lock other VMs.
             scope.spawn(move || {
                 let _core = self.core();
                 if held.send(()).is_ok() {
@@ -184,7 +183,7 @@ impl MediatedVm {
     /// Writes guest VRAM as the guest's CPU does.
     ///
     /// # Errors
-    /// If part of the range is not the VM's memory, or the range is too long.
+    /// Returns an error if a part of the range is not the VM's memory, or if the range is too long.
     #[cfg(feature = "test-rig")]
     pub fn cpu_write(
         &self,
@@ -197,7 +196,7 @@ impl MediatedVm {
         written
     }
 
-    /// Reads guest VRAM at its current location, without special handling of USERD pages.
+    /// Reads guest VRAM at its current location. Does not treat USERD pages specially.
     #[cfg(feature = "test-rig")]
     #[must_use]
     pub fn vram_peek(&self, address: nvspec::addr::GuestVramAddr, data: &mut [u8]) -> Option<()> {
@@ -251,7 +250,7 @@ impl Core {
         self.deferred = None;
     }
 
-    /// Does everything that an access causes outside the registers.
+    /// Performs all effects of an access beyond those on the registers.
     pub(super) fn finish_access(&mut self) {
         self.backend.submit_doorbell();
         for fault in self.backend.take_faults() {
@@ -263,7 +262,7 @@ impl Core {
         self.arm();
     }
 
-    /// Arms the card's interrupt thread for the guest's alarm, if its time has changed.
+    /// Arms the card's interrupt thread for the guest's alarm, if the alarm's time has changed.
     pub(super) fn arm(&mut self) {
         let at = self.gpu.alarm_at();
         if at != self.alarm {
@@ -320,11 +319,11 @@ enum WriteOutcome {
     Done,
     /// The guest has submitted batches.
     Batches,
-    /// Too little memory is free. Retry the write.
+    /// Too little memory is free. The write must be retried.
     Retry,
     /// Pages under mapped apertures must move first.
     AwaitMoves,
-    /// The write rang a doorbell, which is deferred until the write is answered.
+    /// The write rang a doorbell, which is deferred until the reply to the write has been sent.
     DoorbellDeferred,
 }
 
@@ -374,7 +373,7 @@ impl MediatedDevice {
         })
     }
 
-    /// Handles pages that must move. Returns true if some still wait.
+    /// Handles pages that must move. Returns true if some of them still wait.
     fn look_at_moves(&self) -> bool {
         let core = &mut *self.vm.core();
         let waits = core.backend.look_at_moves();
@@ -453,7 +452,7 @@ impl Device for MediatedDevice {
         Ok(())
     }
 
-    /// Serves a write until it is complete, except a doorbell that may be deferred.
+    /// Serves a write until it is complete, except for a doorbell that may be deferred.
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         loop {
             match self.write_once(region, offset, data)? {
@@ -499,7 +498,7 @@ impl Device for MediatedDevice {
             core.backend.is_quiet()
         };
         if half && let Err(error) = self.vm.host.wipe_vm(self.vm.vm, quiet) {
-            tracing::error!(%error, "memory for a state that did not arrive could not be wiped");
+            tracing::error!(%error, "memory for a state that did not arrive completely could not be wiped");
         }
     }
 
@@ -531,7 +530,7 @@ impl Device for MediatedDevice {
     fn lend_area(&mut self, region: RegionIndex, area: MmapArea, pages: &Arc<Mapping>) -> Result<(), MapError> {
         let core = &mut *self.enter();
         let showing =
-            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("no part of {region:?} can be mapped")))?;
         let lent = core.change(showing, |remap| remap.lend(&self.vm.host, showing, area, pages));
         lent.map_err(|error| MapError(error.to_string()))
     }
@@ -539,7 +538,7 @@ impl Device for MediatedDevice {
     fn take_file(&mut self, region: RegionIndex, file: Arc<OwnedFd>) -> Result<(), MapError> {
         let core = &mut *self.enter();
         let showing =
-            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("nothing of {region:?} can be mapped")))?;
+            MappedWindow::for_region(region).ok_or_else(|| MapError(format!("no part of {region:?} can be mapped")))?;
         let taken = core.change(showing, |remap| remap.take_file(&self.vm.host, showing, file));
         taken.map_err(|error| MapError(error.to_string()))
     }
@@ -573,7 +572,7 @@ impl MediatedVm {
     /// Releases everything that the VM uses on the card. Call it once, after the device has been dropped.
     ///
     /// # Errors
-    /// If the card still uses some of it.
+    /// Returns an error if the card still uses some of it.
     pub fn release(&self) -> Result<(), ManagerError> {
         if let Some(why) = self.host.failure() {
             return Err(ManagerError::Failed { why: why.to_owned() });

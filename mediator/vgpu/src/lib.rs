@@ -1,13 +1,13 @@
 //! One VM on a card: connects its vGPU to the card.
 //!
-//! Parts, each of which uses only earlier ones:
+//! Modules, each of which uses only earlier ones:
 //! - `memory`: the VM's memory and address spaces
 //! - `work`: the mediator's record of the VM's channels
 //! - `pv`: the paravirtual interface
 //! - `pending` and `write_wait`: waits for memory
 //! - `backend`: combines these for the card, and implements the effects of registers
-//! - `device`: called by the vfio-user server
-//! - `batches`: effects of a paravirtual guest's batches
+//! - `device`: the device that the vfio-user server calls
+//! - `batches`: effects of the batches of a paravirtual guest
 //! - `saved`: a VM that continues in another process
 //! - `moving`: a VM that moves to another card
 //! - `saving`: a VM as a stream of bytes

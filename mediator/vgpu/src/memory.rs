@@ -1,12 +1,12 @@
-//! The memory of one VM, as its guest, the card and the page tables see it.
+//! The memory of one VM, as seen by its guest, the card and the page tables.
 //!
-//! Parts:
+//! Modules:
 //! - `grants`: memory that page tables may map
 //! - `view`: one VM's read access to the card
 //! - `spaces`: shadow page tables
 //! - `ram`: guest RAM at card addresses
 //! - `remap`: apertures that the VMM maps
-//! - `operands`: memory that work refers to
+//! - `operands`: memory that submitted work refers to
 //! - `saved`: saved state
 
 mod grants;

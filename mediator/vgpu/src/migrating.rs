@@ -1,8 +1,8 @@
 //! A VM whose client saves or loads its state with vfio-user messages.
 //!
-//! The saved state is the stream of a saved VM (`saving`). The protocol requires loading in place: the start of a load
-//! drops the VM's previous state, and after an invalid state the client's device fails until it is reset. The card
-//! therefore never needs memory for two copies.
+//! The saved state is the stream of a saved VM (`saving`). The protocol requires that the state is loaded in place:
+//! starting to load drops the VM's previous state, and after an invalid state the client's device fails until it is
+//! reset. Therefore the card never needs memory for two copies.
 
 use super::device::{Core, MediatedDevice, MediatedVm, Settings};
 use super::saving::{Coming, Phase, Reading, Saving};
@@ -22,7 +22,7 @@ fn refused(error: ManagerError) -> MigrationError {
     }
 }
 
-/// Returns the error for a request that the device does not handle in its current state. The server sends none.
+/// Returns the error for a request that the device cannot handle in its current state. The server never sends one.
 fn misplaced() -> MigrationError {
     MigrationError::failed("the device is in another state")
 }
@@ -70,8 +70,8 @@ impl MediatedDevice {
         self.migration_state = Box::new(phase);
     }
 
-    /// Ends the migration after the client has reset the device or has disconnected, and the VM was cleaned. Returns
-    /// true if the VM still has memory from an incomplete or invalid state.
+    /// Ends the migration after the client has reset the device or disconnected, and the VM was cleaned. Returns true
+    /// if the VM still has memory from an incomplete or invalid state.
     #[must_use]
     pub(super) fn end_migration(&mut self) -> bool {
         let phase = self.take_phase();
@@ -106,7 +106,7 @@ impl Migration for MediatedDevice {
             let core = &mut *self.enter();
             core.client.stopped = false;
             if core.client.logs {
-                // From now on, log pages again that have already been reported.
+                // From now on, also log pages that were already reported.
                 core.backend.log_ram(true);
             }
         }

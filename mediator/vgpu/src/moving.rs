@@ -1,8 +1,8 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM on the other card is built like any other ([`MediatedVm::build`]), and maps the client's memory while the
-//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then either it replaces the first VM
-//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory; as
+//! The VM on the other card is built like any other ([`MediatedVm::build`]). It maps the client's memory while the
+//! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
+//! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory. As
 //! a stream of bytes, the same state is a saved VM (`saving`).
 
 use super::backend::SavedBackend;
@@ -32,13 +32,13 @@ pub(super) struct Migrating {
     pub(super) tables: Option<SavedTables>,
     pub(super) side: SavedBackend,
     pub(super) departing: Departing,
-    /// Card time at this point; set if the VM will continue with another client, or later.
+    /// Card time when the state was saved. Set only if the VM will continue with another client, or later.
     pub(super) since_ns: Option<u64>,
 }
 
 /// A VM that has moved to another card and already runs there. Dropping this value copies the memory that the other
 /// card has borrowed, and releases the rest on the old card. This takes long, because memory is scrubbed.
-#[must_use = "the card that was left scrubs the VM's memory when this is dropped"]
+#[must_use = "the old card scrubs the VM's memory when this is dropped"]
 pub struct Left<'a> {
     vm: &'a MediatedVm,
     /// The new card and the VM's number on it, if that card has borrowed memory.
@@ -54,7 +54,7 @@ pub struct Left<'a> {
 /// Breakdown of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time until its work left the engines and its state was saved.
+    /// Time that its work took to leave the engines, plus the time to save its state.
     pub still: Duration,
     /// Time for comparing and copying the memory that the other card has not borrowed.
     pub memory: Duration,
@@ -84,11 +84,11 @@ impl Drop for Left<'_> {
 }
 
 impl MediatedVm {
-    /// Moves this VM to `there`, which waits for it on another card. Neither VM is served meanwhile. A channel that
+    /// Moves this VM to `there`, a VM that waits for it on another card. Neither VM is served meanwhile. A channel that
     /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// If the VM cannot move. It then continues on this card, and `there` must be released.
+    /// Returns an error if the VM cannot move. It then continues on this card, and the caller must release `there`.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -121,7 +121,7 @@ impl MediatedVm {
     /// Saves the VM, which must be halted and not served. Waits up to `limit` for operations in progress to end.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if operations remain in progress; see also [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if operations remain in progress; see also [`Self::check_movable`].
     pub(super) fn migrate_out(&self, halted: &Halted, limit: Duration) -> Result<Migrating, ManagerError> {
         let began = Instant::now();
         loop {
@@ -135,10 +135,10 @@ impl MediatedVm {
     fn try_travel(&self, halted: &Halted) -> Result<Migrating, ManagerError> {
         halted.notify_ended_work();
         self.complete_deferred();
-        // Save both parts under a single lock: work that arrives in between would be in neither.
+        // Save both parts under one lock, because work that arrives in between would be in neither part.
         let core = self.core();
         if core.backend.has_segments() {
-            return Err(ManagerError::Stays("it has mapped a segment that VMs share"));
+            return Err(ManagerError::Stays("the VM has mapped a segment that VMs share"));
         }
         let (SavedVm { vm: _, gpu, spaces, tables, pool: _ }, side) = core.write_down()?;
         let departing = halted.depart()?;
@@ -146,10 +146,10 @@ impl MediatedVm {
     }
 
     /// Prepares a newly built VM for the arrival of a VM from another card: holds it, and maps the client's memory.
-    /// Call it again when that memory may have changed.
+    /// Call this again if that memory may have changed.
     ///
     /// # Errors
-    /// If the client's memory cannot be mapped for this card.
+    /// Returns an error if the client's memory cannot be mapped for this card.
     pub fn await_arrival(&self) -> Result<(), ManagerError> {
         {
             let mut state = self.host().lock();
@@ -159,11 +159,11 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the memory of the apertures that the client of `old` has mapped: with all its pages if `inhabited` is
-    /// true, and otherwise empty. The bytes stay unchanged, because `old` may have to resume with them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped. It keeps its pages if `inhabited` is
+    /// true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with them.
     ///
     /// # Errors
-    /// If the card rejects the memory.
+    /// Returns an error if the card rejects the memory.
     pub(super) fn take_windows(&self, old: &Self, inhabited: bool) -> Result<(), ManagerError> {
         let theirs = old.core().backend.remap().on(self.host(), inhabited)?;
         let mut own = {
@@ -174,10 +174,11 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that arrives, whose memory is already on this card, and resumes.
+    /// Takes over the state of the arriving VM, whose memory is already on this card, and resumes.
     ///
     /// # Errors
-    /// As for [`Self::become_one`]. After an error, this VM must be [released](Self::release).
+    /// Returns an error for the same reasons as [`Self::become_one`]. After an error, this VM must be
+    /// [released](Self::release).
     pub(super) fn arrive(self: &Arc<Self>, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         self.become_one(travelling, settings)?;
         self.host().lock().hold_still(self.vm, false);
@@ -186,10 +187,10 @@ impl MediatedVm {
         Ok(())
     }
 
-    /// Becomes the VM that arrives, whose memory is already on this card. This VM stays held.
+    /// Takes over the state of the arriving VM, whose memory is already on this card. This VM stays held.
     ///
     /// # Errors
-    /// If the state is invalid on this card, or the card has too few resources for the VM.
+    /// Returns an error if the state is invalid on this card, or if the card has too few resources for the VM.
     pub(super) fn become_one(&self, travelling: Migrating, settings: &Settings) -> Result<(), ManagerError> {
         let Migrating { gpu: registers, spaces, tables, side, departing, since_ns } = travelling;
         {
@@ -205,7 +206,7 @@ impl MediatedVm {
             check_channels(&made, self.host().lock().channels(), self.vm)?;
             *gpu = made;
             backend.prepare_all()?;
-            // Move the pages that the VM's tables map into the mapped apertures.
+            // Move the pages that the VM's tables map to the mapped apertures.
             backend.set_window(gpu.window_base());
             backend.show_apertures();
             if let Some(then) = since_ns {
@@ -226,6 +227,6 @@ fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), I
     let mut numbers = (0u8..).take(CHANNELS as usize).map(VirtualChannelId);
     let other = numbers.find(|channel| seen.contains(channel) != known(*channel));
     other.map_or(Ok(()), |channel| {
-        Err(Invalid::new(format_args!("its guest sees channel {} otherwise than it is", channel.0)))
+        Err(Invalid::new(format_args!("its guest's state of channel {} differs from the card's", channel.0)))
     })
 }

@@ -1,7 +1,7 @@
 //! Work of a VM that waits for memory, with a time limit.
 //!
-//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is asked for memory. When
-//! the mover notifies the VM that memory is available, all work is retried.
+//! No thread waits for memory while it holds a lock. Blocked work is recorded, and the mover is requested to find
+//! memory. When the mover notifies the VM that memory is available, all work is retried.
 
 mod saved;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of scans by the mover, and not after a time.
+/// A wait for memory. It ends after a number of the mover's scans, and not after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start of the wait, for accounting.
@@ -44,7 +44,7 @@ impl Wait {
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,
     pub(crate) enabled: bool,
-    /// GP_PUT of the last doorbell, if any.
+    /// GP_PUT of the channel's last doorbell, if any.
     pub(crate) gp_put: Option<u32>,
     pub(crate) wait: Wait,
 }
@@ -58,7 +58,7 @@ pub(crate) struct Pending {
     binds: BTreeMap<VirtualChannelId, PendingBind>,
     /// Waiting doorbells of bound channels.
     work: BTreeMap<VirtualChannelId, (Doorbell, Wait)>,
-    /// The runlist that the guest submitted last, if a bind has been waiting since.
+    /// The guest's last runlist, if a bind has been waiting since the guest submitted it.
     listed: Vec<VirtualChannelId>,
 }
 
@@ -78,7 +78,7 @@ impl Pending {
         self.binds.contains_key(&channel)
     }
 
-    /// Records the doorbell of a channel whose bind is waiting. Returns `false` if its bind is not waiting.
+    /// Records the doorbell of a channel whose bind is waiting. Returns `false` if the bind is not waiting.
     pub(crate) fn ring(&mut self, channel: VirtualChannelId, gp_put: u32) -> bool {
         let bind = self.binds.get_mut(&channel);
         bind.map(|bind| bind.gp_put = Some(gp_put)).is_some()
@@ -122,8 +122,8 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` if the work was not queued before, and `None` if its time
-    /// limit has expired.
+    /// Queues work, or keeps it queued. Returns `Some(true)` if it was not queued before, and `None` if its time is
+    /// over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);
@@ -147,7 +147,7 @@ impl Pending {
         waited.unwrap_or(0)
     }
 
-    /// Asks the mover to notify the VM when memory becomes available, if any of the VM's work waits for memory.
+    /// Requests a notification from the mover when memory becomes available, if any of the VM's work waits for memory.
     pub(crate) fn tell(&self, state: &mut CardState) {
         state.vram_mut().set_waits(self.vm, !self.is_empty());
     }

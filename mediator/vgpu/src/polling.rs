@@ -1,4 +1,4 @@
-//! Polls doorbells under apertures that the client maps, because they cause no messages.
+//! Polls doorbells under apertures that the client maps, because such doorbells cause no messages.
 
 use super::device::{Core, MediatedVm};
 use std::sync::Arc;
@@ -11,8 +11,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 const POLL_SELDOM: Duration = Duration::from_millis(20);
 
 impl MediatedVm {
-    /// Polls doorbells under mapped apertures. Returns true if any doorbell had rung, and `None` if no channel has its
-    /// doorbell there.
+    /// Polls doorbells under mapped apertures. Returns true if any of them had rung, or `None` if there are none.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
         // The guest rang the deferred doorbell before any doorbell that this poll finds.
@@ -45,7 +44,9 @@ impl MediatedVm {
         };
         match std::thread::Builder::new().name(format!("doorbells-{}", this.vm)).spawn(body) {
             Ok(_) => core.polls = true,
-            Err(error) => tracing::error!(%error, "doorbells under a mapped aperture are not polled: no thread"),
+            Err(error) => {
+                tracing::error!(%error, "doorbells under a mapped aperture are not polled: cannot start a thread")
+            }
         }
     }
 }

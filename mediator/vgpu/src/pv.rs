@@ -1,8 +1,8 @@
 //! The paravirtual interface of one VM: a part of its PCI function that the chip does not have.
 //!
-//! Parts: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes answers),
-//! `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary format, and
-//! the page tables that the mediator keeps for the guest. `batches` implements the effects of batches.
+//! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
+//! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary
+//! format, and the page tables that the mediator keeps for the guest. `batches` implements the effects of batches.
 
 mod attachments;
 mod queue;
@@ -77,7 +77,7 @@ counts! {
         batches: "pv_batches",
         /// Times that the VM was locked to execute a batch or part of one.
         holds: "pv_holds",
-        /// Completed operations.
+        /// Operations executed successfully.
         operations: "pv_operations",
         /// Page table entries that operations wrote.
         entries: "pv_entries",
@@ -115,7 +115,7 @@ pub(super) struct Interface {
 }
 
 impl Interface {
-    /// Creates the interface before any setup.
+    /// Creates the interface in its initial state.
     pub(super) fn new(settings: &PvSettings, vm: vram::TenantId, channel_cap: u32) -> Self {
         let party = Party { vm, group: settings.group.clone(), limit: settings.segment_bytes };
         Self {
@@ -181,7 +181,7 @@ impl Interface {
         self.channels.contains(&channel.0)
     }
 
-    /// Creates a channel. `known` lists the channels that the guest has bound in any way.
+    /// Creates a channel. `known` lists all channels that the guest has bound.
     pub(super) fn create_channel(
         &mut self,
         channel: VirtualChannelId,

@@ -1,6 +1,6 @@
 //! Saved state of a VM's use of the card, without its registers and address spaces.
 //!
-//! The connection of the VM's VMM is saved separately: the restoring process provides a link to the same client.
+//! The connection of the VMM is saved separately. The process that restores the VM provides a link to the same client.
 
 use super::backend::{Description, SavedBackend, VmBackend};
 use super::device::{Client, Core, MediatedDevice, MediatedVm, Settings, StatusCell};
@@ -59,10 +59,10 @@ impl SavedSide {
         std::mem::take(&mut self.files)
     }
 
-    /// Appends the parts to a file. Their owner is `vm`.
+    /// Appends the parts to a file. Their owner number is `vm`.
     ///
     /// # Errors
-    /// See [`WriteError`].
+    /// Returns a [`WriteError`] if the parts cannot be written.
     pub fn write(&self, vm: TenantId, file: &mut Writer) -> Result<(), WriteError> {
         let Self { own, segments, apertures, files: _ } = self;
         file.put(vm.0, own)?;
@@ -73,7 +73,7 @@ impl SavedSide {
     /// Reads the parts of VM `vm` from a file. `files` contain the memory under its apertures.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// Returns a [`ReadError`] if the parts cannot be read.
     pub fn read(vm: TenantId, file: &mut SavedState<'_>, files: Vec<OwnedFd>) -> Result<Self, ReadError> {
         let own = file.take(vm.0)?;
         let any = file.owners::<SavedAttachments>().contains(&vm.0);
@@ -85,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the surroundings in which a VM with these settings is restored on such a card.
+    /// Returns the surroundings in which a VM with these settings is restored on this card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -109,11 +109,11 @@ impl MediatedVm {
     /// Checks that the VM can be handed over, moved or saved. Call this before anything is quiesced.
     ///
     /// # Errors
-    /// If a part cannot be handed over; the error describes the first such part.
+    /// Returns an error if a part cannot be handed over. The error describes the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         match self.core().client {
-            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it to take it elsewhere")),
-            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM has what it writes of guest RAM logged")),
+            Client { stopped: true, .. } => Err(ManagerError::Stays("its VMM has stopped it for a migration")),
+            Client { logs: true, .. } => Err(ManagerError::Stays("its VMM logs its writes of guest RAM")),
             Client { stopped: false, logs: false } => Ok(()),
         }
     }
@@ -122,7 +122,7 @@ impl MediatedVm {
     /// [quiescent](card_manager::ManagedCard::stand_still), and the VM must not be served.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any of its work is in progress; see also [`Self::check_movable`].
+    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress; see also [`Self::check_movable`].
     pub fn save(&self) -> Result<(SavedVm, SavedSide), ManagerError> {
         self.check_movable()?;
         self.complete_deferred();
@@ -138,24 +138,24 @@ impl Core {
     /// Saves the VM, except the apertures that its VMM maps.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any of its work is in progress.
+    /// Returns [`ManagerError::Unsettled`] if any of its work is in progress.
     pub(super) fn write_down(&self) -> Result<(SavedVm, SavedBackend), ManagerError> {
         let Self {
             gpu,
             backend,
-            // The next process starts polling itself.
+            // The next process starts to poll on its own.
             polls: _,
-            // The next process arms the alarm itself.
+            // The next process arms the alarm.
             alarm: _,
             deferred,
             rung,
             gone: _,
-            // The client neither stops the VM nor logs its writes: otherwise the client itself would save the VM.
+            // The client neither stops the VM nor logs its writes; otherwise the client itself would save the VM.
             client: _,
             board: _,
         } = self;
         if deferred.is_some() {
-            return Err(ManagerError::Unsettled("a doorbell of a VM was answered and is not submitted"));
+            return Err(ManagerError::Unsettled("a VM's doorbell is deferred and was not submitted"));
         }
         if !rung.is_empty() {
             return Err(ManagerError::Unsettled("the card was only just taken over"));
@@ -170,7 +170,8 @@ impl MediatedVm {
     /// client must lend the same memory.
     ///
     /// # Errors
-    /// If the state is invalid or does not match the settings, or if the host does not map the client's memory.
+    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
+    /// mapped.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,
@@ -214,8 +215,7 @@ impl MediatedVm {
         Ok((MediatedDevice::for_vm(&this, pci, settings), this))
     }
 
-    /// Resumes after the card has been taken over: requests memory again for waiting work, and polls doorbells under
-    /// mapped apertures.
+    /// Resumes after the card was taken over: requests memory again for waiting work, and polls doorbells.
     pub fn go_on(self: &Arc<Self>) {
         self.core().backend.poll_again();
         self.ring_again();

@@ -1,8 +1,8 @@
 //! Saves a VM and its memory as a stream of bytes, and restores it.
 //!
 //! The stream contains the state that a VM takes to another card ([`moving`](super::moving)). Guest RAM belongs to the
-//! client and is not included. The bytes are trusted no more than a guest: each part is checked, and the card's state
-//! of a channel is rebuilt, except values that the channel's own work has written.
+//! client and is not included. The bytes are as untrusted as a guest: each part is checked, and the card's state of a
+//! channel is rebuilt, except for values that the channel's own work has written.
 
 use super::device::{MediatedVm, Settings};
 use super::memory::Overlay;
@@ -22,10 +22,10 @@ use vram::GuestVramAddr;
 
 /// Identity of the head of a stream. Checksums identify the VM.
 const IDENTITY: [u8; 16] = *b"VM of a mediator";
-/// Owner of all parts. A stream contains a single VM.
+/// Owner number of all parts, because a stream contains only one VM.
 const OWNER: u32 = 0;
 
-/// Origin of a saved VM: its requirements on the card and the settings, and values that are not in its parts.
+/// Origin of a saved VM: its requirements on the card and the settings, and values that its parts do not contain.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Origin {
     /// Value of PMC_BOOT_0.
@@ -33,7 +33,7 @@ pub(super) struct Origin {
     vram_bytes: u64,
     /// Sizes of BAR1 and BAR3 in bytes.
     apertures: [u64; 2],
-    /// The capability of the paravirtual interface; empty if there is none.
+    /// The capability of the paravirtual interface; empty if it is not offered.
     paravirtual: Vec<u8>,
     strikes: u32,
     /// Card time in ns.
@@ -59,7 +59,7 @@ impl Origin {
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
-        Invalid::unless(*chip == here.chip, || format!("it had a chip {chip:#x}, and this card has {:#x}", here.chip))?;
+        Invalid::unless(*chip == here.chip, || format!("it had chip {chip:#x}, and this card has {:#x}", here.chip))?;
         Invalid::unless(*vram_bytes == here.vram_bytes, || {
             format!("it had `vram_mib` = {}, and this VM has {}", mib(*vram_bytes), mib(here.vram_bytes))
         })?;
@@ -71,14 +71,15 @@ impl Origin {
             let offered = |capability: &[u8]| if capability.is_empty() { "no" } else { "a" };
             let (there, here) = (offered(paravirtual), offered(&here.paravirtual));
             format!(
-                "it was offered {there} paravirtual interface, and this VM is offered {here} one, or one of other features"
+                "it was offered {there} paravirtual interface, and this VM is offered {here} one, or one with other \
+                 features"
             )
         })
     }
 }
 
 /// A VM that is being saved. It stays halted until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Saving {
     halted: Halted,
     overlay: Overlay,
@@ -97,7 +98,7 @@ impl MediatedVm {
     /// `limit` is killed as hung.
     ///
     /// # Errors
-    /// As for [`Self::check_movable`]; also if the VM does not quiesce.
+    /// Returns an error for the same reasons as [`Self::check_movable`], and if the VM does not quiesce.
     pub fn save_all(&self, limit: Duration) -> Result<Saving, ManagerError> {
         self.check_movable()?;
         let halted = self.host().halt(self.id(), limit)?;
@@ -109,7 +110,7 @@ impl MediatedVm {
     /// Returns the head of the stream, which precedes the memory. The VM must be halted and not served.
     ///
     /// # Errors
-    /// If part of the VM does not quiesce within `limit`, or cannot be saved.
+    /// Returns an error if a part of the VM does not quiesce within `limit`, or cannot be saved.
     pub(super) fn head(&self, halted: &Halted, limit: Duration) -> Result<Vec<u8>, ManagerError> {
         let Migrating { gpu, spaces, tables, side, departing, since_ns: _ } = self.migrate_out(halted, limit)?;
         let (channels, strikes) = departing.save()?;
@@ -128,7 +129,7 @@ impl MediatedVm {
 }
 
 impl Saving {
-    /// Creates the value for a halted VM, with the head of the stream.
+    /// Creates the value for a halted VM. `head` is the head of the stream.
     pub(super) fn for_halted(halted: Halted, head: &[u8], overlay: Overlay) -> Self {
         let (writer, first) = StreamWriter::new(head);
         let chunk_bytes = halted.chunk_bytes();
@@ -156,10 +157,10 @@ impl Saving {
         self.halted
     }
 
-    /// Returns the next bytes of the stream; `None` at its end.
+    /// Returns the next bytes of the stream, or `None` at its end.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// Returns an error if the card does not respond.
     pub fn next_bytes(&mut self) -> Result<Option<Vec<u8>>, ManagerError> {
         if let Some(first) = self.first.take() {
             return Ok(Some(first));
@@ -171,7 +172,7 @@ impl Saving {
                 self.data.fill(0);
             }
             let over = self.overlay.lay_over(at, &mut self.data);
-            // Unplaced chunks are zero, and so are pages that the stream omits.
+            // Chunks without memory are zero, and so are pages that the stream omits.
             if !(there || over) || self.data.iter().all(|byte| *byte == 0) {
                 continue;
             }
@@ -198,7 +199,7 @@ impl Saving {
     }
 }
 
-/// State of a migration by the client.
+/// State of a migration that the client controls.
 #[derive(Default)]
 pub(super) enum Phase {
     #[default]
@@ -213,7 +214,7 @@ pub(super) enum Phase {
 /// The state of a VM while the client reads it.
 pub(super) struct Reading {
     saving: Saving,
-    /// Bytes that have been produced but not read, and the offset of the first one.
+    /// Bytes that were produced but not read yet, and the offset of the first one.
     left: (Vec<u8>, usize),
 }
 
@@ -227,7 +228,7 @@ impl Reading {
         self.saving.into_halted()
     }
 
-    /// Copies the next bytes into `data`. Fewer bytes than `data` has are copied only at the end of the stream.
+    /// Copies the next bytes into `data`. Copies fewer bytes than fit only at the end of the stream.
     pub(super) fn read(&mut self, data: &mut [u8]) -> Result<usize, ManagerError> {
         let mut done = 0;
         while done < data.len() {
@@ -249,8 +250,8 @@ impl Reading {
     }
 }
 
-/// A saved VM that is being loaded. Its memory is written directly to the waiting VM; all other state is checked and
-/// kept until the end.
+/// A saved VM that is being loaded. Its memory is written directly to the waiting VM. Other state is checked and stored
+/// until the end.
 #[must_use]
 pub struct Coming {
     there: Arc<MediatedVm>,
@@ -264,12 +265,10 @@ impl Coming {
     /// Creates the value for a newly built VM, and [prepares that VM](MediatedVm::await_arrival).
     ///
     /// # Errors
-    /// If the VM's card does not accept state from a stream.
+    /// Returns an error if the VM's card does not accept state from a stream.
     pub fn new(there: &Arc<MediatedVm>, settings: &Settings) -> Result<Self, ManagerError> {
         if !there.host().card().takes_any_image() {
-            return Err(ManagerError::Stays(
-                "nobody knows what contexts of channels that come in a file do to a real card",
-            ));
+            return Err(ManagerError::Stays("the effect of channel contexts from a file on a real card is unknown"));
         }
         Ok(Self {
             there: Arc::clone(there),
@@ -283,8 +282,8 @@ impl Coming {
     /// Handles the next bytes.
     ///
     /// # Errors
-    /// If the bytes do not describe a VM that can run on this card, or too little memory is free. After an error, the
-    /// waiting VM must be [released](MediatedVm::release).
+    /// Returns an error if the bytes do not describe a VM that can run on this card, or if too little memory is free.
+    /// After an error, the waiting VM must be [released](MediatedVm::release).
     pub fn feed(&mut self, bytes: &[u8]) -> Result<(), ManagerError> {
         let Self { there, reader, come, memory_bytes, .. } = self;
         let vram_bytes = there.origin().vram_bytes;
@@ -296,7 +295,7 @@ impl Coming {
             Item::Piece(at, data) => {
                 let within = at.checked_add(data.len() as u64).is_some_and(|end| end <= vram_bytes);
                 Invalid::unless(within, || {
-                    format!("{:#x} bytes at {at:#x} are none of a VM with {vram_bytes:#x}", data.len())
+                    format!("{:#x} bytes at {at:#x} do not belong to a VM with {vram_bytes:#x}", data.len())
                 })?;
                 *memory_bytes = memory_bytes.saturating_add(data.len() as u64);
                 there.host().write_received(there.id(), GuestVramAddr(at), data)
@@ -310,10 +309,10 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state, once all bytes have been handled. The VM already has `strikes` strikes.
+    /// Returns the loaded state once all bytes were handled. The receiving VM already has `strikes` of the strikes.
     ///
     /// # Errors
-    /// If bytes are missing.
+    /// Returns an error if bytes are missing.
     pub(super) fn finish(self, strikes: u32) -> Result<Migrating, ManagerError> {
         let Self { reader, come, .. } = self;
         reader.finish()?;
@@ -321,13 +320,13 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be served, and its work ends: a channel
-    /// that does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. Its work ends: a channel that
+    /// does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
     /// dropped.
     ///
     /// # Errors
-    /// If the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM must be
-    /// [released](MediatedVm::release).
+    /// Returns an error if the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM
+    /// must be [released](MediatedVm::release).
     pub fn take_place(self, old: &MediatedVm, limit: Duration) -> Result<Left<'_>, ManagerError> {
         let Self { there, settings, reader, come, memory_bytes } = self;
         reader.finish()?;
@@ -336,7 +335,7 @@ impl Coming {
         let halted = old.host().halt(old.id(), limit)?;
         there.await_arrival()?;
         there.take_windows(old, false)?;
-        // A VM keeps its strikes, whatever the loaded state says.
+        // A VM keeps its strikes, regardless of the loaded state.
         let departing = come.departing.struck(halted.strikes());
         there.arrive(Migrating { departing, ..come }, &settings)?;
         Ok(Left::for_vm(old, halted, memory_bytes))

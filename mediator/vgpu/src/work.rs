@@ -121,7 +121,7 @@ impl Work {
         self.channels.iter().filter_map(|(channel, known)| Some((*channel, known.bound?)))
     }
 
-    /// Records a channel, and its address space, that must still leave the card.
+    /// Records a channel that must still leave the card, with its address space.
     pub(crate) fn depart(&mut self, bound: Bound) {
         self.departing.insert(bound.physical, bound);
     }
@@ -200,7 +200,7 @@ impl Work {
         self.runlist = runlist;
     }
 
-    /// Records that the runlist is in effect, in state `seen`. Returns true if it was awaited.
+    /// Records that the runlist is in effect, in state `seen`. Returns true if the VM was waiting for this runlist.
     pub(crate) fn runlist_ends(&mut self, seen: Runlist) -> bool {
         let awaited = self.runlist == seen;
         if awaited {

@@ -75,7 +75,7 @@ fn faults_are_the_hardwares() {
     guest.write64(vram(DIRECTORY), 0);
     assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde));
     guest.write64(vram(DIRECTORY), (1 << 32) | 0xfff_ffff << 36);
-    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "a table outside of the guest's memory");
+    assert_eq!(tlb.translate(0, &mut guest), Err(WalkFault::Pde), "a table outside the guest's memory");
 }
 
 #[test]
@@ -124,7 +124,7 @@ proptest! {
             guest.write64(vram(DIRECTORY), pde);
         }
         for (index, large, raw) in entries {
-            // Frames and targets are arbitrary. Large pages are aligned, which the walker assumes.
+            // Frames and targets are arbitrary. Large pages are aligned, because the walker assumes this.
             let raw = if large { raw & !(0x1f << 4) } else { raw };
             let at = if large { LPT + (index % 128) * 8 } else { SPT + index * 8 };
             guest.write64(vram(at), raw);

@@ -48,7 +48,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Compares spaces that are saved and restored between operations with spaces that are not.
+    /// Compares address spaces that are saved and restored between operations with address spaces that are not.
     #[test]
     fn restored_spaces_map_same_memory_as_unsaved_spaces(mode in 0usize..4, tight: bool, ops in ops(), every in 1usize..12) {
         Machine::new(Mode::ALL[mode], tight).run_restored(ops.as_flattened(), every);
@@ -56,7 +56,7 @@ proptest! {
 }
 
 /// Returns the seed corpus of the fuzz target. Files named `found_*` are inputs that failed, or nearly failed, in the
-/// past. `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites the other files, which are the output of
+/// past. `UPDATE_SEEDS=1 cargo test -p shadow-pt seeds` rewrites all other files, which are the output of
 /// [`seeds::seeds`].
 fn corpus() -> BTreeMap<String, Vec<u8>> {
     let files = std::fs::read_dir(folder()).unwrap().map(|entry| {
@@ -83,12 +83,12 @@ fn seeds_in_the_repository_are_up_to_date() {
     corpus.retain(|name, _| !name.starts_with("found_"));
     assert_eq!(corpus.keys().collect::<Vec<_>>(), seeds.keys().collect::<Vec<_>>());
     for (name, bytes) in &seeds {
-        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(corpus[*name] == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
         let whole = bytes.len() % OP_BYTES == 1 && bytes.len() / OP_BYTES <= MAX_OPS;
-        assert!(whole, "{name} is cut, or so long that its end is not looked at");
+        assert!(whole, "{name} is incomplete, or so long that its end is not used");
     }
     let kinds: BTreeSet<u8> = seeds.values().flat_map(|bytes| bytes[1..].chunks(OP_BYTES).map(|op| op[0])).collect();
-    assert_eq!(kinds, (0..32).collect(), "some operation is in no seed");
+    assert_eq!(kinds, (0..32).collect(), "an operation is missing in the seeds");
 }
 
 /// Runs each input in every mode.

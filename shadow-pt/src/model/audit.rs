@@ -1,4 +1,4 @@
-//! Recomputes all cached state from the mirrors.
+//! Recomputes all cached state from the mirrors, and compares the results.
 
 use super::world::PAGE;
 use crate::AddressSpaces;
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 impl AddressSpaces {
     /// Panics if counts, the reverse map, the index of table pages or the queues disagree with the mirrors. All spaces
-    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write unseen.
+    /// must have been flushed. `unseen` contains the addresses of the pages that the CPU can write without a trap.
     pub(crate) fn audit(&self, unseen: &BTreeSet<u64>) {
         let mut records: BTreeMap<u64, u32> = BTreeMap::new();
         let mut writable: BTreeMap<u32, (u32, u32)> = unseen.iter().map(|at| ((at / PAGE) as u32, (0, 1))).collect();
@@ -94,15 +94,15 @@ impl AddressSpaces {
                 let (dirty, watched) = (mirror.dirty & bit(page) != 0, mirror.watched & bit(page) != 0);
                 self.audit_page(frame, User::Table(number, page), watched, dirty);
             } else {
-                assert_eq!(mirror.watched, mirror.all(), "nobody sees writes there");
+                assert_eq!(mirror.watched, mirror.all(), "writes there are not observed");
             }
         }
     }
 
     fn audit_page(&self, frame: u32, user: User, watched: bool, dirty: bool) {
         let pages = &self.shared.pages;
-        assert!(pages.users(frame).contains(&user), "nobody would tell {user:?} of {frame:#x}");
-        assert_eq!(watched, pages.counts(frame) != (0, 0), "{user:?} does not know who writes {frame:#x}");
-        assert!(dirty || pages.news(frame), "{user:?} would not hear of {frame:#x}");
+        assert!(pages.users(frame).contains(&user), "{user:?} is not registered for {frame:#x}");
+        assert_eq!(watched, pages.counts(frame) != (0, 0), "{user:?} does not watch {frame:#x}");
+        assert!(dirty || pages.news(frame), "{user:?} would not be notified of {frame:#x}");
     }
 }

@@ -24,7 +24,7 @@ pub(crate) enum Fit {
 /// The mediator's own pages in a space, with their card addresses and rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
-/// The card's view of one space, and the state that it should have.
+/// The card's view of one space, and its expected state.
 pub(crate) struct View<'a> {
     pub(crate) guest: &'a Guest,
     pub(crate) grants: &'a Grants,
@@ -60,7 +60,7 @@ impl View<'_> {
     /// Checks everything that the card can reach.
     pub(crate) fn check(&self, fit: Fit) {
         let (card, ram, guest) = self.directories();
-        // Hundreds of directory entries may be the same, so check each pair of tables only once.
+        // Hundreds of directory entries may be equal, so check each pair of tables only once.
         let mut seen = BTreeSet::new();
         for (index, shadow) in (0u64..).zip(self.card.entries(card, 8192)) {
             if HOST_ENTRIES.contains(&index) {
@@ -72,7 +72,11 @@ impl View<'_> {
                 continue;
             }
             if fit != Fit::Isolated && shadow != 0 {
-                assert_eq!((shadow >> 2) & 3, (pde >> 2) & 3, "another size than the guest's entry {index}");
+                assert_eq!(
+                    (shadow >> 2) & 3,
+                    (pde >> 2) & 3,
+                    "the size differs from that of the guest's entry {index}"
+                );
             }
             let theirs = halves(pde);
             for mine in halves(shadow) {
@@ -93,7 +97,7 @@ impl View<'_> {
 
     fn check_table(&self, fit: Fit, mine: Half, theirs: [Half; 2]) {
         let (target, table, count, large) = mine;
-        assert!(target <= 1, "a shadow table lies in host memory");
+        assert!(target <= 1, "a shadow table is in host memory");
         let wanted = |at: u64| {
             if large {
                 return spec::entry(self.raw(theirs[0], at), true, self.grants);
@@ -145,7 +149,7 @@ impl View<'_> {
         let page = |index| if shared { HostPage::Shared(index) } else { HostPage::Own(index) };
         let pages = if shared { SHARED_PAGES } else { HOST_PAGES };
         let none = !self.host.keys().any(|page| matches!(page, HostPage::Shared(_)) == shared);
-        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry is the guest's");
+        assert!(!none || pde == 0 || pde >> 32 & 3 == 1, "the host's entry contains the guest's");
         for index in 0..if pde == 0 { 0 } else { pages } {
             let va = (entry << 27) + u64::from(index) * PAGE;
             let found = self.shadow_page(va).map(|page| (page.address, page.read_only, page.privileged));
@@ -213,7 +217,7 @@ impl View<'_> {
                     (self.grants.ram.get(&(at.0 / PAGE)).map(|(page, _)| page * PAGE + at.0 % PAGE), true)
                 }
             };
-            (system, address.expect("resolved to what is not granted"), mapping.writable)
+            (system, address.expect("resolved to memory that is not granted"), mapping.writable)
         });
         assert_eq!(resolved, found.map(|page| (page.aperture != 0, page.address + 0x123, !page.read_only)), "{va:#x}");
     }

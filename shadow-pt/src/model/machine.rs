@@ -1,4 +1,4 @@
-//! A guest, a GPU and a host that execute operations decoded from bytes, with checks after each operation.
+//! A guest, a GPU and a host that execute operations decoded from bytes. State is checked after each operation.
 
 use super::check::{Fit, HostPages, View};
 use super::world::{Card, GUEST_VRAM, Grants, Guest, LARGE, PAGE, reachable};
@@ -15,7 +15,7 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory; a multiple of the number of pages in a large page.
+/// First I/O page for pages of guest VRAM in host memory. It is a multiple of the number of pages in a large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -119,7 +119,7 @@ pub(crate) struct Machine {
     open: Vec<Opened>,
     /// Chunks of the card that have no owner.
     spare: Vec<u64>,
-    /// Pages of guest VRAM that the CPU can write unseen.
+    /// Pages of guest VRAM that the CPU can write without a trap.
     unseen: BTreeSet<u64>,
     /// Spaces that have been neither flushed nor prepared since the last unreported write.
     untold: BTreeSet<SpaceId>,
@@ -373,8 +373,8 @@ impl Machine {
         self.prepare(index);
     }
 
-    /// Withdraws RAM; the guest may then unmap it, and may flush; then grants the RAM again. `at` selects an entry in a
-    /// page with few other entries, so that the page may have no permissions to lose.
+    /// Withdraws RAM. The guest may then unmap it, and may flush. Grants the RAM again. `at` selects an entry in a page
+    /// with few other entries, so that the page may have no permissions to lose.
     fn withdraw_and_give(&mut self, index: usize, at: u64, shape: u64) {
         let directory = self.spaces.guest_directory(self.open[index].id).unwrap();
         self.cpu(directory, 0, 3 << 2 | 1 << 32 | (SPT >> 12) << 36);
@@ -419,7 +419,7 @@ impl Machine {
             }
         });
         let mut places: Vec<Place> = places.collect();
-        // Prefer pages that hold tables, because they matter most.
+        // Prefer pages that contain tables, because they matter most.
         places.sort_by_key(|place| {
             let table = TABLES.iter().chain(&DIRECTORIES).any(|table| table == place);
             (!table, *place)
@@ -428,7 +428,7 @@ impl Machine {
         places
     }
 
-    /// Makes the GPU write, unreported, where the shadow permits it.
+    /// Makes the GPU write where the shadow permits it. The write is not reported.
     fn gpu(&mut self, index: usize, nth: usize, at: u64, value: u64) {
         let places = self.writable(index);
         if let Some(place) = pick(&places, nth) {
@@ -539,7 +539,7 @@ impl Machine {
         self.retranslate(GuestRange::Vram(GuestVramAddr(chunk as u64 * LARGE), LARGE));
     }
 
-    /// Moves pages to host memory, from the I/O page `to` on, or back to the card.
+    /// Moves pages to host memory, starting at I/O page `to`, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
@@ -608,7 +608,7 @@ impl Machine {
     }
 }
 
-/// Selects one of the places; in half of the cases, one of the first four.
+/// Selects one of the places. In half of the cases, selects one of the first four.
 fn pick(places: &[Place], nth: usize) -> Option<Place> {
     let among = if nth & 2 == 0 { places.len().min(4) } else { places.len() };
     (nth / 4).checked_rem(among).map(|index| places[index])

@@ -17,7 +17,7 @@ const SHADOW_BASE: u64 = 0x1_0000_0000;
 pub(crate) struct Guest {
     pub(crate) vram: Vec<u8>,
     pub(crate) ram: BTreeMap<u64, Vec<u8>>,
-    /// Mask of the chunks of VRAM that are currently nowhere.
+    /// Mask of the chunks of VRAM that currently have no place.
     pub(crate) gone: u8,
     pub(crate) reads: u64,
 }
@@ -88,7 +88,7 @@ impl GuestMemory for Guest {
 /// Memory that is granted to the guest, page by page.
 #[derive(Clone)]
 pub(crate) struct Grants {
-    /// The card's chunk that holds each chunk of VRAM.
+    /// The card's chunk that contains each chunk of VRAM.
     pub(crate) chunks: [Option<u64>; 8],
     /// I/O page of each page of guest VRAM that is in host memory.
     pub(crate) hosted: BTreeMap<u64, u64>,
@@ -103,7 +103,7 @@ impl Default for Grants {
 }
 
 impl Grants {
-    /// Grants `pages` pages of RAM from guest page `gpa` on, as the I/O pages from `iova` on.
+    /// Grants `pages` pages of RAM starting at guest page `gpa`, as the I/O pages starting at `iova`.
     pub(crate) fn map(&mut self, gpa: u64, iova: u64, pages: u64, writable: bool) {
         self.ram.extend((0..pages).map(|page| (gpa + page, (iova + page, writable))));
     }
@@ -130,7 +130,7 @@ impl Grants {
         Some(at).filter(|at| *at < GUEST_VRAM && !self.hosted.contains_key(&(at / PAGE)))
     }
 
-    /// Returns the guest VRAM address of a byte of host memory, if it holds guest VRAM.
+    /// Returns the guest VRAM address of a byte of host memory, if the byte contains guest VRAM.
     pub(crate) fn hosted_vram(&self, iova: u64) -> Option<u64> {
         let (page, _) = self.hosted.iter().find(|(_, host)| **host == iova / PAGE)?;
         Some(page * PAGE + iova % PAGE).filter(|at| self.vram_page(*at).is_some())
@@ -179,7 +179,7 @@ pub(crate) struct Card {
     /// Contents of each allocation, by its start.
     pub(crate) allocated: BTreeMap<u64, Vec<u8>>,
     pub(crate) freed: Vec<u64>,
-    /// Number of further allocations that succeed; `None` for no limit.
+    /// Number of further allocations that succeed; `None` means no limit.
     pub(crate) room: Option<u32>,
     pub(crate) writes: Vec<(u64, Vec<u8>)>,
 }
@@ -216,7 +216,7 @@ impl ShadowMemory for Card {
     }
 
     fn free(&mut self, address: VramAddr, bytes: u64) {
-        let known = self.allocated.remove(&address.0).expect("freed what is not allocated");
+        let known = self.allocated.remove(&address.0).expect("freed memory that is not allocated");
         assert_eq!(known.len() as u64, bytes);
         self.freed.push(address.0);
     }
@@ -255,8 +255,8 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
     }
 }
 
-/// Walks tables with its own shifts and masks. `read` receives true for host memory, and the address. An entry that
-/// cannot be read counts as invalid.
+/// Walks tables with its own shifts and masks. The arguments of `read` are a flag for host memory and the address. An
+/// entry that cannot be read counts as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;
@@ -293,7 +293,7 @@ pub(crate) fn reachable(card: &Card, directory: u64) -> Vec<Page> {
             (pde & 3, ((pde >> 4) & 0xfff_ffff) << 12, 1024usize >> size, true),
             ((pde >> 32) & 3, (pde >> 36) << 12, 32768 >> size, false),
         ] {
-            assert!(target <= 1, "a shadow table lies in host memory");
+            assert!(target <= 1, "a shadow table is in host memory");
             if target == 0 {
                 continue;
             }

@@ -1,9 +1,9 @@
 //! Saved state of address spaces: the guest's directories and the shadow directories, without the contents of the
 //! guest's tables.
 //!
-//! The guest's tables are in the guest's memory, and are read again. A restored shadow maps no guest memory: its
+//! The guest's tables are in the guest's memory, and are read again. A restored shadow does not map guest memory: its
 //! directories on the card are empty except for the mediator's own pages, and all updates are pending. The first
-//! [`AddressSpaces::prepare`] of a space updates it; before that, the card must have no work of the space.
+//! [`AddressSpaces::prepare`] of a space updates the space. Before that, no work of the space may be on the card.
 
 use super::AddressSpaces;
 use crate::host::{Area, FIRST_ENTRY, HostTable};
@@ -51,7 +51,7 @@ pub(crate) enum SavedPlace {
 }
 
 impl AddressSpaces {
-    /// Saves the spaces. From this call on, the card must not do any work of these spaces.
+    /// Saves the spaces. From this call on, the card must not execute any work of these spaces.
     #[must_use]
     pub fn save(&self) -> SavedSpaces {
         let Self {
@@ -86,11 +86,11 @@ impl AddressSpaces {
     }
 
     /// Restores the spaces without mapping guest memory. `owns` returns true if a range of card memory belongs to this
-    /// VM's tables and has no other use. The caller must report again which pages the guest's CPU can write unseen
-    /// ([`Self::unseen`]), and flush the card's TLBs for all spaces.
+    /// VM's tables and has no other use. The caller must report again which pages the guest's CPU can write without a
+    /// trap ([`Self::unseen`]), and must flush the card's TLBs for all spaces.
     ///
     /// # Errors
-    /// If the saved spaces are invalid. No entry has been written in this case.
+    /// Returns an error if the saved spaces are invalid. In this case no entry was written.
     pub fn restored(
         saved: SavedSpaces,
         mode: Mode,
@@ -116,11 +116,11 @@ impl AddressSpaces {
 }
 
 impl SavedSpaces {
-    /// Moves the spaces to another card: allocates empty directories on that card. The mediator's own pages must be
-    /// mapped again. Also returns the old and the new address of each directory.
+    /// Moves the spaces to another card: allocates empty directories on that card. The caller must map the mediator's
+    /// own pages again. Also returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// [`NoMemory`]: the caller must free all allocations.
+    /// Returns [`NoMemory`] if memory is short. The caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
         // Restoring refuses more spaces than this, so do not allocate memory for them.
@@ -153,7 +153,7 @@ impl SavedSpaces {
             own.map_or(Ok(()), |card| claim(card, Area::Own.table_bytes()))?;
             common.map_or(Ok(()), |card| claim(card, Area::Shared.table_bytes()))?;
             Invalid::unless(SpaceId::new(generation, 0).generation() == generation, || {
-                format!("{generation:#x} is no generation of address spaces")
+                format!("{generation:#x} is not a generation of address spaces")
             })?;
             let place = Place::from(directory);
             let aligned = place.address().checked_rem(SMALL_PAGE) == Some(0);
@@ -187,8 +187,9 @@ impl SavedSpace {
         let tables = [(Area::Own, own), (Area::Shared, common)];
         for (slot, (area, card)) in space.host.iter_mut().zip(tables) {
             *slot = card.map(|card| HostTable::at(area, VramAddr(card)));
-            let pde =
-                slot.map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can name a table"))).transpose()?;
+            let pde = slot
+                .map(|table| table.pde().ok_or_else(|| Invalid::new("no entry can refer to a table")))
+                .transpose()?;
             if let Some(entry) = space.directory.shadow.get_mut(area.entry() as usize) {
                 *entry = pde.unwrap_or(0);
             }

@@ -62,7 +62,7 @@ impl World {
         world
     }
 
-    /// Writes as the guest's CPU.
+    /// Writes like the guest's CPU.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {
@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Flushes as the guest, without a flush of the card's TLBs.
+    /// Flushes like the guest, without a flush of the card's TLBs.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -257,7 +257,7 @@ fn denied_entries_are_counted_once_and_never_reach_the_card() {
         assert_eq!(denied.count_of(reason), count, "{}", reason.name());
     }
     assert!(reachable(&world.card, world.directory()).is_empty());
-    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+    assert_eq!(world.sync().denied.total(), 0, "no page has changed");
 }
 
 #[test]
@@ -271,18 +271,18 @@ fn an_entry_that_is_half_written_is_not_denied() {
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     world.write(vram(SPT), whole);
     assert_eq!((world.sync().denied.total(), world.at(0)), (0, Some((2, 0x8000 * PAGE))));
-    // If the entry stays the same, the guest means it.
+    // If the entry stays the same, the guest has written it completely.
     world.write(vram(SPT), half);
     assert_eq!((world.prepare().denied.total(), world.at(0)), (0, None));
     assert_eq!((world.prepare().denied.count_of(Denial::Vram), world.at(0)), (1, None));
-    assert_eq!(world.prepare().denied.total(), 0, "nothing is new");
+    assert_eq!(world.prepare().denied.total(), 0, "no page has changed");
 }
 
 #[test]
 fn prepare_before_work_completes_deferred_flush() {
     let mut world = World::mapped_in(Mode::LazyAdd);
     world.write(vram(SPT), pte(0, GUEST_VRAM));
-    assert_eq!(world.flush(false).denied.total(), 0, "it is not looked at yet");
+    assert_eq!(world.flush(false).denied.total(), 0, "the page was not read yet");
     assert_eq!(world.prepare().denied.count_of(Denial::Vram), 1);
 }
 
@@ -291,7 +291,11 @@ fn many_denied_entries_count_at_once() {
     let mut world = World::mapped();
     (0..100).for_each(|entry| world.write(vram(SPT + 8 * entry), pte(0, GUEST_VRAM)));
     let first = world.prepare().denied.count_of(Denial::Vram);
-    assert_eq!((first, world.prepare().denied.count_of(Denial::Vram)), (84, 16), "what is looked at twice is bounded");
+    assert_eq!(
+        (first, world.prepare().denied.count_of(Denial::Vram)),
+        (84, 16),
+        "the number of entries that are read twice is bounded"
+    );
 }
 
 #[test]
@@ -299,7 +303,8 @@ fn a_large_page_of_ram_needs_every_piece() {
     let mut world = World::mapped();
     world.write(vram(LPT), pte(2, 0x1020 * PAGE));
     world.write(vram(LPT + 8), pte(2, 0x1000 * PAGE));
-    // Use 32 pages of which the last 16 are elsewhere for the card, and 32 pages of which the last is not granted.
+    // Use 32 pages of which the last 16 have other I/O virtual addresses, and 32 pages of which the last one is not
+    // granted.
     world.grants.map(0x1050, 0xc000, 16, true);
     world.write(vram(LPT + 16), pte(2, 0x1040 * PAGE));
     world.grants.ram.remove(&0x201f);
@@ -319,7 +324,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
-    // A single byte of the range suffices.
+    // One byte of the range is enough.
     let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
     assert_eq!((report.entries_written, report.lost_permission), (1, true));
     assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
@@ -328,7 +333,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     for page in 0x1000..0x1040 {
         world.grants.ram.remove(&page);
     }
-    assert_eq!(world.sync().denied.total(), 0, "the guest has written nothing new");
+    assert_eq!(world.sync().denied.total(), 0, "the guest has not written");
     assert_eq!(world.at(0), None);
     world.grants.map(0x1000, 0xd000, 64, true);
     world.spaces.granted();
@@ -352,7 +357,7 @@ fn withdrawn_ram_is_unmapped_in_bounded_steps() {
     while let Some((_, step)) = world.spaces.invalidate(&mut withdrawal, &mut world.card) {
         written.push(step.entries_written);
     }
-    // Other waiters can take the lock between two steps.
+    // Other threads can take the lock between two steps.
     assert!(written.len() > 2 && written.iter().all(|entries| *entries <= 1024), "{written:?}");
     assert!(before > 1024 && mapped(&world) == 0, "{before} entries were mapped");
 }
@@ -395,7 +400,7 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
     // Interpreted as an entry, the first word refers to frame 0x10 of VRAM. Its low bits give a kind that the chip has,
-    // or does not have.
+    // or one that it does not have.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }
@@ -480,7 +485,7 @@ fn tables_over_limit_are_absent_and_existing_ones_stay() {
     assert_eq!(world.sync().denied.count_of(Denial::Limit), 1);
     assert_eq!((world.at(0).is_some(), world.at(1 << 27)), (true, None));
     assert_eq!(world.spaces.card_bytes(), PD_BYTES + 0x8000);
-    // Now the tables fit again.
+    // The tables fit again now.
     world.write(vram(DIRECTORY), 0);
     world.sync();
     world.write(vram(LPT), pte(0, 0));
@@ -496,9 +501,9 @@ fn tables_wait_until_card_memory_is_available() {
     world.card.room = Some(1);
     for _ in 0..2 {
         let report = world.sync();
-        assert_eq!((report.waiting, report.denied.total()), (1, 0), "it is not denied, and not forgotten");
+        assert_eq!((report.waiting, report.denied.total()), (1, 0), "the entry is neither denied nor forgotten");
     }
-    // Tables are created in order of addresses, so the large table got the memory.
+    // Tables are created in the order of their addresses, so the large table got the memory.
     assert_eq!((world.at(0), world.at(LARGE).is_some()), (None, true));
     world.card.room = None;
     assert_eq!(world.sync().waiting, 0);
@@ -556,7 +561,7 @@ fn spaces_are_bounded() {
         world.spaces.open(vram(index * PAGE + 0x100_0000), &mut world.card).unwrap();
     }
     assert_eq!(world.spaces.open(vram(0), &mut world.card), Err(NoMemory));
-    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it is there already");
+    assert!(world.spaces.open(vram(DIRECTORY + 0xfff), &mut world.card).is_ok(), "it already exists");
     assert_eq!(world.spaces.count(), MAX_SPACES);
 }
 

@@ -86,7 +86,7 @@ fn scattered_or_unaligned_large_page_becomes_small_entries() {
     grants.map(0x1000, 0x8001, 32, true);
     let shifted: Vec<_> = (0..32).map(|page| (3, 0x8001 + page)).collect();
     assert_eq!(split(raw(3, 0x1000 * PAGE), &grants), shifted);
-    // Move one page of VRAM to host memory; then all of them, first contiguously and then without alignment.
+    // Move one page of VRAM to host memory. Then move all of them, first contiguously and then without alignment.
     grants.hosted.insert(64 + 5, 0xf005);
     let mixed: Vec<_> = (0..32).map(|page| if page == 5 { (2, 0xf005) } else { (0, 7 * 32 + page) }).collect();
     assert_eq!(split(raw(0, 2 * LARGE), &grants), mixed);
@@ -190,7 +190,7 @@ fn exhaustive_small_world() {
                 let wanted = crate::model::spec::entry(guest, large, &grants);
                 let pieces = crate::model::spec::pieces(guest, &grants).filter(|_| large);
                 let found = translate(guest, size, &mut grants);
-                // `named` must recognise every entry that could be granted, without asking for a grant.
+                // `named` must recognise every entry that could be granted, without requesting a grant.
                 assert!(named(guest, size).is_some() || (wanted == 0 && pieces.is_none()));
                 granted += u32::from(wanted != 0);
                 denied += u32::from(found.is_err());
@@ -206,7 +206,7 @@ fn exhaustive_small_world() {
     }
     assert!(
         granted > 35_000 && denied > 40_000 && split > 2_000,
-        "the test world means little: {granted} {denied} {split}"
+        "the test world covers too few cases: {granted} {denied} {split}"
     );
 }
 

@@ -82,7 +82,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     }
     // The expected errors show that lintian has read the packages.
     ensure!(errors == UNCOMPRESSED.into(), "errors of lintian: {errors:?}");
-    for package in ["gpu-mediator", "gpu-mediator-kubernetes", "gpu-mediator-guest"] {
+    for package in ["gpu-mediator", "gpu-mediator-kubernetes", "gpu-mediator-guest", "gpu-mediator-gdev"] {
         for package in [package.to_owned(), format!("{package}-dbgsym")] {
             ensure!(report.stdout.contains(&format!("E: {package}: ")), "lintian has not read {package}");
         }
@@ -98,7 +98,7 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     println!("{}{}", report.stdout, report.stderr);
     // Releases are signed manually.
     ensure!(marked(&report.stdout, ": E: ") == ["no-signature"].into(), "errors of rpmlint");
-    ensure!(report.stdout.contains("3 packages and 0 specfiles checked"), "rpmlint has not read all");
+    ensure!(report.stdout.contains("4 packages and 0 specfiles checked"), "rpmlint has not read all");
     Ok(())
 }
 
@@ -129,6 +129,31 @@ fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     let doctor = run_to_end(&mut doctor, LIMIT)?;
     ensure!(doctor.code == Some(1), "{}{}", doctor.stdout, doctor.stderr);
     ensure!(doctor.stdout.contains("MISSING  device") && doctor.stdout.contains("--cuda"), "{}", doctor.stdout);
+    Ok(())
+}
+
+/// A program compiles against the package's files, and finds the library where the package has it.
+#[test]
+fn gdev_package_has_what_programs_need() -> Result<()> {
+    let scratch = Scratch::new("gdev-package")?;
+    packages(scratch.path())?;
+    let package = format!("gpu-mediator-gdev_{}_amd64.deb", env!("CARGO_PKG_VERSION"));
+    let root = scratch.path().join("root");
+    let mut unpack = Command::new("dpkg-deb");
+    run_to_end(unpack.arg("--extract").arg(scratch.path().join(&package)).arg(&root), LIMIT)?.success()?;
+    let description = fs::read_to_string(root.join("usr/share/pkgconfig/gdev.pc"))?;
+    let value = |key: &str| description.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let folder = root.join(value("libdir=").context("libdir")?.trim_start_matches('/'));
+    let libraries = value("Libs:").context("Libs")?.replace("${libdir}", &folder.display().to_string());
+    let (source, program) = (root.join("usr/share/doc/gpu-mediator-gdev/examples/add.c"), scratch.path().join("add"));
+    let mut compile = Command::new("cc");
+    compile.arg(&source).arg("-I").arg(root.join("usr/include")).arg("-o").arg(&program);
+    run_to_end(compile.args(libraries.split_whitespace()), LIMIT)?.success()?;
+    // The program starts with the library, and reports that there is no such device.
+    let image = source.with_file_name("add.sm20");
+    let ended = run_to_end(Command::new(&program).arg("vgpu:/no/socket").arg(image), LIMIT)?;
+    ensure!(ended.code == Some(1) && ended.stderr.contains("/no/socket"), "{}{}", ended.stdout, ended.stderr);
+    run_to_end(Command::new(root.join("usr/bin/gdev-crypt")).arg("--version"), LIMIT)?.success()?;
     Ok(())
 }
 

@@ -273,25 +273,25 @@ fn is_killed(host: &Host) -> Result<()> {
 fn is_stopped_and_started(host: &Host) -> Result<()> {
     let socket = "--socket-path /run/gpu-mediator/pod/gpu.sock";
     host.ok(&format!("mediatorctl vm add pod --card card0 --vram-mib {VRAM_MIB} {socket}"))?;
-    host.ok("mkdir -p /mnt/pod && mount --bind /run/gpu-mediator/pod /mnt/pod")?;
+    host.ok("mkdir -p /tmp/mounted && mount --bind /run/gpu-mediator/pod /tmp/mounted")?;
     let before = state(host)?;
-    let folder = "stat --format='%d %i' /run/gpu-mediator/pod /mnt/pod /run/gpu-mediator";
+    let folder = "stat --format='%d %i' /run/gpu-mediator/pod /tmp/mounted /run/gpu-mediator";
     let folders = host.ok(folder)?;
     host.ok("systemctl stop gpu-mediator")?;
     assert_eq!(property(host, "ActiveState")?, "inactive");
     assert_eq!(host.ok(folder)?, folders, "the daemon's end removes no folder");
-    let refused = host.sh(&format!("light-vmm /mnt/pod/gpu.sock {VRAM_MIB}"))?;
+    let refused = host.sh(&format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;
     assert_ne!(refused.code, 0, "nothing serves the socket");
     host.ok("systemctl start gpu-mediator")?;
     assert_eq!(host.ok(folder)?, folders);
     assert_eq!(state(host)?, before);
     // The container sees the new socket, and a VMM works with it.
-    let same = "test $(stat --format=%i /mnt/pod/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
+    let same = "test $(stat --format=%i /tmp/mounted/gpu.sock) = $(stat --format=%i /run/gpu-mediator/pod/gpu.sock)";
     host.ok(same)?;
-    start(host, "pod", "root", &format!("light-vmm /mnt/pod/gpu.sock {VRAM_MIB}"))?;
+    start(host, "pod", "root", &format!("light-vmm /tmp/mounted/gpu.sock {VRAM_MIB}"))?;
     let result = host.until("the pod's VM to work", "grep '^RESULT' /tmp/pod.log", WAIT_TIMEOUT)?;
     assert!(result.starts_with("RESULT ok=true"), "{result}");
-    host.ok("mediatorctl vm remove pod && umount /mnt/pod && rmdir /mnt/pod && test ! -e /run/gpu-mediator/pod")
+    host.ok("mediatorctl vm remove pod && umount /tmp/mounted && rmdir /tmp/mounted && test ! -e /run/gpu-mediator/pod")
         .map(drop)
 }
 
@@ -382,7 +382,7 @@ fn packaged_service_survives_kill_hang_reload_and_upgrade() -> Result<()> {
     hangs(&host)?;
     is_misconfigured(&host)?;
     is_upgraded(&host)?;
-    let complaints = host.sh("journalctl --no-pager --unit=gpu-mediator --output=cat | grep -E ' (WARN|ERROR) ' | grep -v 'the daemon before this one was killed'")?;
+    let complaints = host.sh("journalctl --no-pager --unit=gpu-mediator --output=cat | grep -E ' (WARN|ERROR) ' | grep -v 'the previous daemon was killed'")?;
     assert_eq!(complaints.text(), "");
     is_removed(&host, &files)
 }

@@ -1,4 +1,4 @@
-//! Calls of a client that migrates a device.
+//! Requests of a client that migrates a device.
 
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -9,11 +9,11 @@ use crate::protocol::{
     MigDeviceState,
 };
 
-/// Maximum size of the answer about a feature, in bytes.
+/// Maximum size of the reply to a feature request, in bytes.
 const MAX_ANSWER_BYTES: u32 = 1 << 20;
 
 impl Client {
-    /// Sends an arbitrary `DEVICE_FEATURE`. Returns the size of the full answer, and its data.
+    /// Sends a `DEVICE_FEATURE` request without checking it. Returns the size of the full reply, and its data.
     pub fn feature(&mut self, flags: u32, argsz: u32, data: &[u8]) -> Result<(u32, Vec<u8>)> {
         let body = DeviceFeature { argsz, flags };
         let reply = self.request(Command::DEVICE_FEATURE, &[body.as_bytes(), data].concat(), &[])?;
@@ -48,7 +48,11 @@ impl Client {
         let reply = self.request(Command::MIG_DATA_READ, body.as_bytes(), &[])?;
         let (said, data) = parse::<MigData>(&reply.body)?;
         if length(data.len()) != said.size || said.size > size || said.argsz != said.size.saturating_add(8) {
-            return Err(ClientError::Protocol(format!("{} bytes of state, said to be {}", data.len(), said.size)));
+            return Err(ClientError::Protocol(format!(
+                "the server sent {} bytes of state and announced {}",
+                data.len(),
+                said.size
+            )));
         }
         Ok(data.to_vec())
     }
@@ -83,7 +87,7 @@ impl Client {
         self.feature(FEATURE_DMA_LOGGING_STOP | FEATURE_SET, MAX_ANSWER_BYTES, &[]).map(drop)
     }
 
-    /// Queries the pages of a range that were written since the last call: one bit per page.
+    /// Queries which pages of a range were written since the last call. Returns one flag per page.
     pub fn written(&mut self, iova: u64, length: u64, page_size: u64) -> Result<Vec<bool>> {
         let asked = LoggingReport { iova, length, page_size };
         let (_, data) = self.feature(FEATURE_DMA_LOGGING_REPORT | FEATURE_GET, MAX_ANSWER_BYTES, asked.as_bytes())?;

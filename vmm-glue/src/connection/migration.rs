@@ -1,7 +1,8 @@
-//! Messages of a client that saves or restores the device's state, or queries its written memory.
+//! Handles the messages with which a client saves or restores the device's state, or queries the memory that the device
+//! has written.
 //!
-//! The session keeps the state, so the device is only ever called in the order of [`Migration`]'s states. An invalid
-//! request is refused without changes; if the device fails, the device reports the state.
+//! The session tracks the migration state, so it calls the device only in the order of [`Migration`]'s states. It
+//! refuses an invalid request without changing anything. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
@@ -26,7 +27,7 @@ pub(super) struct Migrating {
 }
 
 impl Migrating {
-    /// Records a reset, which ends any migration.
+    /// Records a device reset, which ends any migration.
     pub(super) fn was_reset(&mut self) {
         self.state = State::Running;
     }
@@ -41,11 +42,10 @@ impl From<MigrationError> for Refusal {
 
 /// Returns the device as a migratable device.
 fn as_migration(device: &mut dyn Device) -> Result<&mut dyn Migration, Refusal> {
-    // This is the kernel's error for a feature that a device lacks; a client that gets it blocks migration.
-    device.migration().ok_or_else(|| Refusal {
-        errno: Errno::NOTTY,
-        reason: "the state of this device cannot be taken elsewhere".to_owned(),
-    })
+    // The kernel reports this error for a feature that a device lacks. A client that gets it blocks migration.
+    device
+        .migration()
+        .ok_or_else(|| Refusal { errno: Errno::NOTTY, reason: "this device cannot be migrated".to_owned() })
 }
 
 impl Session {
@@ -98,7 +98,7 @@ impl Session {
                 let asked = parse(data)?;
                 let bytes = self.report_bytes(&asked)?;
                 let all = size_of::<DeviceFeature>().saturating_add(size_of::<LoggingReport>()).saturating_add(bytes);
-                // A client without space for the report has not received it, so the log must keep these writes.
+                // If the report does not fit, the client has not received it, so the log must keep these writes.
                 if wire_len(all) > argsz {
                     return answer(header, wire_len(all), flags, &[], out);
                 }
@@ -115,13 +115,14 @@ impl Session {
         MigDeviceState { device_state: self.migration.state.to_wire(), data_fd: 0 }
     }
 
-    /// Moves to a state, passing through the intermediate states.
+    /// Moves to a state through the intermediate states.
     fn go_to(&mut self, device: &mut dyn Migration, number: u32) -> Result<(), Refusal> {
         let Some(to) = State::from_wire(number) else {
-            let what = if number == STATE_ERROR { "is no state to ask for" } else { "is not supported" };
+            let what =
+                if number == STATE_ERROR { "is not a state that a client can request" } else { "is not supported" };
             return refuse(Errno::INVAL, format!("state {number} of migration {what}"));
         };
-        // After this, the configuration space may belong to another device.
+        // After this call, the configuration space may be that of another device.
         self.configured = true;
         while self.migration.state != to {
             let state = self.migration.state;
@@ -129,7 +130,7 @@ impl Session {
             let failed = |error: MigrationError, left: State| (Refusal::from(error), left);
             let gone = match (state, next) {
                 (State::Error, _) => {
-                    return refuse(Errno::IO, "the device has failed while it was to be another, and is to be reset");
+                    return refuse(Errno::IO, "the device failed while it loaded a state, and must be reset");
                 }
                 (State::Running, _) => device.stop().map_err(|error| failed(error, State::Running)),
                 (State::StopCopy, _) => {
@@ -169,7 +170,10 @@ impl Session {
         let len = self.piece(size)?;
         let all = wire_len(size_of::<MigData>().saturating_add(len));
         if argsz < all {
-            return refuse(Errno::INVAL, format!("room for {argsz} bytes of an answer with {size} bytes of state"));
+            return refuse(
+                Errno::INVAL,
+                format!("the reply has {size} bytes of state, and the client accepts {argsz} bytes"),
+            );
         }
         let mut data = vec![0; len];
         let written = migration.save(&mut data)?;
@@ -189,7 +193,7 @@ impl Session {
         self.in_state(State::Resuming, "written")?;
         let len = self.piece(size)?;
         if len != data.len() {
-            return refuse(Errno::INVAL, format!("{} bytes of state came, {size} were said", data.len()));
+            return refuse(Errno::INVAL, format!("the client sent {} bytes of state and announced {size}", data.len()));
         }
         Ok(migration.load(data)?)
     }
@@ -199,22 +203,22 @@ impl Session {
         if now != state {
             return refuse(
                 Errno::INVAL,
-                format!("a device's state is {done} in state {state:?}, and it is in {now:?}"),
+                format!("a device's state is {done} in migration state {state:?}, and the device is in {now:?}"),
             );
         }
         Ok(())
     }
 
-    /// Returns the size of one part of a state, in bytes, if the part is not too large.
+    /// Returns the size of one part of a state in bytes, or refuses a part that is too large.
     fn piece(&self, size: u32) -> Result<usize, Refusal> {
         let len = usize::try_from(size).unwrap_or(usize::MAX);
         if len > self.max_transfer {
-            return refuse(Errno::INVAL, format!("{size} bytes of state; {} go at once", self.max_transfer));
+            return refuse(Errno::INVAL, format!("{size} bytes of state exceed the maximum of {}", self.max_transfer));
         }
         Ok(len)
     }
 
-    /// Starts the log of the device's writes. Logs all memory, regardless of the requested ranges.
+    /// Starts the log of the device's writes. The log covers all memory, whichever ranges the client requested.
     fn start_logging(&mut self, device: &mut dyn Migration, data: &[u8]) -> Result<Vec<u8>, Refusal> {
         let (start, rest) =
             LoggingStart::read_from_prefix(data).map_err(|_| too_short(data, size_of::<LoggingStart>()))?;
@@ -228,10 +232,10 @@ impl Session {
             range.length != 0 && range.iova.checked_add(range.length.saturating_sub(1)).is_some()
         };
         if !page_size.is_power_of_two() || !ranges.iter().all(is_range) {
-            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or a range that is none"));
+            return refuse(Errno::INVAL, format!("pages of {page_size} bytes, or an invalid range"));
         }
         if self.migration.logs {
-            return refuse(Errno::INVAL, "writes of client memory are logged already");
+            return refuse(Errno::INVAL, "writes of client memory are already logged");
         }
         self.link.memory().writes().set(true);
         device.log_writes(true);
@@ -250,13 +254,16 @@ impl Session {
         if !page_size.is_power_of_two() || page_size < PAGE_SIZE || length == 0 || iova.checked_add(length).is_none() {
             return refuse(
                 Errno::INVAL,
-                format!("no range of pages of {page_size} bytes has {length:#x} from {iova:#x}"),
+                format!("{length:#x} bytes at {iova:#x} are not a range of pages of {page_size} bytes"),
             );
         }
         let words = length.div_ceil(page_size).div_ceil(64);
         let bytes = usize::try_from(words.saturating_mul(8)).unwrap_or(usize::MAX);
         if bytes > self.max_transfer {
-            return refuse(Errno::INVAL, format!("a bitmap of {bytes} bytes; {} go at once", self.max_transfer));
+            return refuse(
+                Errno::INVAL,
+                format!("a bitmap of {bytes} bytes exceeds the maximum of {}", self.max_transfer),
+            );
         }
         Ok(bytes)
     }
@@ -282,7 +289,7 @@ impl Session {
     }
 }
 
-/// Answers a `DEVICE_FEATURE`: the body's size and flags, and data.
+/// Replies to a `DEVICE_FEATURE` request: writes the body's size and flags, and the data.
 fn answer(header: &Header, argsz: u32, flags: u32, data: &[u8], out: &mut Outbox) -> Result<(), Refusal> {
     if !header.no_reply() {
         out.reply(header, &DeviceFeature { argsz, flags }, data);

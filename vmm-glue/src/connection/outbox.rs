@@ -1,4 +1,4 @@
-//! Messages that wait to be sent to a client.
+//! Messages queued for a client.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -11,27 +11,27 @@ use zerocopy::{Immutable, IntoBytes};
 use crate::descriptors::{Given, Giving, ParkError};
 use crate::protocol::{FLAG_ERROR, FLAG_TYPE_REPLY, HEADER_SIZE, Header};
 
-/// Queued bytes, and the descriptors to send with some of them.
+/// Queued bytes and their descriptors.
 #[derive(Debug, Default)]
 pub struct Outbox {
     bytes: Vec<u8>,
-    /// Number of bytes at the front that are already sent.
+    /// Number of bytes at the front that were already sent.
     sent: usize,
-    /// Descriptors, each with the index in `bytes` of the byte that it is sent with.
+    /// Descriptors, each with the index in `bytes` of the byte that carries it.
     fds: VecDeque<(usize, Arc<OwnedFd>)>,
 }
 
 /// The messages in their saved form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedOutbox {
-    /// Waiting bytes.
+    /// Bytes that were not sent yet.
     bytes: Vec<u8>,
-    /// Byte positions, and the descriptors that are sent at these positions.
+    /// Each descriptor's name and the position of the byte that carries it.
     fds: Vec<(u32, u32)>,
 }
 
 impl Outbox {
-    /// Saves the waiting messages.
+    /// Saves the queued messages.
     pub(super) fn save(&self, giving: &mut Giving<'_>) -> Result<SavedOutbox, ParkError> {
         let Self { bytes, sent, fds } = self;
         let mut places = Vec::new();
@@ -42,13 +42,13 @@ impl Outbox {
         Ok(SavedOutbox { bytes: bytes.get(*sent..).unwrap_or_default().to_vec(), fds: places })
     }
 
-    /// Restores waiting messages, of at most `most` bytes and one message.
+    /// Restores queued messages. Refuses more than four times `most` bytes.
     pub(super) fn restored(saved: SavedOutbox, given: &Given, most: usize) -> Result<Self, ParkError> {
         let SavedOutbox { bytes, fds } = saved;
         let within = |place: u32| usize::try_from(place).is_ok_and(|place| place < bytes.len());
         let ordered = fds.iter().map(|(place, _)| place).is_sorted() && fds.iter().all(|(place, _)| within(*place));
         Invalid::unless(ordered && bytes.len() <= most.saturating_mul(4), || {
-            format!("{} bytes wait to be sent, or descriptors with none of them", bytes.len())
+            format!("{} bytes wait to be sent, or a descriptor does not belong to any of them", bytes.len())
         })?;
         let mut places = VecDeque::new();
         for (place, fd) in fds {
@@ -57,12 +57,12 @@ impl Outbox {
         Ok(Self { bytes, sent: 0, fds: places })
     }
 
-    /// Returns the number of waiting bytes.
+    /// Returns the number of queued bytes.
     pub fn len(&self) -> usize {
         self.bytes.len().saturating_sub(self.sent)
     }
 
-    /// Returns true if no message waits.
+    /// Returns true if no message is queued.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -98,7 +98,7 @@ impl Outbox {
         }
     }
 
-    /// Takes all waiting bytes; descriptors are dropped.
+    /// Takes all queued bytes and drops their descriptors.
     pub fn take(&mut self) -> Vec<u8> {
         let bytes = self.bytes.get(self.sent..).unwrap_or_default().to_vec();
         self.bytes.clear();
@@ -107,7 +107,7 @@ impl Outbox {
         bytes
     }
 
-    /// Returns the bytes, so that whole messages can be appended.
+    /// Returns the byte buffer so that whole messages can be appended.
     pub(super) fn raw(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
@@ -125,7 +125,7 @@ impl Outbox {
         self.bytes.extend_from_slice(data);
     }
 
-    /// Appends a successful reply whose last `len` bytes `fill` provides; if it fails, appends nothing.
+    /// Appends a successful reply. `fill` writes its last `len` bytes; if `fill` fails, nothing is appended.
     pub(super) fn reply_with<E>(
         &mut self,
         request: &Header,
@@ -149,7 +149,7 @@ impl Outbox {
         result
     }
 
-    /// Appends an error reply. `body` is empty except for clients that read it regardless.
+    /// Appends an error reply. `body` is empty except for clients that expect a body even in error replies.
     pub(super) fn error(&mut self, request: &Header, errno: u32, body: &[u8]) {
         self.header(request, body.len(), FLAG_ERROR, errno);
         self.bytes.extend_from_slice(body);

@@ -1,4 +1,4 @@
-//! The input buffer: frames messages and finds the file descriptors that belong to each.
+//! The input buffer: splits the stream into messages and assigns file descriptors to each.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
@@ -13,15 +13,15 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::journal::{Marks, Room};
 use crate::protocol::{Command, HEADER_SIZE, Header, IRQ_DATA_EVENTFD, IrqSet};
 
-/// Space in addition to one message in bytes, so that many small messages can arrive in one call.
+/// Space beyond one message, in bytes, so that one call can receive many small messages.
 pub(crate) const EXTRA_RECEIVE_BYTES: usize = 64 << 10;
-/// Maximum number of descriptor sets that wait for their message.
+/// Maximum number of descriptor sets whose message is not handled yet.
 pub(super) const MAX_SETS: usize = 8;
 
 /// Descriptors received in one call.
 #[derive(Debug)]
 struct FdSet {
-    /// Position in the stream after the call's bytes.
+    /// Position in the stream of the first byte after those of the call.
     end: u64,
     fds: Vec<OwnedFd>,
     truncated: bool,
@@ -57,16 +57,16 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(super) struct Receive {
     buffer: Buffer,
-    /// Start of the unhandled bytes, which are `start..end` of the buffer.
+    /// Start of the unhandled bytes. They are `start..end` of the buffer.
     start: usize,
     end: usize,
-    /// Position in the stream of `start`.
+    /// Stream position of `start`.
     position: u64,
-    /// Remaining bytes of an oversized message to discard.
+    /// Number of bytes of an oversized message that are still to be discarded.
     skip: u64,
     max_message: usize,
     sets: VecDeque<FdSet>,
-    /// Set if a message has had descriptors since the last [`Self::take_gave`].
+    /// Set if a message had descriptors since the last [`Self::take_gave`].
     gave: bool,
 }
 
@@ -76,12 +76,12 @@ impl Receive {
         Self { buffer, start: 0, end: 0, position: 0, skip: 0, max_message, sets: VecDeque::new(), gave: false }
     }
 
-    /// Returns the size of the longest message that is received whole.
+    /// Returns the maximum size of a message that is received completely, in bytes.
     pub fn max_message(&self) -> usize {
         self.max_message
     }
 
-    /// From now on, receives into a journal's buffer; moves the waiting bytes into it.
+    /// Switches to a journal's buffer and moves the waiting bytes into it.
     pub fn move_into(&mut self, mut room: Room) {
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
         if let Some(place) = room.get_mut(..waiting.len()) {
@@ -92,17 +92,17 @@ impl Receive {
         self.mark(true);
     }
 
-    /// Receives into this process's memory again, because the journal has ended.
+    /// Switches back to this process's memory because the journal has ended.
     pub fn move_out(&mut self) {
         self.buffer = Buffer::Own(self.buffer.to_vec().into_boxed_slice());
     }
 
-    /// Returns the position in the stream after the messages that were taken out.
+    /// Returns the stream position after the last message that was taken.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Returns true if a message has had descriptors since the last call.
+    /// Returns true if a message had descriptors since the last call.
     pub fn take_gave(&mut self) -> bool {
         std::mem::take(&mut self.gave)
     }
@@ -116,7 +116,8 @@ impl Receive {
         }
     }
 
-    /// Like [`Self::mark`], before the answers to all handled messages are sent, with commit number `sent`.
+    /// Like [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
+    /// commit.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {
             let (start, end) = (length(self.start), length(self.end));
@@ -124,8 +125,8 @@ impl Receive {
         }
     }
 
-    /// Returns the buffer for the next bytes. In a journal's buffer these bytes are zero, so that the next process
-    /// finds received bytes without a mark.
+    /// Returns the buffer for the next bytes. In a journal's buffer these bytes are zero, so that the next process can
+    /// find bytes that were received but not marked.
     pub fn space(&mut self) -> &mut [u8] {
         let before = self.end;
         if self.start == self.end {
@@ -148,7 +149,8 @@ impl Receive {
         }
     }
 
-    /// Adds received bytes. Returns the number of descriptors that were closed because no message can own them.
+    /// Adds received bytes. Returns the number of descriptors that were closed because they cannot belong to any
+    /// message.
     pub fn commit(&mut self, len: usize, fds: Vec<OwnedFd>, truncated: bool) -> usize {
         self.end = self.end.saturating_add(len).min(self.buffer.len());
         if fds.is_empty() && !truncated {
@@ -157,14 +159,15 @@ impl Receive {
         if self.sets.len() >= MAX_SETS {
             return fds.len();
         }
-        // The kernel ends a call after the part of the stream that carried descriptors, and a sender attaches them to
-        // the first byte of one message. Therefore the descriptors belong to the last message that starts before `end`.
+        // A call returns no bytes beyond the part of the stream that carried descriptors, and a sender attaches
+        // descriptors to the first byte of one message. Therefore the descriptors belong to the last message that
+        // starts before `end`.
         let end = self.position.saturating_add(length(self.end.saturating_sub(self.start)));
         self.sets.push_back(FdSet { end, fds, truncated });
         0
     }
 
-    /// Takes the next complete message out of the buffer.
+    /// Removes the next complete message from the buffer and returns it.
     pub fn next(&mut self) -> Result<Option<Message<'_>>, Fatal> {
         self.drop_skipped();
         let waiting = self.buffer.get(self.start..self.end).unwrap_or_default();
@@ -214,7 +217,7 @@ impl Receive {
     }
 }
 
-/// The input buffer in its saved form: positions are relative to the first waiting byte.
+/// The saved form of the input buffer. Positions are relative to the first waiting byte.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedReceive {
     /// Bytes of incomplete messages.
@@ -223,7 +226,7 @@ pub(super) struct SavedReceive {
     pub(super) sets: Vec<SavedSet>,
 }
 
-/// Descriptors that wait for their message.
+/// Descriptors whose message is not complete yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SavedSet {
     pub(super) end: u64,
@@ -259,7 +262,7 @@ impl Receive {
         Ok(receive)
     }
 
-    /// Restores the buffer of a killed process. `saved` was committed at `position` of the stream or after it.
+    /// Restores the buffer of a killed process. `saved` was committed at or after stream position `position`.
     pub(super) fn revived(
         saved: SavedReceive,
         given: &Given,
@@ -269,13 +272,13 @@ impl Receive {
     ) -> Result<Self, ParkError> {
         saved.check(room.len())?;
         let Marks { start, end, position: answered, skip, clean, .. } = room.marks();
-        // The committed messages are handled, and their answers may be in the output.
+        // The messages before the commit are handled, and their replies may be in the output.
         let ahead = position.saturating_sub(answered);
         let start = place(start.saturating_add(ahead));
         let end = place(end);
         let skip = if ahead == 0 { skip } else { saved.skip };
         Invalid::unless(start <= end && end <= room.len() && skip <= u64::from(MAX_SKIP), || {
-            format!("bytes {start} to {end} of a message, of which {skip} are to be skipped")
+            format!("bytes {start} to {end} of a message, of which {skip} must be skipped")
         })?;
         let now = answered.max(position);
         let until = if clean { received_until(&room, start, end, skip)? } else { end };
@@ -289,7 +292,7 @@ impl Receive {
         let last = now.saturating_add(length(until.saturating_sub(start)));
         if until > end && sets.back().is_none_or(|set| set.end != last) {
             Invalid::unless(!wants_descriptors(room.get(start..until).unwrap_or_default()), || {
-                "it was killed when it had just received descriptors".into()
+                "the daemon was killed just after it received descriptors".into()
             })?;
         }
         let mut receive = Self {
@@ -308,7 +311,7 @@ impl Receive {
 }
 
 impl SavedSet {
-    /// Restores the set, with positions that start at `position`.
+    /// Restores the set. Positions start at `position`.
     fn given(self, position: u64, given: &Given) -> Result<FdSet, ParkError> {
         let Self { end, fds, truncated } = self;
         Invalid::unless(fds.len() <= super::MAX_FDS, || "a message has too many descriptors".into())?;
@@ -317,8 +320,9 @@ impl SavedSet {
     }
 }
 
-/// Returns the end of the received bytes, in a buffer that is zero after them. The end is beyond the mark at `end` if
-/// the process was killed before it could update the mark. Messages are then assumed whole, as one call receives them.
+/// Returns the end of the received bytes. The buffer contains only zeros after them. The end is beyond the mark at
+/// `end` if the process was killed before it could update the mark. In this case messages are assumed to be complete,
+/// because one call receives a message as a whole.
 fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<usize, Invalid> {
     let Some(last) = room.get(end..).and_then(|rest| rest.iter().rposition(|byte| *byte != 0)) else { return Ok(end) };
     let last = end.saturating_add(last);
@@ -327,7 +331,7 @@ fn received_until(room: &[u8], start: usize, end: usize, skip: u64) -> Result<us
         let header = room.get(at..).and_then(|rest| Header::read_from_prefix(rest).ok());
         let size = header.map_or(0, |(header, _)| usize::try_from(header.size).unwrap_or(usize::MAX));
         let whole = skip == 0 && size >= HEADER_SIZE && at.saturating_add(size) <= room.len();
-        Invalid::unless(whole, || "it was killed when it had just received a part of a message".into())?;
+        Invalid::unless(whole, || "the daemon was killed just after it received a part of a message".into())?;
         at = at.saturating_add(size);
     }
     Ok(at)

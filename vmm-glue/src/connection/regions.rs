@@ -1,4 +1,4 @@
-//! Region accesses: checks and execution.
+//! Checks and executes region accesses.
 
 use rustix::io::Errno;
 use zerocopy::FromBytes;
@@ -68,7 +68,7 @@ impl Session {
             let reason = format!("a batch of {count} writes has {} bytes", body.len());
             return refuse(Errno::INVAL, reason);
         }
-        // Each part was a separate write in the client, so a failed write does not stop the others.
+        // Each part was a separate write in the client, so the remaining parts are executed even if one fails.
         let mut failed = None;
         let mut done = 0u64;
         for bytes in writes {
@@ -92,8 +92,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a write. `awaited` is set if the client is blocked until it has the answer; deferred work is then left
-    /// for [`Session::complete_deferred`].
+    /// Executes a write. `awaited` is set if the client blocks until it has the reply; deferred work then stays for
+    /// [`Session::complete_deferred`].
     fn write(
         &mut self,
         device: &mut dyn Device,
@@ -103,7 +103,10 @@ impl Session {
     ) -> Result<(), Refusal> {
         let (index, count) = self.check(access, true)?;
         if data.len() != count {
-            return refuse(Errno::INVAL, format!("{} bytes of data came for a write of {count}", data.len()));
+            return refuse(
+                Errno::INVAL,
+                format!("the client sent {} bytes of data for a write of {count}", data.len()),
+            );
         }
         add(&self.link.counters().region_writes, 1);
         self.configured |= index == RegionIndex::Config;
@@ -122,7 +125,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks an access. Returns its region and its length.
+    /// Checks an access. Returns the region and the length of the access.
     fn check(&self, access: &RegionAccess, write: bool) -> Result<(RegionIndex, usize), Refusal> {
         let RegionAccess { offset, region, count } = *access;
         let index = RegionIndex::from_wire(region);
@@ -139,7 +142,7 @@ impl Session {
         if len == 0 || len > self.max_transfer {
             return refuse(
                 Errno::INVAL,
-                format!("an access of {count} bytes, 1 to {} are possible", self.max_transfer),
+                format!("an access of {count} bytes; it must have 1 to {} bytes", self.max_transfer),
             );
         }
         if offset.checked_add(u64::from(count)).is_none_or(|end| end > info.size()) {

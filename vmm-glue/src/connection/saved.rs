@@ -1,4 +1,4 @@
-//! One client's connection in its saved form. The link saves the client's memory and interrupts.
+//! The saved form of one client's connection. The link saves the client's memory and interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -21,14 +21,14 @@ const TRANSFER: std::ops::RangeInclusive<usize> = (4 << 10)..=(1 << 20);
 pub(crate) struct SavedConnection {
     receive: SavedReceive,
     out: SavedOutbox,
-    /// Maximum size of the data in one message in bytes, negotiated with the client.
+    /// Maximum size of the data in one message, as negotiated with the client, in bytes.
     max_transfer: u32,
-    /// Facts about the client, once it has negotiated.
+    /// Properties of the client. Set after negotiation.
     peer: Option<SavedPeer>,
     refused: u64,
 }
 
-/// Facts about a client.
+/// Properties of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedPeer {
     minor: u16,
@@ -38,7 +38,7 @@ struct SavedPeer {
 }
 
 impl SavedConnection {
-    /// Saves the parts of a connection.
+    /// Creates the saved form from the parts of a connection.
     pub(super) fn from_parts(
         receive: &Receive,
         out: &Outbox,
@@ -46,9 +46,9 @@ impl SavedConnection {
         giving: &mut Giving<'_>,
     ) -> Result<Self, ParkError> {
         let Session {
-            // The link saves itself.
+            // The link is saved separately.
             link: _,
-            // Set by the server's options.
+            // The server's options set the limits.
             limits: _,
             max_transfer,
             // The socket identifies the client.
@@ -56,18 +56,18 @@ impl SavedConnection {
             peer,
             // Provided by the device.
             regions: _,
-            // The check restarts.
+            // The next process restarts the check.
             share: _,
             // Withdrawals are counted per process.
             withdrawals: _,
             refused,
-            // Used only by the journal, which starts again.
+            // Used only by the journal, which is created again.
             changed: _,
             configured: _,
-            // The device is not saved during its migration.
+            // The device cannot be saved during a migration.
             migration: _,
-            // A client is suspended only after the deferred write is completed. A killed process loses the write with
-            // all other work.
+            // A client is suspended only after the deferred write is completed. If the process is killed, the write is
+            // lost together with all other work.
             deferred: _,
         } = session;
         let peer = peer.map(|Peer { minor, max_transfer, takes_fds, complete }| SavedPeer {
@@ -92,12 +92,12 @@ impl SavedConnection {
         Ok(max_transfer)
     }
 
-    /// Drops the output, because it has been sent.
+    /// Drops the output because it was sent.
     pub(crate) fn forget_output(&mut self) {
         self.out = SavedOutbox::default();
     }
 
-    /// Drops the waiting bytes, which are stored elsewhere.
+    /// Drops the waiting bytes because they are stored elsewhere.
     pub(super) fn forget_input(&mut self) {
         self.receive.bytes.clear();
     }
@@ -110,7 +110,7 @@ impl Connection {
             receive,
             out,
             session,
-            // The next process starts another journal, as its device does.
+            // The next process creates a new journal, and so does its device.
             journal: _,
             device_journal: _,
             // The revival is applied before any message is handled.
@@ -119,7 +119,7 @@ impl Connection {
         SavedConnection::from_parts(receive, out, session, giving)
     }
 
-    /// Restores the connection. It has no regions before [`Self::resume`].
+    /// Restores the connection. It has no regions until [`Self::resume`] is called.
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,
@@ -130,8 +130,8 @@ impl Connection {
         Self::made(saved, given, link, client, options, Receive::restored)
     }
 
-    /// Restores the connection from its journal, whose buffer contains its bytes. `position` is the end of the part
-    /// that the journal covers.
+    /// Restores the connection from its journal, whose buffer contains the connection's bytes. `position` is the end of
+    /// the part that the journal covers.
     pub(crate) fn revived(
         saved: SavedConnection,
         given: &Given,
@@ -178,11 +178,11 @@ impl Connection {
 }
 
 impl SavedReceive {
-    /// Checks the values that do not depend on others, for a buffer of `room` bytes.
+    /// Checks the values that are independent of each other, for a buffer of `room` bytes.
     pub(super) fn check(&self, room: usize) -> Result<(), Invalid> {
         let Self { bytes, skip, sets } = self;
         Invalid::unless(bytes.len() <= room && *skip <= u64::from(MAX_SKIP), || {
-            format!("{} bytes of a message wait, and {skip} are to be skipped", bytes.len())
+            format!("{} bytes of a message wait, and {skip} must be skipped", bytes.len())
         })?;
         let ends = sets.iter().map(|set| set.end);
         Invalid::unless(ends.clone().is_sorted() && sets.len() <= super::receive::MAX_SETS, || {

@@ -1,4 +1,4 @@
-//! Messages of a client, except the region accesses, which are in `regions`.
+//! Handles all messages of a client except region accesses, which `regions` handles.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason that a request is refused: one part for the client, and one for the log.
+/// Reason for refusing a request. It has one part for the client and one part for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -42,9 +42,9 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of withdrawals in this process that were already checked.
+    /// Number of withdrawals in this process that were checked so far.
     pub(super) withdrawals: usize,
-    /// Number of refused requests of this client, used to keep the log short.
+    /// Number of refused requests of this client. It limits the number of log lines.
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,
@@ -52,7 +52,7 @@ pub(super) struct Session {
     pub(super) configured: bool,
     /// Migration state of the device.
     pub(super) migration: Migrating,
-    /// The part of the last write that the device performs after the answer.
+    /// The part of the last write that the device performs after the reply.
     pub(super) deferred: Option<Deferred>,
 }
 
@@ -75,7 +75,7 @@ impl Session {
         }
     }
 
-    /// Completes the deferred write, if any. This must come before any other call of the device.
+    /// Completes the deferred write, if any. Call this before any other call of the device.
     pub fn complete_deferred(&mut self, device: &mut dyn Device) {
         if let Some(deferred) = self.deferred.take() {
             device.complete(deferred);
@@ -86,7 +86,7 @@ impl Session {
         self.peer.is_some()
     }
 
-    /// Continues with a client that negotiated with another process, or before it was suspended.
+    /// Continues with a client that has negotiated with another process, or before it was suspended.
     pub fn resume(&mut self, device: &dyn Device) {
         let Some(peer) = self.peer else { return };
         self.regions = device.regions();
@@ -108,7 +108,7 @@ impl Session {
         let Message { header, body, .. } = message;
         if header.is_reply() {
             if !self.link.dma().reply(&header, body) {
-                self.log(&header, "a reply to nothing that was asked");
+                self.log(&header, "a reply without a request");
                 add(&self.link.counters().errors, 1);
             }
             return Ok(());
@@ -142,12 +142,15 @@ impl Session {
         if truncated {
             return refuse(
                 Errno::MFILE,
-                "file descriptors were lost: too many came, or this process has too many open",
+                "file descriptors were lost: the client sent too many, or this process has too many open",
             );
         }
         if !fds.is_empty() && command != Command::DMA_MAP && command != Command::DEVICE_SET_IRQS {
             add_len(&self.link.counters().stray_fds, fds.len());
-            return refuse(Errno::INVAL, format!("{} file descriptors came where none belongs", fds.len()));
+            return refuse(
+                Errno::INVAL,
+                format!("the client sent {} file descriptors with a message that carries none", fds.len()),
+            );
         }
         match command {
             Command::REGION_WRITE => return self.region_write(device, &header, body, out),
@@ -185,8 +188,7 @@ impl Session {
             Command::DEVICE_SET_IRQS => {
                 let (request, booleans) =
                     IrqSet::read_from_prefix(body).map_err(|_| too_short(body, size_of::<IrqSet>()))?;
-                // The journal does not keep masks: the next process starts without raised interrupts, so none is
-                // masked.
+                // The journal does not store masks: after a restart no interrupt is raised, so none is masked.
                 self.changed |=
                     request.flags & (IRQ_ACTION_MASK | IRQ_ACTION_UNMASK) == 0 || request.flags & IRQ_DATA_EVENTFD != 0;
                 if let Err(error) = self.link.interrupts().set(&request, booleans, fds) {
@@ -199,11 +201,11 @@ impl Session {
                 self.migration.was_reset();
                 self.configured = true;
             }
-            Command::VERSION => return refuse(Errno::INVAL, "the version has been negotiated already"),
+            Command::VERSION => return refuse(Errno::INVAL, "the version has already been negotiated"),
             Command::DEVICE_FEATURE => return self.feature(device, &header, body, out),
             Command::MIG_DATA_READ => return self.migration_read(device, &header, body, out),
             Command::MIG_DATA_WRITE => self.migration_write(device, body)?,
-            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are told by device features"),
+            Command::DIRTY_PAGES => return refuse(Errno::NOTSUP, "dirty pages are reported through device features"),
             Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
             Command::DMA_READ | Command::DMA_WRITE => {
                 return refuse(Errno::INVAL, "only the server sends this command");
@@ -284,8 +286,8 @@ impl Session {
         Ok(())
     }
 
-    /// Executes a `DMA_UNMAP` as VFIO's type 1 (version 2) does: only whole regions are removed, a region is never cut,
-    /// and a range without mappings is not an error. Returns the number of unmapped bytes.
+    /// Executes a `DMA_UNMAP` request like VFIO's type 1 (version 2): removes only whole regions, never cuts a region,
+    /// and accepts a range without mappings. Returns the number of unmapped bytes.
     fn dma_unmap(&mut self, device: &mut dyn Device, request: DmaUnmap) -> Result<u64, Refusal> {
         let DmaUnmap { argsz: _, flags, address: gpa, size } = request;
         if flags & DMA_UNMAP_GET_DIRTY_BITMAP != 0 {
@@ -300,7 +302,7 @@ impl Session {
         if flags != 0 {
             return refuse(Errno::INVAL, format!("flags {flags:#x} are unknown"));
         }
-        // Calculate with the last byte, because a range may end at the end of the address space.
+        // Calculate with the last byte, because the first byte after the range may not be representable.
         let Some(last) = size.checked_sub(1).and_then(|rest| gpa.checked_add(rest)) else {
             return refuse(Errno::INVAL, format!("no range starts at {gpa:#x} and has {size:#x} bytes"));
         };
@@ -328,11 +330,11 @@ impl Session {
     fn unmap_range(&mut self, device: &mut dyn Device, gpa: u64, last: u64) -> u64 {
         let table = self.link.memory().snapshot();
         let there: Vec<_> = table.starting_in(gpa, last).iter().map(|region| (region.gpa, region.size)).collect();
-        // A table with other holders is copied when it changes.
+        // If another thread has a reference to the table, changing the table copies it.
         drop(table);
         let mut bytes = 0u64;
         for (gpa, size) in there {
-            // Remove it from the table first, so that no thread finds it while the device ends its accesses.
+            // Remove the region from the table first, so that no thread finds it while the device ends its accesses.
             self.link.memory().remove(gpa);
             device.dma_unmap(gpa, size);
             bytes = bytes.saturating_add(size);
@@ -357,7 +359,8 @@ impl Session {
         };
         let fixed = wire_len(size_of::<RegionInfoBody>());
         if request.argsz < fixed {
-            let reason = format!("room for {} bytes, a region's description has {fixed}", request.argsz);
+            let reason =
+                format!("the client accepts {} bytes, and the description of a region has {fixed}", request.argsz);
             return refuse(Errno::INVAL, reason);
         }
         let mut info = RegionInfoBody { argsz: fixed, index: request.index, size: region.size(), ..Default::default() };
@@ -368,13 +371,13 @@ impl Session {
             info.flags |= REGION_WRITE;
         }
         let mut caps = Vec::new();
-        // A client that accepts no descriptors cannot map memory.
+        // A client cannot map memory if it does not accept descriptors.
         let takes_fds = self.peer.is_some_and(|peer| peer.takes_fds);
         let mappable = region.mappable().filter(|_| takes_fds);
         if let Some(mappable) = mappable {
-            // The offset in the file stays 0: it equals the offset in the region.
+            // The offset in the file stays 0, because it equals the offset in the region.
             info.flags |= REGION_MMAP | REGION_CAPS;
-            // This is set even if the capabilities do not fit: QEMU checks it before it repeats the request.
+            // Set the offset even if the capabilities do not fit, because QEMU checks it before it repeats the request.
             info.cap_offset = fixed;
             let nr_areas = wire_len(mappable.areas().len());
             caps.extend_from_slice(
@@ -388,7 +391,8 @@ impl Session {
         if header.no_reply() {
             return Ok(());
         }
-        // The descriptor is sent with the capabilities; otherwise a client that repeats the request would get it twice.
+        // Send the descriptor only with the capabilities. Otherwise a client that repeats the request would get it
+        // twice.
         if request.argsz < info.argsz {
             caps.clear();
         } else if let Some(mappable) = mappable {
@@ -398,7 +402,7 @@ impl Session {
         Ok(())
     }
 
-    /// Answers a refused request.
+    /// Sends an error reply for a refused request.
     fn refuse(&mut self, header: &Header, body: &[u8], refusal: Refusal, out: &mut Outbox) {
         self.log(header, &refusal.reason);
         let counters = self.link.counters();
@@ -411,7 +415,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even after an error, and would wait for the rest forever.
+        // Such a client expects the full reply even after an error, and would wait for the missing bytes forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);
@@ -426,7 +430,7 @@ impl Session {
         }
     }
 
-    /// Logs a client's fault: the first faults always, and later faults less and less often.
+    /// Logs a client's fault. Logs all of the first faults, and fewer and fewer of the later ones.
     pub fn log(&mut self, header: &Header, reason: &str) {
         self.refused = self.refused.saturating_add(1);
         if worth_logging(self.refused) {
@@ -435,7 +439,7 @@ impl Session {
         }
     }
 
-    /// Does the work that other threads or timers have requested.
+    /// Does the work that other threads or timers requested.
     pub fn work(&mut self, device: &mut dyn Device, out: &mut Outbox, limit: usize) -> Result<(), Fatal> {
         let Some(peer) = self.peer else { return Ok(()) };
         let withdrawals = withdrawals();
@@ -456,9 +460,9 @@ impl Session {
             tracing::error!(
                 gpa = format_args!("{gpa:#x}"),
                 file_bytes,
-                "guest memory is private to the VMM, the device would read zeros; start QEMU with share=on (for example \
-                 -object memory-backend-memfd,id=m0,size=...,share=on -machine memory-backend=m0), cloud-hypervisor with \
-                 --memory shared=on"
+                "guest memory is private to the VMM, so the device would read zeros; start QEMU with share=on (for \
+                 example -object memory-backend-memfd,id=m0,size=...,share=on -machine memory-backend=m0), or \
+                 cloud-hypervisor with --memory shared=on"
             );
             device.memory_not_shared(gpa);
         }
@@ -491,10 +495,7 @@ fn reply(header: &Header, body: &(impl IntoBytes + Immutable), out: &mut Outbox)
 }
 
 pub(super) fn too_short(body: &[u8], want: usize) -> Refusal {
-    Refusal {
-        errno: Errno::INVAL,
-        reason: format!("the message is cut short: {} bytes, {want} are needed", body.len()),
-    }
+    Refusal { errno: Errno::INVAL, reason: format!("the message has only {} of {want} bytes", body.len()) }
 }
 
 pub(super) fn parse<T: FromBytes>(body: &[u8]) -> Result<T, Refusal> {

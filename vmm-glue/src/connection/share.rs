@@ -1,11 +1,11 @@
 //! Determines whether a client's memory is really shared.
 //!
-//! A VMM that was started without shared memory still passes the file of its memory, but works on a private copy: the
-//! file stays empty, and a device that maps it reads zeros. The check reads some pages twice, through a message to the
-//! client and from the file. The memory is private if twice in a row the client's page has data and the file's page is
-//! empty. The memory is shared if both pages have the same data. A client that accepts no requests is judged only by
-//! its file: its memory is private if no block of the file is in use. The file is read with `pread`, because touching a
-//! mapping would fill the file's holes.
+//! If a VMM was started without shared memory, it still passes the file of its memory, but the guest uses a private
+//! copy: the file stays empty, and a device that maps it reads zeros. The check reads some pages twice: through a
+//! message to the client, and from the file. The memory is private if the client's page has data and the file's page is
+//! empty, twice in a row. The memory is shared if both pages have the same data. If the client accepts no requests,
+//! only the file is checked: the memory is private if the file has no allocated blocks. The check reads the file with
+//! `pread`, because an access to a mapping would fill the file's holes.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -17,14 +17,14 @@ use crate::memory::{Mapping, MemoryTable, PAGE_SIZE, Sharing};
 /// Size of the compared data per sample, in bytes.
 const SAMPLE: usize = 4096;
 const _: () = assert!(SAMPLE as u64 == PAGE_SIZE);
-/// Maximum number of samples in one check.
+/// Maximum number of samples per check.
 const MAX_SAMPLES: usize = 64;
-/// `errno` in QEMU's reply while the guest has bus mastering off.
+/// `errno` in QEMU's reply while bus mastering is disabled in the guest.
 const ENODEV: u32 = 19;
 /// Guest physical addresses that firmware or a kernel writes early: the interrupt vectors, firmware data, the
 /// last page below 1 MiB, and load addresses of kernels.
 const EARLY_WRITE_ADDRS: [u64; 7] = [0, 0x7000, 0x9_f000, 0xf_f000, 0x10_0000, 0x100_0000, 0x200_0000];
-/// Number of parts of a region at which the region is sampled, in addition to its last page.
+/// Number of evenly spaced samples per region, in addition to its last page.
 const PARTS: u64 = 8;
 
 #[derive(Debug)]
@@ -37,17 +37,17 @@ struct Sample {
     struck: bool,
 }
 
-/// A check that runs while messages are handled.
+/// A check that runs while the server handles messages.
 #[derive(Debug, Default)]
 pub(super) struct ShareCheck {
     samples: VecDeque<Sample>,
     running: Option<(Pending, Sample)>,
-    /// Private memory found without messages.
+    /// Private memory that was found without messages.
     found: Vec<(u64, Arc<Mapping>)>,
 }
 
 impl ShareCheck {
-    /// Restarts the check with all memory whose state is unknown.
+    /// Restarts the check for all memory whose sharing is unknown.
     pub fn start(&mut self, table: &MemoryTable, client_takes_requests: bool) {
         self.samples.clear();
         for region in table.regions().iter().filter(|region| region.readable) {
@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues with the answers received so far. Returns the memory found to be private (address, and bytes that the
-    /// file occupies).
+    /// Continues the check with the replies received so far. Returns the private memory that was found: its address,
+    /// and the number of bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {
@@ -87,7 +87,7 @@ impl ShareCheck {
                 match outcome {
                     Ok(theirs) => private.extend(self.compare(&theirs, sample)),
                     Err(DmaError::Refused { errno: ENODEV, .. } | DmaError::NotConnected | DmaError::Unsupported) => {
-                        // The guest has disabled bus mastering again, and will enable it later.
+                        // The guest has disabled bus mastering again, and will start another check when it enables it.
                         self.samples.clear();
                     }
                     Err(_) => (),
@@ -112,7 +112,7 @@ impl ShareCheck {
         report
     }
 
-    /// Evaluates one sample. Returns the memory if it is private.
+    /// Evaluates one sample. Returns the memory if the memory is private.
     fn compare(&mut self, theirs: &[u8], mut sample: Sample) -> Option<(u64, Arc<Mapping>)> {
         let empty = |page: &[u8]| page.iter().all(|&byte| byte == 0);
         if empty(theirs) {

@@ -9,10 +9,10 @@ use crate::protocol::{VERSION_MAJOR, VERSION_MINOR, Version};
 
 /// Maximum size of a capabilities string that is parsed, in bytes; QEMU's has less than 300.
 const MAX_TEXT: usize = 4096;
-/// Maximum size of the data in one message in bytes, if a client does not name a limit.
+/// Default limit on the data in one message, in bytes.
 const DEFAULT_TRANSFER: u64 = 1 << 20;
 
-/// Facts about a client after negotiation.
+/// Properties of a client, known after negotiation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Peer {
     pub minor: u16,
@@ -23,12 +23,13 @@ pub(super) struct Peer {
     /// Set if the client follows the specification: it accepts requests from the server, and error replies without a
     /// body.
     ///
-    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it reads the next bytes, of any kind, as
-    /// the full reply that it waits for. It is recognized by the capabilities that it does not list.
+    /// The client of the `vfio-user` crate (cloud-hypervisor) does neither: it interprets the next bytes, whatever they
+    /// are, as the full reply. The server recognizes this client by the capabilities that it omits.
     pub complete: bool,
 }
 
-/// Checks a proposal. Returns facts about the client and the text of the reply, with a final NUL.
+/// Checks the version and the capabilities that a client proposes. Returns the client's properties and the text of the
+/// reply with a final NUL.
 pub(super) fn negotiate(body: &[u8], max_transfer: usize, max_maps: usize) -> Result<(Peer, Vec<u8>), String> {
     let (version, text) = Version::read_from_prefix(body).map_err(|_| "the message is cut short".to_owned())?;
     if version.major != VERSION_MAJOR {
@@ -76,7 +77,7 @@ fn capabilities(text: &[u8]) -> Result<Map<String, Value>, String> {
         return Ok(Map::new());
     }
     if text.len() > MAX_TEXT {
-        return Err(format!("capabilities of {} bytes, at most {MAX_TEXT} are taken", text.len()));
+        return Err(format!("capabilities of {} bytes; the maximum is {MAX_TEXT}", text.len()));
     }
     let text = text.strip_suffix(b"\0").ok_or("the capabilities do not end with NUL")?;
     let value: Value =

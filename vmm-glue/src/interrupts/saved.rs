@@ -1,4 +1,4 @@
-//! Interrupts in their saved form: the client's descriptors are handed over separately.
+//! The saved form of interrupts. The client's descriptors are handed over separately.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::event::ClientEvent;
 /// The interrupts of a device.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedInterrupts {
-    /// Interrupts, by type.
+    /// Interrupts, grouped by type.
     lines: Vec<Vec<SavedLine>>,
     level: bool,
     masked: bool,
@@ -27,7 +27,7 @@ struct SavedLine {
 }
 
 impl SavedInterrupts {
-    /// Drops raised interrupts and masks, as after a reset. A client may safely unmask again.
+    /// Clears raised interrupts and masks, as after a reset. The client may unmask again without harm.
     pub(crate) fn quiet(&mut self) {
         self.lines.iter_mut().flatten().for_each(|line| line.pending = false);
         (self.level, self.masked) = (false, false);
@@ -54,7 +54,7 @@ impl Interrupts {
         Ok(SavedInterrupts { lines: saved, level: *intx_level, masked: *intx_masked, unmask })
     }
 
-    /// Restores the interrupts. Does not signal interrupts that were not signalled before.
+    /// Restores the interrupts. Signals only interrupts that were pending before.
     pub(crate) fn restore(&self, saved: SavedInterrupts, given: &Given) -> Result<(), ParkError> {
         let SavedInterrupts { lines, level, masked, unmask } = saved;
         let event = |name: u32| {

@@ -1,4 +1,4 @@
-//! The file of a journal: memory that outlives this process because the service manager keeps its descriptor.
+//! The file of a journal: memory that outlives this process because the service manager holds its descriptor.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -6,10 +6,10 @@
 //! | 2 × [`HALF_BYTES`] | the last commits, alternating: the newer complete one counts |
 //! | the rest | the buffer into which the connection is received |
 //!
-//! A killed process stops between two instructions, or after its current system call: its earlier stores are in the
+//! A killed process stops between two instructions or after its current system call, so its earlier stores are in the
 //! file, in program order. Therefore each change is first written to the unused copy, and then one word makes it valid.
 #![expect(unsafe_code, reason = "maps memory of its own file")]
-// UNSAFETY: maps two parts of a sealed memory file that belongs to the daemon alone. Nothing else here is unsafe.
+// UNSAFETY: maps two parts of a sealed memory file that only the daemon uses. The rest of this module is safe.
 
 use std::io;
 use std::ops::{Deref, DerefMut};
@@ -25,9 +25,9 @@ const MAGIC: u64 = u64::from_le_bytes(*b"gmjrnl\0\x01");
 const HEAD: usize = 4096;
 /// Number of words of the head.
 const HEAD_WORDS: usize = HEAD / size_of::<AtomicU64>();
-/// Size in bytes of each of the two halves for commits, including the length at its start.
+/// Size of each of the two halves for commits in bytes, including the length at its start.
 pub(super) const HALF_BYTES: usize = 256 << 10;
-/// Size of the length in bytes.
+/// Size of a half's length field in bytes.
 const LENGTH_BYTES: usize = 8;
 /// Start of the buffer.
 const ROOM_AT: usize = HEAD + 2 * HALF_BYTES;
@@ -36,11 +36,11 @@ const ROOM_MAX: usize = 4 << 20;
 /// Seals that keep the file from being truncated while it is mapped.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::SEAL);
 
-/// Indices of words in the head.
+/// Indices of the words in the head.
 mod word {
     pub const MAGIC: usize = 0;
     pub const CURRENT: usize = 1;
-    /// First word of a copy of the marks. Each copy has space for more words.
+    /// First word of a copy of the marks. A copy has space for more words than it uses.
     pub const fn place(current: u64) -> usize {
         if current & 1 == 1 { 24 } else { 8 }
     }
@@ -49,18 +49,18 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Start of the waiting bytes, which are `start..end` of the buffer.
+    /// Start of the waiting bytes. They are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
-    /// Position in the stream of `start`.
+    /// Stream position of `start`.
     pub position: u64,
-    /// Remaining bytes of an oversized message to discard.
+    /// Number of bytes of an oversized message that are still to be discarded.
     pub skip: u64,
-    /// Number of the last commit whose output for the client has been passed to the socket.
+    /// Number of the latest commit whose output was passed to the client's socket.
     pub sent: u64,
     /// Number of the next request to the client.
     pub next_id: u64,
-    /// Set if, after `end`, the buffer holds only bytes that were received without a mark.
+    /// Set if all nonzero bytes after `end` were received without a mark.
     pub clean: bool,
 }
 
@@ -77,14 +77,14 @@ impl Marks {
     }
 }
 
-/// A mapping of a part of the file.
+/// A mapping of one part of the file.
 #[derive(Debug)]
 struct Mapped {
     base: *mut u8,
     len: usize,
 }
 
-// SAFETY: this value owns the mapping until it is dropped, and uses it through its references only.
+// SAFETY: this value owns the mapping until it is dropped, and accesses it only through its own references.
 unsafe impl Send for Mapped {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Mapped {}
@@ -101,7 +101,7 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so no slice is left.
+        // SAFETY: `base` and `len` are from `mmap`; slices borrow `self`, so none exist any longer.
         if let Err(errno) = unsafe { rustix::mm::munmap(self.base.cast(), self.len) } {
             tracing::error!(%errno, "cannot unmap a journal");
         }
@@ -121,7 +121,7 @@ impl Deref for Room {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the file is sealed against shrinking, and no other process writes to it: the service manager only
-        // holds its descriptor, and the previous process has ended.
+        // holds its descriptor, and the previous process has exited.
         unsafe { std::slice::from_raw_parts(self.room.base, self.room.len) }
     }
 }
@@ -135,7 +135,7 @@ impl DerefMut for Room {
 
 impl Room {
     fn words(&self) -> &[AtomicU64] {
-        // SAFETY: the mapping is page-aligned, has this many words, and is only used as such words.
+        // SAFETY: the mapping is page-aligned, has this many words, and is accessed only as words of this type.
         unsafe { std::slice::from_raw_parts(self.head.base.cast(), HEAD_WORDS) }
     }
 
@@ -154,7 +154,7 @@ impl Room {
         self.marks
     }
 
-    /// Writes the marks: a reader after a kill finds either the old or the new marks.
+    /// Writes the marks. After a kill, a reader finds either the old or the new marks.
     pub fn mark(&mut self, marks: Marks) {
         if marks == self.marks {
             return;
@@ -165,7 +165,7 @@ impl Room {
             self.set(at, value, Ordering::Relaxed);
         }
         self.set(word::CURRENT, next, Ordering::Release);
-        // Later writes to the buffer must follow this.
+        // No later write to the buffer may be moved before this point.
         compiler_fence(Ordering::SeqCst);
         self.marks = marks;
     }
@@ -180,13 +180,13 @@ impl Room {
     }
 }
 
-/// Returns the size of the buffer for messages of this length. The buffer has twice the size of a message: a message
-/// that is moved to the front never overlaps itself, so one complete copy exists at any time.
+/// Returns the buffer size for messages of this length. The buffer is twice as large as a message, so that moving a
+/// message to the front never overwrites it and one complete copy always exists.
 fn room_for(message: usize, extra: usize) -> usize {
     message.saturating_mul(2).saturating_add(extra).next_multiple_of(HEAD).min(ROOM_MAX)
 }
 
-/// Creates a file with a buffer for messages of `message` bytes and `extra` more bytes.
+/// Creates a file with a buffer that holds messages of `message` bytes and `extra` more bytes.
 pub(super) fn create(message: usize, extra: usize) -> io::Result<(OwnedFd, Room)> {
     let file = rustix::fs::memfd_create("vmm-journal", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     let room = room_for(message, extra);
@@ -202,11 +202,11 @@ fn map(file: &OwnedFd, room: usize) -> io::Result<Room> {
     Ok(Room { head, room, marks: Marks::default() })
 }
 
-/// Takes over a file that another process has left. Its buffer must fit messages of this size.
+/// Takes over the file of an earlier process. Its buffer must have the size for these messages.
 pub(super) fn adopt(file: &OwnedFd, message: usize, extra: usize) -> io::Result<Room> {
     let other = |what: &str| io::Error::other(what.to_owned());
     if !rustix::fs::fcntl_get_seals(file)?.contains(SEALS) {
-        return Err(other("the journal is no sealed memory file"));
+        return Err(other("the journal is not a sealed memory file"));
     }
     let room = room_for(message, extra);
     let size = usize::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(usize::MAX);
@@ -234,7 +234,7 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
     Ok(true)
 }
 
-/// Reads one of the two halves; `None` if it cannot be complete.
+/// Reads one of the two halves. Returns `None` if it cannot be complete.
 pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
     let at = half_at(half);
     let mut length = [0; LENGTH_BYTES];

@@ -1,4 +1,4 @@
-//! The contents of a journal, and the next process's reader.
+//! The contents of a journal, and the code with which the next process reads it.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,32 +14,32 @@ use crate::keeper::Keeper;
 use crate::link::{ClientInfo, Link, SavedLink};
 use crate::options::ServerOptions;
 
-/// Number of words of configuration space that a client sets: in the header and in capabilities.
+/// Number of words of configuration space that a client can set, in the header and in capabilities.
 const WORDS: usize = 64;
 /// Size of a word in bytes.
 const WORD: u64 = 4;
-/// Word with the command register, and status in its upper half.
+/// Index of the word that contains the command register, with the status register in its upper half.
 const COMMAND: usize = 1;
 
 /// Words of configuration space, as read.
 pub(crate) type Words = Vec<u32>;
 
-/// Committed state of a client.
+/// The committed state of a client.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedJournal {
     /// Number of the commit.
     pub(crate) sequence: u64,
-    /// Position in the stream after the last message that this commit includes.
+    /// Stream position after the last message that this commit includes.
     pub(crate) position: u64,
     /// Number of processes that were killed while they served this client.
     pub(crate) deaths: u32,
     /// PCI configuration space; empty for a client that has not negotiated.
     pub(crate) words: Words,
-    /// Sizes of the regions that the client knows, in bytes.
+    /// Sizes of the regions as reported to the client, in bytes.
     pub(crate) regions: Vec<u64>,
     pub(crate) connection: SavedConnection,
     pub(crate) link: SavedLink,
-    /// Files of regions that the client may have mapped, by number.
+    /// Descriptors of region files that the client may have mapped, by region number.
     pub(crate) files: Vec<(u8, u32)>,
     /// The device's own journal.
     pub(crate) device: Option<u32>,
@@ -47,7 +47,7 @@ pub struct SavedJournal {
 
 only_version!(SavedJournal, "vmm-glue.journal", 3);
 
-/// Changes that give a new device the state that the client knows from its previous device.
+/// Changes that bring a new device to the state that the client expects from its previous device.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Revival {
     words: Words,
@@ -63,11 +63,11 @@ impl Revival {
         self.device.is_some()
     }
 
-    /// Applies the changes for a client that has negotiated: the device continues with its journal, or is reset, and
-    /// gets its old configuration and the client's memory.
+    /// Applies the changes for a client that has negotiated. The device either continues from its journal or is reset
+    /// and gets its old configuration and the client's memory.
     pub fn carry_out(&self, device: &mut dyn Device, link: &Link) -> Result<(), Invalid> {
         let sizes: Vec<u64> = device.regions().iter().map(RegionInfo::size).collect();
-        Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device has other regions now".into())?;
+        Invalid::unless(device.is_renewable() && sizes == self.regions, || "the device's regions have changed".into())?;
         if let Some(journal) = &self.device {
             device.take_journal(Arc::clone(journal)).map_err(Invalid::new)?;
         }
@@ -91,18 +91,19 @@ impl Revival {
         };
         let others = self.words.iter().enumerate().filter(|(at, _)| *at != COMMAND);
         others.clone().try_for_each(|(at, word)| write(at, &word.to_le_bytes()))?;
-        // This write enables bus mastering, so it comes last. Writing ones to status clears bits.
+        // This write enables bus mastering, so it comes last. The status half is zero because writing ones to it would
+        // clear bits.
         if let Some([low, high, ..]) = self.words.get(COMMAND).map(|word| word.to_le_bytes()) {
             write(COMMAND, &[low, high])?;
         }
         let now = read_words(device);
         let command = |words: &Words| words.get(COMMAND).map(|word| word & 0xffff);
         let same = others.into_iter().all(|(at, word)| now.get(at) == Some(word));
-        Invalid::unless(same && command(&now) == command(&self.words), || "it is a device of another kind now".into())
+        Invalid::unless(same && command(&now) == command(&self.words), || "the kind of the device has changed".into())
     }
 }
 
-/// Reads the PCI configuration space that a client sets.
+/// Reads the words of PCI configuration space that a client can set.
 pub(crate) fn read_words(device: &mut dyn Device) -> Words {
     let mut words = Vec::with_capacity(WORDS);
     for offset in (0..u64::MAX).step_by(size_of::<u32>()).take(WORDS) {
@@ -160,7 +161,7 @@ impl Journal {
                 }
             }
         }
-        let journal = journal.ok_or_else(|| Invalid::new("its journal is not there"))?;
+        let journal = journal.ok_or_else(|| Invalid::new("its journal is missing"))?;
         let there: Vec<u8> = (0u8..).zip(&slots).filter_map(|(at, slot)| slot.as_ref().map(|_| at)).collect();
         let saved = SavedJournal::newest(&journal)?;
         let SavedJournal {
@@ -183,14 +184,14 @@ impl Journal {
         if marks.sent >= sequence {
             connection.forget_output();
         }
-        // The client may still answer earlier messages, whose numbers are unknown.
+        // The client may still reply to earlier messages whose numbers are unknown.
         behind.renew(marks.next_id);
         let given = Given::slots(slots);
         let deaths = deaths.saturating_add(1);
         Invalid::unless(ascend(files.iter().map(|(region, _)| region)), || "files of regions are not in order".into())?;
         let mapped = |(region, fd): (u8, u32)| -> Result<_, ParkError> {
             let region = RegionIndex::from_wire(region.into());
-            let region = region.ok_or_else(|| Invalid::new("a file is of a region that there is not"))?;
+            let region = region.ok_or_else(|| Invalid::new("a file belongs to a region that does not exist"))?;
             Ok((region, Arc::new(given.take(fd)?)))
         };
         let files = files.into_iter().map(mapped).collect::<Result<Vec<_>, ParkError>>()?;

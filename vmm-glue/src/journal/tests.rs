@@ -1,4 +1,4 @@
-//! Journals that are cut, edited, outdated or lack descriptors, and one with too many descriptors.
+//! Tests journals that are truncated, modified, outdated or lack descriptors, and one with too many descriptors.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::path::PathBuf;
@@ -25,7 +25,7 @@ const CLIENT_INFO: ClientInfo = ClientInfo { pid: 0, uid: 0, domain: None };
 #[derive(Debug, Default)]
 struct Store {
     kept: Mutex<Vec<(Kept, OwnedFd)>>,
-    /// Number of changes; `busy` is set if the number is too high.
+    /// Number of changes. `busy` is set to simulate a store with too many changes.
     changes: AtomicUsize,
     busy: AtomicBool,
 }
@@ -66,12 +66,12 @@ impl Keeper for Store {
     }
 }
 
-/// A device that consists of its configuration space. Defers all writes; the second field is the deferred write.
+/// A device that has only a configuration space. It defers all writes; the second field is the deferred write.
 #[derive(Debug)]
 struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
 
 impl Words {
-    /// Creates a device with 256 bytes of value `byte`.
+    /// Creates a device with 256 bytes of the value `byte`.
     fn of(byte: u8) -> Self {
         Self(vec![byte; 256], None)
     }
@@ -121,7 +121,7 @@ fn map(id: u16, address: u64) -> Vec<u8> {
     message(id, Command::DMA_MAP, DmaMap { argsz: 32, flags: 3, offset: 0, address, size: 0x1000 }.as_bytes())
 }
 
-/// A process with a client, until it is killed.
+/// A process that serves a client until it is killed.
 struct Process {
     store: Arc<Store>,
     link: Link,
@@ -143,7 +143,7 @@ impl Process {
         process
     }
 
-    /// Receives and handles messages. Returns the answers.
+    /// Receives and handles messages. Returns the replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Vec<u8> {
         self.connection.handle_bytes(&mut self.device, bytes, fds).unwrap();
         self.connection.work(&mut self.device).unwrap();
@@ -155,7 +155,7 @@ impl Process {
         assert_eq!(answer.len(), HEADER_SIZE);
     }
 
-    /// Creates the next process from the remains.
+    /// Creates the next process from the descriptors that the previous one left.
     fn next(&self, kept: Vec<(Kept, OwnedFd)>) -> Result<Self, ParkError> {
         let (store, link) = (Arc::clone(&self.store), link());
         let keeper = Arc::clone(&store) as Arc<dyn Keeper>;
@@ -186,11 +186,11 @@ fn next_process_restores_client_memory_and_device_config() {
         let mut next = process.next(process.store.remains()).unwrap();
         assert_eq!(next.regions(), 3);
         next.connection.resume(&mut next.device).unwrap();
-        // All words are restored except the upper half of the word with the command register.
+        // All words are restored except the upper half of the word that contains the command register.
         assert_eq!((next.device.0[0], next.device.0[5], next.device.0[255]), (7, 7, 7));
         assert_eq!(next.link.counters().snapshot().daemon_deaths_survived, deaths);
         let slots: Vec<_> = [Kept::Journal].into_iter().chain((0..3).map(Kept::Slot)).collect();
-        assert_eq!(next.store.names(), slots, "nothing was given twice");
+        assert_eq!(next.store.names(), slots, "no descriptor was stored twice");
         process = next;
         process.device = Words::of(7);
     }
@@ -213,7 +213,7 @@ fn journal_contains_deferred_write_of_configuration() {
 fn bytes_that_were_received_are_handled_by_the_next_process() {
     let mut process = Process::new();
     process.lend(0);
-    // The message is received with its descriptors, and the process is killed before it handles the message.
+    // The process is killed after it received the message and its descriptors, and before it handles them.
     let bytes = map(5, 0x40_0000);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
@@ -222,7 +222,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take()[0]), (2, 5));
 
-    // The bytes are received, and the process is killed before it marks their end.
+    // The process is killed after it received the bytes, and before it marks their end.
     let mut process = Process::new();
     let bytes = message(6, Command::DEVICE_GET_INFO, &[0; 16]);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -231,7 +231,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // Test the same with descriptors, which are lost.
+    // Test the same with descriptors. They are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
@@ -246,13 +246,13 @@ fn committed_but_unsent_answer_is_sent_once_by_next_process() {
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     process.connection.received(bytes.len(), vec![memory_file(0x1000, true).unwrap()], false);
     process.connection.process(&mut process.device, 4096).unwrap();
-    // The socket is full: no byte of the answer was sent.
+    // The socket is full, so no byte of the reply was sent.
     process.connection.left_unsent();
     let mut next = process.next(process.store.remains()).unwrap();
     next.connection.resume(&mut next.device).unwrap();
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!((next.regions(), next.connection.output().take().len()), (1, HEADER_SIZE));
-    // Now the answer was sent.
+    // Now the reply was sent.
     next.connection.work(&mut next.device).unwrap();
     let mut after = next.next(next.store.remains()).unwrap();
     assert_eq!((after.regions(), after.connection.output().len()), (1, 0));
@@ -267,14 +267,14 @@ fn commit_that_was_cut_or_edited_leaves_the_one_before_it() {
     let whole = std::fs::read(path(journal(&kept))).unwrap();
     let lengths = [4096, 4096 + file::HALF_BYTES];
     let length = |at: usize| usize::try_from(u64::from_le_bytes(whole[at..at + 8].try_into().unwrap())).unwrap();
-    // Select by size: the newer commit is larger.
+    // Select by size, because the newer commit is larger.
     let newer = lengths.into_iter().max_by_key(|at| length(*at)).unwrap();
     let fd = journal(&kept);
     for at in (0..length(newer)).step_by(37) {
         let byte = whole[newer + 8 + at];
         rustix::io::pwrite(fd, &[byte ^ 1], (newer + 8 + at) as u64).unwrap();
         let regions = process.next(process.store.remains()).map(|next| next.regions());
-        // The result is either the older commit's client or a withdrawn file, and nothing else.
+        // The result is either the older commit's client or a withdrawn file.
         assert!(matches!(regions, Ok(1 | 2) | Err(_)), "{at}: {regions:?}");
         rustix::io::pwrite(fd, &[byte], (newer + 8 + at) as u64).unwrap();
     }
@@ -296,8 +296,8 @@ fn invalid_or_incomplete_journal_is_rejected() {
         let kept = process.store.remains().into_iter().filter(|(of, _)| *of != what).collect();
         process.next(kept).err().unwrap().to_string()
     };
-    assert!(without(Kept::Journal).contains("its journal is not there"));
-    assert!(without(Kept::Slot(0)).contains("did not come along"));
+    assert!(without(Kept::Journal).contains("its journal is missing"));
+    assert!(without(Kept::Slot(0)).contains("descriptor 0 is missing"));
     let instead = |what: Kept, fd: OwnedFd| {
         let mut kept = process.store.remains();
         kept.iter_mut().filter(|(of, _)| *of == what).for_each(|(_, there)| *there = fd.try_clone().unwrap());
@@ -305,12 +305,12 @@ fn invalid_or_incomplete_journal_is_rejected() {
     };
     assert!(instead(Kept::Journal, memory_file(4096, true).unwrap()).is_err());
     assert!(instead(Kept::Journal, eventfd(0, EventfdFlags::CLOEXEC).unwrap()).is_err());
-    // A file that cannot be mapped counts as memory that the client has withdrawn: only this client loses its device,
+    // A file that cannot be mapped counts as memory that the client has withdrawn. Only this client loses its device,
     // as in an upgrade.
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());
-    // Test marks that do not match any connection.
+    // Test marks that do not match a connection.
     let kept = process.store.remains();
     for word in 8..40u64 {
         rustix::io::pwrite(journal(&kept), &u64::MAX.to_le_bytes(), word * 8).unwrap();
@@ -324,7 +324,7 @@ fn device_of_another_kind_is_not_the_clients() {
     let mut next = process.next(process.store.remains()).unwrap();
     next.device = Words(vec![0; 512], None);
     let said = next.connection.resume(&mut next.device).unwrap_err().to_string();
-    assert!(said.contains("other regions"), "{said}");
+    assert!(said.contains("regions have changed"), "{said}");
 }
 
 #[test]
@@ -336,7 +336,7 @@ fn client_with_too_many_descriptors_loses_its_journal() {
     assert_eq!(process.store.names().len(), usize::from(SLOTS) + 1);
     process.lend(0x100_0000);
     assert_eq!(process.store.names(), []);
-    // The client is served as before.
+    // The client is served as before the failure.
     process.lend(0x200_0000);
     assert_eq!((process.regions(), process.store.names()), (usize::from(SLOTS) + 2, vec![]));
 }
@@ -353,7 +353,7 @@ fn frequent_remapping_stops_changing_the_store() {
         process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
         process.feed(&unmap(2, 0), vec![]);
     };
-    // As long as changes are rare, an unused file is dropped at once.
+    // As long as changes are rare, unused files are dropped at once.
     turn(&mut process, &file);
     assert_eq!(process.store.names(), [Kept::Journal]);
     process.store.busy.store(true, Ordering::Relaxed);
@@ -361,17 +361,17 @@ fn frequent_remapping_stops_changing_the_store() {
     let before = process.store.changes.load(Ordering::Relaxed);
     (0..100).for_each(|_| turn(&mut process, &file));
     assert_eq!(process.store.changes.load(Ordering::Relaxed), before);
-    // No data is lost: if a process is killed while the file is mapped, the next process gets it.
+    // No data is lost: if a process is killed while the client has mapped the file, the next process gets the file.
     process.feed(&map(1, 0), vec![file.try_clone().unwrap()]);
     let next = process.next(process.store.remains()).unwrap();
     assert_eq!(next.regions(), 1);
-    // A new file is recognized although it has the same number as the first file.
+    // A new file is recognized although its descriptor has the number of the first file.
     process.feed(&unmap(2, 0), vec![]);
     let other = memory_file(0x1000, true).unwrap();
     process.feed(&map(1, 0), vec![other.try_clone().unwrap()]);
     assert_eq!(process.store.names().len(), 3, "{:?}", process.store.names());
     process.feed(&unmap(2, 0), vec![]);
-    // Unused files are dropped to make slots available for used files.
+    // Unused files are dropped to free slots for used files.
     for file in 0..u64::from(SLOTS) {
         process.lend(file * 0x1000);
     }

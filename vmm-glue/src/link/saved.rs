@@ -1,4 +1,4 @@
-//! The client's memory and interrupts of a link in their saved form.
+//! The saved form of a link's client memory and interrupts.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -8,10 +8,11 @@ use crate::descriptors::{Given, Giving, ParkError};
 use crate::interrupts::SavedInterrupts;
 use crate::memory::{MemoryLimits, SavedRegion};
 
-/// Maximum number of messages that a client may still answer, from a few consecutive processes.
+/// Maximum number of messages that a client may still reply to, over a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Number of the latest messages that a client may still answer after a kill: more than are in flight at a time.
+/// Number of latest messages that a client may still reply to after a kill. It exceeds the number of messages in
+/// flight.
 const MAX_UNANSWERED: u16 = 64;
 
 /// The client's memory and interrupts.
@@ -19,13 +20,13 @@ const MAX_UNANSWERED: u16 = 64;
 pub(crate) struct SavedLink {
     memory: Vec<SavedRegion>,
     interrupts: SavedInterrupts,
-    /// Numbers of messages that the client may still answer.
+    /// Numbers of messages that the client may still reply to.
     unanswered: Vec<u16>,
 }
 
 impl SavedLink {
-    /// Adapts the saved form to a new device. Its process does not know which of the earlier messages, up to `next_id`,
-    /// were answered.
+    /// Adapts the saved form to a new device. The process cannot tell which earlier messages, up to `next_id`, have a
+    /// reply.
     pub(crate) fn renew(&mut self, next_id: u64) {
         let next = u16::try_from(next_id & 0xffff).unwrap_or(0);
         self.unanswered = (1..=MAX_UNANSWERED).map(|before| next.wrapping_sub(before)).collect();
@@ -56,7 +57,7 @@ impl Link {
         self.memory().restore(memory, given, limits, self.wake())?;
         self.interrupts().restore(interrupts, given)?;
         self.set_client(Some(client));
-        // Restart the check that was in progress.
+        // Restart the check, because its progress is not saved.
         self.check_shared();
         Ok(())
     }

@@ -1,6 +1,6 @@
-//! One mapping of a client's memory: either of a file, or of pages that a hypervisor lends.
+//! One mapping of a client's memory: of a file, or of pages that a hypervisor lends.
 #![expect(unsafe_code, reason = "maps memory and hands out volatile slices of it")]
-// UNSAFETY: maps and unmaps a client's file, and creates slices of the mapping. Nothing else here is unsafe.
+// UNSAFETY: maps and unmaps a client's file, and creates slices of the mapping. The rest of this module is safe.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,17 +21,20 @@ const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// `f_type` of hugetlbfs, which also holds memfds of huge pages.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 
-/// Reason that the file of a region is refused.
+/// Reasons for refusing the file of a region.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MapFileError {
-    #[error("cannot look at the file: {0}")]
+    #[error("cannot read the file's properties: {0}")]
     Stat(Errno),
-    #[error("not a regular file; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    #[error("not a regular file; lend memory as a memfd, or as a file in /dev/shm or on hugetlbfs")]
     NotRegular,
-    #[error("file system type {0:#x} can block the device; memory comes as memfd, a file in /dev/shm or on hugetlbfs")]
+    #[error(
+        "file system type {0:#x} can block the device; lend memory as a memfd, or as a file in /dev/shm or on \
+        hugetlbfs"
+    )]
     FileSystem(u64),
-    #[error("the file has {file_size:#x} bytes, the region wants {size:#x} from {offset:#x}")]
+    #[error("the file has {file_size:#x} bytes, and the region needs {size:#x} at {offset:#x}")]
     TooShort { file_size: u64, offset: u64, size: u64 },
     #[error("the file offset {offset:#x} and size {size:#x} do not fit this host")]
     TooLarge { offset: u64, size: u64 },
@@ -39,23 +42,23 @@ pub enum MapFileError {
     Mmap(Errno),
 }
 
-/// The file of one or more mappings; regions of one file share one descriptor.
+/// The file of one or more mappings. All regions of one file share one descriptor.
 #[derive(Debug)]
 pub(super) struct Backing {
     pub(super) fd: OwnedFd,
     device: u64,
     inode: u64,
-    /// Set if the client cannot cut the file short.
+    /// Set if the client cannot truncate the file.
     sealed: bool,
     /// A [`Sharing`] as a number.
     sharing: AtomicU8,
 }
 
-/// Pages that are mapped into this process without a file.
+/// Pages mapped into this process without a file.
 ///
 /// # Safety
-/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes that stays mapped, readable and writable, until the
-/// value is dropped, and is only accessed with volatile operations.
+/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes. It stays mapped, readable and writable until the value
+/// is dropped, and is only accessed with volatile operations.
 pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
@@ -69,66 +72,66 @@ pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     }
 }
 
-/// The memory behind a mapping.
+/// The source of a mapping's memory.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
         backing: Arc<Backing>,
         looked: Looked,
     },
-    /// The pages are unmapped when this is dropped.
+    /// Lent pages, which are unmapped when this value is dropped.
     Lent(#[expect(dead_code, reason = "kept until the mapping is dropped")] Box<dyn LentPages>),
 }
 
-/// Sharing of a file's memory: the client shares it, or has a private copy of it (`share=off`).
+/// Sharing of a file's memory: the client shares the memory, or uses a private copy of it (`share=off`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// The sharing is not determined yet.
+    /// Not determined yet.
     Unknown,
-    /// The client and the device see the same bytes.
+    /// The client and the device access the same bytes.
     Shared,
-    /// The client's memory is elsewhere; the file holds zeros.
+    /// The client's memory is elsewhere, and the file contains only zeros.
     Private,
 }
 
-/// A client's memory, mapped and shared. Accesses never fail: if the client cuts the file short, or the host cannot
-/// load a page, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
+/// A client's memory, mapped and shared. Accesses never fail: if the client truncates the file, or the host cannot load
+/// a page, anonymous zero pages replace the whole mapping and [`Mapping::is_withdrawn`] returns true.
 #[derive(Debug)]
 pub struct Mapping {
     /// Start of the mapping.
     pub(super) base: *mut u8,
-    /// Number of mapped bytes, in whole pages of the file's kind.
+    /// Number of mapped bytes, a multiple of the file's page size.
     pub(super) mapped: usize,
-    /// Offset in the mapping of the region's first byte.
+    /// Offset of the region's first byte in the mapping.
     pub(super) skip: usize,
     /// Size of the region in bytes.
     pub(super) len: usize,
-    /// Offset in the file of the region's first byte.
+    /// Offset of the region's first byte in the file.
     pub(super) offset: u64,
     pub(super) writable: bool,
-    // Dropped in this order: after the first, this process no longer repairs a fault in this range.
+    // This field is dropped first. From then on, this process no longer repairs faults in the range.
     pub(super) guard: sigbus::Guard,
     pub(super) source: Source,
 }
 
-/// A part of a client's file that is to be mapped.
+/// A part of a client's file to map.
 pub(crate) struct ClientFile {
     pub fd: OwnedFd,
     pub offset: u64,
     pub size: u64,
     pub writable: bool,
-    /// Counts pages that this process is the first to touch.
+    /// Counter of the pages that this process is the first to touch.
     pub touches: Arc<FirstTouches>,
 }
 
-// SAFETY: this value owns the memory behind the pointer until it is dropped, and only uses it through volatile
-// accesses, which any thread may do.
+// SAFETY: this value owns the memory behind the pointer until it is dropped, and uses it only through volatile
+// accesses, which are valid on any thread.
 unsafe impl Send for Mapping {}
 // SAFETY: as for `Send`; no method writes a field through a shared reference.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps a part of a client's file. `known` are mappings that may have the same file.
+    /// Maps a part of a client's file. `known` are mappings that may use the same file.
     pub(crate) fn new<'a>(
         file: ClientFile,
         any_file_system: bool,
@@ -141,7 +144,7 @@ impl Mapping {
             return Err(MapFileError::NotRegular);
         }
         let statfs = rustix::fs::fstatfs(&fd).map_err(MapFileError::Stat)?;
-        // The type of the field differs between architectures; the value is a 32-bit number.
+        // The field's type depends on the architecture; the value is a 32-bit number.
         let kind = u64::try_from(statfs.f_type).unwrap_or(u64::MAX) & 0xffff_ffff;
         if !any_file_system && kind != TMPFS_MAGIC && kind != HUGETLBFS_MAGIC {
             return Err(MapFileError::FileSystem(kind));
@@ -150,7 +153,7 @@ impl Mapping {
         if offset.checked_add(size).is_none_or(|end| end > file_size) {
             return Err(MapFileError::TooShort { file_size, offset, size });
         }
-        // Huge pages are mapped as a whole; QEMU divides its memory at smaller boundaries.
+        // Map huge pages as a whole, because QEMU splits its memory at smaller boundaries.
         let huge = u64::try_from(statfs.f_bsize).unwrap_or(0);
         let page = if kind == HUGETLBFS_MAGIC && huge.is_power_of_two() { huge } else { super::PAGE_SIZE };
         let too_large = MapFileError::TooLarge { offset, size };
@@ -187,8 +190,8 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Replaces a part of a client's file that can no longer be mapped with anonymous zero pages, withdrawn from the
-    /// start.
+    /// Maps anonymous zero pages in place of a part of a client's file that can no longer be mapped. The mapping counts
+    /// as withdrawn from the start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;
@@ -206,7 +209,7 @@ impl Mapping {
         Ok(Self { base, mapped, skip: 0, len: mapped, offset, writable, guard, source })
     }
 
-    /// Takes all lent pages, readable and writable.
+    /// Creates a mapping of all lent pages, readable and writable.
     pub fn of_lent(pages: Box<dyn LentPages>, wake: &Arc<Wake>) -> Self {
         let (base, len) = (pages.base(), pages.len());
         let guard = sigbus::Guard::new(base.addr(), len, true, Arc::clone(wake));
@@ -216,7 +219,7 @@ impl Mapping {
     /// Maps a part of a file, for tests that have no client.
     ///
     /// # Errors
-    /// If the file cannot be mapped there.
+    /// Returns an error if the file cannot be mapped at this offset.
     #[cfg(feature = "client")]
     pub fn of_file(fd: OwnedFd, offset: u64, size: u64, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let file = ClientFile { fd, offset, size, writable: true, touches: Arc::default() };
@@ -231,7 +234,8 @@ impl Mapping {
         }
     }
 
-    /// Returns an identity of the file, if the mapping has one: the same for all mappings of the file in one table.
+    /// Returns an identity of the file, if the mapping has a file: all mappings of a file in one table return the same
+    /// value.
     pub(super) fn file(&self) -> Option<*const ()> {
         self.backing().map(|backing| Arc::as_ptr(backing).cast())
     }
@@ -246,27 +250,27 @@ impl Mapping {
         self.len == 0
     }
 
-    /// Returns the address in this process of the region's first byte. The memory may change at any time.
+    /// Returns the address of the region's first byte in this process. The memory may change at any time.
     pub fn as_ptr(&self) -> *mut u8 {
         self.base.wrapping_add(self.skip)
     }
 
-    /// Returns true if the device may write here; otherwise a write faults in this process.
+    /// Returns true if the device may write to the memory; otherwise a write faults in this process.
     pub fn is_writable(&self) -> bool {
         self.writable
     }
 
-    /// Returns true if the memory was withdrawn, so that the mapping shows zeros.
+    /// Returns true if the memory was withdrawn, so that the mapping contains only zeros.
     pub fn is_withdrawn(&self) -> bool {
         self.guard.is_tripped()
     }
 
-    /// Returns true if the client has sealed the file against being cut short.
+    /// Returns true if the client has sealed the file against truncation.
     pub fn is_sealed(&self) -> bool {
         self.backing().is_none_or(|backing| backing.sealed)
     }
 
-    /// Returns the sharing of this file's memory, if known.
+    /// Returns whether the client shares this file's memory, if known.
     pub fn sharing(&self) -> Sharing {
         let Some(backing) = self.backing() else { return Sharing::Shared };
         match backing.sharing.load(Ordering::Relaxed) {
@@ -277,7 +281,7 @@ impl Mapping {
     }
 
     /// Returns true if `len` bytes at `offset` may be accessed. Counts the untouched pages in this range, up to the
-    /// operator's limit. Called before each access.
+    /// operator's limit. Call it before each access.
     pub fn may_touch(&self, offset: usize, len: usize) -> bool {
         match &self.source {
             Source::File { backing, looked } => looked.may_touch(offset, len, |page| self.data_from(backing, page)),
@@ -286,13 +290,14 @@ impl Mapping {
         }
     }
 
-    /// Returns the first page at or after `page` that holds data in the file, or the highest possible page if no such
+    /// Returns the first page at or after `page` that has data in the file, or the highest possible page if no such
     /// page exists.
     fn data_from(&self, backing: &Backing, page: usize) -> usize {
         let page_size = super::PAGE_SIZE;
         let start = u64::try_from(page).unwrap_or(u64::MAX).saturating_mul(page_size).saturating_add(self.offset);
-        // This moves the position of the client's file, which has no other use. A file system without holes reports
-        // only data: it holds huge pages, which `MemoryMax` does not charge to any control group.
+        // This call moves the position of the client's file, which has no other use. A file system without support for
+        // holes reports the whole file as data. Such a file system uses huge pages, which `MemoryMax` does not charge
+        // to any control group.
         match rustix::fs::seek(&backing.fd, rustix::fs::SeekFrom::Data(start)) {
             Ok(at) => usize::try_from(at.saturating_sub(self.offset) / page_size).unwrap_or(usize::MAX),
             Err(Errno::NXIO) => usize::MAX,
@@ -300,7 +305,7 @@ impl Mapping {
         }
     }
 
-    /// Records the result for all regions of this file.
+    /// Stores the result for all regions of this file.
     pub(crate) fn set_sharing(&self, sharing: Sharing) {
         let number = match sharing {
             Sharing::Unknown => 0,
@@ -312,13 +317,14 @@ impl Mapping {
         }
     }
 
-    /// Reads the file at `offset` of the region without allocating pages of the file, unlike an access to the mapping.
+    /// Reads the file at `offset` of the region. Unlike an access to the mapping, this does not allocate pages of the
+    /// file.
     pub(crate) fn peek(&self, offset: u64, data: &mut [u8]) -> Result<usize, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::io::pread(&backing.fd, data, self.offset.saturating_add(offset))
     }
 
-    /// Returns the number of 512-byte blocks that the whole file occupies.
+    /// Returns the number of 512-byte blocks that are allocated for the whole file.
     pub(crate) fn blocks(&self) -> Result<u64, Errno> {
         let backing = self.backing().ok_or(Errno::NOTSUP)?;
         rustix::fs::fstat(&backing.fd).map(|stat| u64::try_from(stat.st_blocks).unwrap_or(0))
@@ -342,12 +348,12 @@ impl VolatileMemory for Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // This comes first: afterwards this process no longer repairs a fault in this range.
+        // Release the guard first. From then on, this process no longer repairs faults in the range.
         self.guard.release();
         if matches!(self.source, Source::Lent(_)) {
             return;
         }
-        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so no slice is left.
+        // SAFETY: `base` and `mapped` are from `mmap`; slices borrow `self`, so none exist any longer.
         let result = unsafe { rustix::mm::munmap(self.base.cast(), self.mapped) };
         if let Err(errno) = result {
             tracing::error!(%errno, "cannot unmap a client's memory; its address space is lost");

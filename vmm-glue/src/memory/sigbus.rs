@@ -1,12 +1,13 @@
-//! Handles clients that withdraw memory while it is mapped here.
+//! Handles clients that withdraw memory while this process has it mapped.
 //!
-//! A client can cut its file short after it was mapped (unless it is sealed), and the host can fail to load a page. The
+//! A client can truncate an unsealed file after this process has mapped it, and the host can fail to load a page. The
 //! next access then raises a `SIGBUS`, which would end the process and with it the devices of all other clients. The
-//! handler here replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its server; the
-//! access is then repeated and succeeds. A `SIGBUS` elsewhere is forwarded to the handler that was installed before.
+//! handler in this module replaces the whole mapping with anonymous zero pages, marks the mapping, and wakes its
+//! server; the access is then repeated and succeeds. A `SIGBUS` at any other address is forwarded to the previous
+//! handler.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
-// UNSAFETY: the handler runs in any thread at any access to a mapping. It only uses atomics, `mmap` and `write`, which
-// are safe in a signal handler.
+// UNSAFETY: the handler can run on any thread, at any access to a mapping. It only uses atomics, `mmap` and `write`,
+// which are safe in a signal handler.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};
@@ -16,10 +17,10 @@ use parking_lot::Mutex;
 
 use crate::wake::Wake;
 
-/// Number of slots per block; blocks are added when all slots are taken and never freed.
+/// Number of slots per block. A block is added when all slots are in use; blocks are never freed.
 const SLOTS: usize = 256;
 
-/// One registered mapping. If `version` is even, `start` and `end` are valid together.
+/// One registered mapping. `start` and `end` are consistent if `version` is even.
 struct Slot {
     version: AtomicUsize,
     start: AtomicUsize,
@@ -34,10 +35,10 @@ struct Block {
     next: AtomicPtr<Block>,
 }
 
-/// Number of mappings of this process that were replaced so far.
+/// Number of this process's mappings that have been replaced.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of this process's mappings that were withdrawn so far, as a cheap check before a search.
+/// Returns the number of this process's mappings that were withdrawn so far. This is a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }
@@ -52,7 +53,7 @@ static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 #[derive(Debug)]
 pub(super) struct Guard {
     slot: &'static Slot,
-    /// The slot contains this event's descriptor.
+    /// Keeps the descriptor open that is stored in the slot.
     _wake: Arc<Wake>,
     released: bool,
 }
@@ -64,7 +65,7 @@ impl std::fmt::Debug for Slot {
 }
 
 impl Guard {
-    /// Registers the mapping of `len` bytes at `start`; both are multiples of the page size of its file.
+    /// Registers the mapping of `len` bytes at `start`. Both are multiples of the page size of the mapping's file.
     pub(super) fn new(start: usize, len: usize, writable: bool, wake: Arc<Wake>) -> Self {
         INSTALL.call_once(install);
         let slot = free_slot();
@@ -82,12 +83,12 @@ impl Guard {
         self.slot.tripped.load(Ordering::Relaxed)
     }
 
-    /// Marks the mapping as replaced, and wakes its server, because its file could not be mapped.
+    /// Marks the mapping as replaced and wakes its server, because the file could not be mapped.
     pub(super) fn trip(&self) {
         trip(self.slot);
     }
 
-    /// Unregisters the mapping; must be called before the mapping is unmapped.
+    /// Unregisters the mapping. Call this before the mapping is unmapped.
     pub(super) fn release(&mut self) {
         if !std::mem::replace(&mut self.released, true) {
             self.slot.version.fetch_add(1, Ordering::AcqRel);
@@ -121,7 +122,7 @@ fn free_slot() -> &'static Slot {
     let block: &'static mut Block = Box::leak(Box::new(Block { slots: std::array::from_fn(|_| empty()), next }));
     let raw: *mut Block = block;
     BLOCKS.store(raw, Ordering::Release);
-    // SAFETY: the block was just leaked and is never freed or borrowed mutably again.
+    // SAFETY: the block was leaked above, and is never freed or borrowed mutably again.
     let block: &'static Block = unsafe { &*raw };
     let [first, rest @ ..] = &block.slots;
     free.extend(rest);
@@ -135,7 +136,7 @@ fn install() {
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
     // SAFETY: as above.
     let previous = Box::leak(Box::new(unsafe { std::mem::zeroed::<libc::sigaction>() }));
-    // SAFETY: both pointers are valid; the old action is read before the new one is installed, so that the handler
+    // SAFETY: both pointers are valid; the old action is stored before the new one is installed, so that the handler
     // finds it; `handle` has the signature that `SA_SIGINFO` requires.
     let installed = unsafe {
         libc::sigemptyset(&raw mut action.sa_mask);
@@ -145,7 +146,7 @@ fn install() {
     };
     if installed != 0 {
         let error = std::io::Error::last_os_error();
-        tracing::error!(%error, "cannot handle SIGBUS; a VMM that cuts its memory file short will end this process");
+        tracing::error!(%error, "cannot handle SIGBUS; a VMM that truncates its memory file will crash this process");
     }
 }
 
@@ -177,7 +178,7 @@ fn repair(address: usize) -> bool {
             }
             std::sync::atomic::fence(Ordering::Acquire);
             // If the version is odd or has changed, the slot does not belong to the accessed mapping, because a mapping
-            // in use stays alive.
+            // stays registered while it is in use.
             if version % 2 != 0 || slot.version.load(Ordering::Relaxed) != version {
                 continue;
             }
@@ -190,7 +191,7 @@ fn repair(address: usize) -> bool {
 
 fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     let write = if slot.writable.load(Ordering::Relaxed) { libc::PROT_WRITE } else { 0 };
-    // SAFETY: the range is one whole mapping of this process, which the faulting thread keeps alive; its old contents
+    // SAFETY: the range is one whole mapping of this process, which the faulting thread keeps alive. Its old contents
     // are lost.
     let result = unsafe {
         libc::mmap(
@@ -209,13 +210,13 @@ fn replace(slot: &Slot, start: usize, len: usize) -> bool {
     true
 }
 
-/// Marks a mapping as replaced, and wakes its server. Uses only calls that a signal handler may make.
+/// Marks a mapping as replaced, and wakes its server. Uses only calls that are safe in a signal handler.
 fn trip(slot: &Slot) {
     slot.tripped.store(true, Ordering::Relaxed);
     TRIPS.fetch_add(1, Ordering::Release);
     let one = 1u64;
-    // SAFETY: writes the 8 bytes of a local variable to the descriptor of the server's own eventfd, which the guard
-    // keeps open.
+    // SAFETY: writes 8 bytes of a local variable to the descriptor of the server's own eventfd, which the guard keeps
+    // open.
     let _ = unsafe { libc::write(slot.wake.load(Ordering::Relaxed), (&raw const one).cast(), 8) };
 }
 
@@ -228,18 +229,18 @@ fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::
     match previous {
         Some(action) if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN => {
             if action.sa_flags & libc::SA_SIGINFO != 0 {
-                // SAFETY: an action with `SA_SIGINFO` holds a handler of this signature.
+                // SAFETY: an action with `SA_SIGINFO` contains a handler of this signature.
                 let handler: InfoHandler = unsafe { std::mem::transmute(action.sa_sigaction) };
                 handler(signal, info, context);
             } else {
-                // SAFETY: an action without `SA_SIGINFO` that is neither default nor ignore holds a handler of this
+                // SAFETY: an action without `SA_SIGINFO` that is neither default nor ignore contains a handler of this
                 // signature.
                 let handler: Handler = unsafe { std::mem::transmute(action.sa_sigaction) };
                 handler(signal);
             }
         }
         _ => {
-            // SAFETY: sets the default action, so that the access is repeated on return and ends the process.
+            // SAFETY: sets the default action, so that the access is repeated on return and then ends the process.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }

@@ -1,4 +1,4 @@
-//! Compares the table with a naive model.
+//! Compares the table with a simple model.
 
 use proptest::prelude::*;
 
@@ -92,7 +92,7 @@ fn files_are_bounded_and_parts_of_one_count_once() {
         add(gpa, fd, page).unwrap();
     }
     assert!(matches!(add(9, &files[2], 0), Err(AddError::TooManyFiles(2))));
-    // Memory without a file does not need a descriptor.
+    // Memory without a file needs no descriptor.
     let none = AddRegion { gpa: 9 * PAGE_SIZE, size: PAGE_SIZE, offset: 0, readable: true, writable: true, fd: None };
     memory.add(none, &limits, &wake).unwrap();
     // Removing the last part of a file releases it.
@@ -120,10 +120,10 @@ fn unmappable_memory_is_withdrawn_on_restore_and_rest_is_kept() {
     let given = crate::descriptors::Given::all(giving.over());
     let next = GuestMemory::default();
     let before = withdrawals();
-    // Lent memory stays lent under lower limits.
+    // Lent memory stays valid when the limits are lowered.
     let fewer = MemoryLimits { files: 1, ..limits };
     next.restore(saved, &given, &fewer, &wake).unwrap();
-    assert!(withdrawals() >= before + 2, "its server looks for it");
+    assert!(withdrawals() >= before + 2, "its server checks for it");
     let mut data = [0; 4];
     next.read(0, &mut data).unwrap();
     assert_eq!(data, [7; 4]);

@@ -1,10 +1,11 @@
-//! Pages of a client's memory that this process is the first to touch.
+//! Counts the pages of a client's memory that this process is the first to touch.
 //!
 //! The kernel charges a page to the control group of the process that touches it first. If a client lends untouched
-//! memory (a sparse file), touching it would charge all of it to this process. Therefore such pages are counted, and
-//! touched only up to the operator's limit. Each page of a mapping is checked once, before the first access.
+//! memory (a sparse file), the kernel charges each page that this process touches to this process. Therefore such pages
+//! are counted, and this process touches them only up to the operator's limit. Each page of a mapping is checked once,
+//! before its first access.
 //!
-//! This does not detect a page that the client punches out of its file after the check.
+//! The check does not detect pages that the client later removes from its file by punching holes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -16,7 +17,7 @@ use super::PAGE_SIZE;
 const PAGE: usize = 4096;
 const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 
-/// The count of one client's memory, with its limit.
+/// The number of touched pages of one client's memory, with its limit.
 #[derive(Debug)]
 pub struct FirstTouches {
     bytes: AtomicU64,
@@ -36,17 +37,17 @@ impl FirstTouches {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of accesses that were refused because they would have exceeded the limit.
+    /// Returns the number of accesses that were refused because of the limit.
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit in bytes that applies from now on.
+    /// Sets the limit in bytes. It applies to future accesses.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
 
-    /// Resets the count, because the client and its memory are gone.
+    /// Resets the count because the client and its memory are gone.
     pub(crate) fn forget(&self) {
         self.bytes.store(0, Ordering::Relaxed);
     }
@@ -59,21 +60,21 @@ impl FirstTouches {
         if !added && self.refused.fetch_add(1, Ordering::Relaxed) == 0 {
             tracing::warn!(
                 limit,
-                "an access to RAM that its VM never touched goes nowhere: the daemon may touch no more of it first \
-                 (`memory.ram.touch_mib`); `mediatorctl vm show` tells of which VM"
+                "an access to RAM that its VM never touched is dropped: the limit of memory that the daemon may touch \
+                 first is reached (`memory.ram.touch_mib`); `mediatorctl vm show` shows which VM"
             );
         }
         added
     }
 
-    /// Corrects the count for a page that another thread has counted as well.
+    /// Subtracts a page that another thread has also counted.
     fn take_back(&self) {
         let less = |bytes: u64| Some(bytes.saturating_sub(PAGE_SIZE));
         let _ = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 }
 
-/// Checked pages of one mapping.
+/// The pages of one mapping that were checked.
 #[derive(Debug)]
 pub(super) struct Looked {
     /// Bitmap of the pages.
@@ -89,7 +90,7 @@ impl Looked {
     }
 
     /// Returns true if `len` bytes at `offset` may be accessed. `data` returns the first page at or after a given page
-    /// that holds data, or a page after the last page.
+    /// that has data, or a page beyond the last page.
     pub fn may_touch(&self, offset: usize, len: usize, data: impl Fn(usize) -> usize) -> bool {
         let pages = offset / PAGE..offset.saturating_add(len).div_ceil(PAGE);
         let mut page = pages.start;
@@ -130,7 +131,7 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as known. Returns true if it already was.
+    /// Marks a page as checked. Returns true if it already was.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)
@@ -159,8 +160,8 @@ mod tests {
         assert_eq!(touches.bytes(), 2 * PAGE_SIZE);
         assert!(looked.may_touch(0, 8 * PAGE, data));
         assert_eq!(touches.bytes(), 6 * PAGE_SIZE, "0 to 3, 5 and 7");
-        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all are known")));
-        assert!(looked.may_touch(99 * PAGE, PAGE, |_| usize::MAX), "nothing up to the end");
+        assert!(looked.may_touch(0, 8 * PAGE, |_| unreachable!("all pages are known")));
+        assert!(looked.may_touch(99 * PAGE, PAGE, |_| usize::MAX), "no data up to the end");
         assert_eq!((touches.bytes(), touches.refused()), (7 * PAGE_SIZE, 0));
     }
 
@@ -171,11 +172,11 @@ mod tests {
         touches.set_limit(3 * PAGE_SIZE);
         assert!(!looked.may_touch(0, 4 * PAGE, data));
         assert_eq!((touches.bytes(), touches.refused()), (3 * PAGE_SIZE, 1));
-        assert!(looked.may_touch(0, 3 * PAGE, data), "what was counted stays allowed");
-        assert!(looked.may_touch(4 * PAGE, PAGE, data), "and what has data");
+        assert!(looked.may_touch(0, 3 * PAGE, data), "counted pages stay allowed");
+        assert!(looked.may_touch(4 * PAGE, PAGE, data), "pages with data are allowed too");
         assert!(!looked.may_touch(5 * PAGE, PAGE, data));
         touches.set_limit(4 * PAGE_SIZE);
-        assert!(looked.may_touch(5 * PAGE, PAGE, data), "the operator allows more");
+        assert!(looked.may_touch(5 * PAGE, PAGE, data), "the operator raises the limit");
         touches.forget();
         assert_eq!(touches.bytes(), 0);
     }

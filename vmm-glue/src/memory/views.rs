@@ -1,11 +1,11 @@
-//! A client's memory through the traits of rust-vmm's crates.
+//! Implements the traits of rust-vmm's crates for a client's memory.
 
 use vm_memory::guest_memory::{Error, GuestMemorySliceIterator, Result};
 use vm_memory::{GuestAddress, GuestMemory, GuestMemoryMmap, Permissions, VolatileSlice};
 
 use super::MemoryTable;
 
-/// Pieces of a range, one for each region that it touches.
+/// The pieces of a range, one for each region that the range overlaps.
 struct Pieces<'a> {
     table: &'a MemoryTable,
     at: u64,
@@ -38,7 +38,7 @@ impl<'a> Iterator for Pieces<'a> {
             return Some(Err(Error::InvalidGuestAddress(GuestAddress(self.at))));
         };
         if matches!(self.access, Permissions::Write | Permissions::ReadWrite) {
-            // The thread that serves the client performs the write immediately, before the log can be taken.
+            // The thread that serves the client performs the write immediately, before any reader can take the log.
             self.table.writes.note(self.at, slice.len());
         }
         self.at = self.at.saturating_add(super::len64(slice.len()));

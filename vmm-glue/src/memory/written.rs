@@ -1,4 +1,4 @@
-//! Client memory that this process has written, for a client that copies its memory while the device works.
+//! Log of the client memory that this process has written, for a client that copies its memory while the device runs.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Granularity of the log in bytes, which keeps it small.
+/// Granularity of the log in bytes. It is coarse to keep the log small.
 pub const LOG_BLOCK: u64 = 2 << 20;
 
 /// The log of one client's memory.
@@ -24,7 +24,7 @@ impl WriteLog {
         self.on.store(on, Ordering::SeqCst);
     }
 
-    /// Records a write of `len` bytes. Call it after the write, so that a reader of the log finds the data.
+    /// Records a write of `len` bytes. Call it after the write, so that a reader of the log finds the new data.
     pub(super) fn note(&self, gpa: u64, len: usize) {
         if !self.on.load(Ordering::SeqCst) {
             return;
@@ -34,7 +34,7 @@ impl WriteLog {
         blocks.extend(gpa / LOG_BLOCK..=last / LOG_BLOCK);
     }
 
-    /// Calls `each` with the written blocks that overlap `range`; forgets the blocks that are inside it.
+    /// Calls `each` with the written blocks that overlap `range`, and removes the blocks inside it from the log.
     pub(crate) fn take(&self, range: &Range<u64>, mut each: impl FnMut(Range<u64>)) {
         let first = range.start / LOG_BLOCK;
         let last = range.end.saturating_sub(1) / LOG_BLOCK;

@@ -1,4 +1,4 @@
-//! A device that reports its calls, and a server that runs for one test.
+//! A device that reports its calls, and a server that runs for the duration of one test.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use vmm_glue::{
     ServerOptions, SocketOptions, StopHandle,
 };
 
-/// Maximum wait for an expected event; only a failing test waits that long.
+/// Maximum wait for an expected event. Only a failing test waits this long.
 pub const EVENT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Size of BAR0 in bytes.
@@ -48,9 +48,9 @@ pub struct TestDevice {
     pub bar1: RegionInfo,
     /// Address at which maps are refused.
     pub refused_map: Option<u64>,
-    /// Source of the messages that every unmap waits for after it was reported.
+    /// Channel from which every unmap waits for a message after it was reported.
     pub held_unmap: Option<Receiver<()>>,
-    /// A deferred write, and messages that its completion waits for.
+    /// A deferred write, and the channel whose messages its completion waits for.
     pub deferred: Option<Vec<u8>>,
     pub held_completion: Option<Receiver<()>>,
 }
@@ -69,9 +69,9 @@ impl TestDevice {
         }
     }
 
-    /// Reports a call, which must not overtake a deferred write.
+    /// Reports a call. Checks that it does not overtake a deferred write.
     fn tell(&self, event: Event) {
-        assert_eq!(self.deferred, None, "{event:?} came before the deferred write was completed");
+        assert_eq!(self.deferred, None, "{event:?} arrived before the deferred write was completed");
         let _ = self.events.send(event);
     }
 }
@@ -103,7 +103,11 @@ impl Device for TestDevice {
 
     fn region_write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Result<Ack, AccessError> {
         if (region, offset) == (RegionIndex::Bar0, DEFERRED_WRITE_AT) {
-            assert_eq!(self.deferred.replace(data.to_vec()), None, "the last one is completed before the next");
+            assert_eq!(
+                self.deferred.replace(data.to_vec()),
+                None,
+                "the last deferred write is completed before the next"
+            );
             return Ok(Ack::Deferred(Deferred::default()));
         }
         self.tell(Event::Write(region, offset, data.to_vec()));
@@ -118,7 +122,7 @@ impl Device for TestDevice {
 
     fn complete(&mut self, _: Deferred) {
         if let Some(held) = &self.held_completion {
-            held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
+            held.recv_timeout(EVENT_TIMEOUT).expect("the test releases the call");
         }
         let data = self.deferred.take().expect("a write was deferred");
         self.bar0[DEFERRED_WRITE_AT as usize..][..data.len()].copy_from_slice(&data);
@@ -128,7 +132,7 @@ impl Device for TestDevice {
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
         let DmaRegion { gpa, size, readable, writable, mapping, .. } = region;
         if self.refused_map == Some(*gpa) {
-            return Err(MapError("the device does not like this address".into()));
+            return Err(MapError("the device refuses this address".into()));
         }
         let mapped = mapping.is_some();
         self.tell(Event::Map { gpa: *gpa, size: *size, readable: *readable, writable: *writable, mapped });
@@ -138,7 +142,7 @@ impl Device for TestDevice {
     fn dma_unmap(&mut self, gpa: u64, size: u64) {
         self.tell(Event::Unmap { gpa, size });
         if let Some(held) = &self.held_unmap {
-            held.recv_timeout(EVENT_TIMEOUT).expect("the test lets go");
+            held.recv_timeout(EVENT_TIMEOUT).expect("the test releases the call");
         }
     }
 
@@ -191,7 +195,7 @@ impl Host {
         Self::serve(make, bind)
     }
 
-    /// Serves any device that reports no events.
+    /// Serves a device that reports no events.
     pub fn start_device(make: impl FnOnce(Link) -> Box<dyn Device>) -> Self {
         let server = |path: &Path| Server::bind(path, &SocketOptions::default(), ServerOptions::default()).unwrap();
         let make = |link, sender: Sender<Event>| {
@@ -230,7 +234,7 @@ impl Host {
     /// Returns the next event of the device.
     #[track_caller]
     pub fn next(&self) -> Event {
-        self.events.recv_timeout(EVENT_TIMEOUT).expect("the device is told something")
+        self.events.recv_timeout(EVENT_TIMEOUT).expect("the device gets a call")
     }
 
     #[track_caller]
@@ -238,7 +242,7 @@ impl Host {
         assert_eq!(self.next(), event);
     }
 
-    /// Waits for an event and skips earlier events.
+    /// Waits for an event, skipping earlier ones.
     #[track_caller]
     pub fn wait_for(&self, event: &Event) {
         while self.next() != *event {}

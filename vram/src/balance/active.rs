@@ -1,4 +1,4 @@
-//! VMs at work, and their working sets.
+//! Active VMs and their working sets.
 
 use super::Balancer;
 use super::plan::Round;
@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 pub struct ActiveVms {
     /// Working sets of the active VMs.
     pub sets: BTreeMap<TenantId, WorkingSet>,
-    /// Time since each VM last had work, in ns. VMs with work have no entry.
+    /// Time since each VM last had work, in ns. VMs that have work have no entry.
     pub idle: BTreeMap<TenantId, u64>,
 }
 
@@ -19,9 +19,9 @@ impl Balancer {
     /// Returns the active VMs with their working sets, for the thrash detector. `weight` returns the weight of a VM's
     /// time.
     ///
-    /// A working set is the part of a VM's memory that may be on the card at once; the quota bounds it. A VM's
-    /// guarantee stays on the card. A VM whose quota is below its use, and whose fair share covers the quota, already
-    /// has its maximum: it would not benefit from a quantum, so all of its working set stays.
+    /// A working set is the part of a VM's memory that may be on the card at once; the quota limits it. A VM's
+    /// guarantee stays on the card. If a VM's quota is below its use, and its fair share covers the quota, the VM
+    /// already has its maximum. It would not benefit from a quantum, so all of its working set stays.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

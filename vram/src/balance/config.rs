@@ -1,8 +1,8 @@
-//! Settings of the division of memory.
+//! Settings for the division of memory.
 
 use crate::victim::VictimPolicy;
 
-/// Settings of the division of memory.
+/// Settings for the division of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Policy that chooses which chunk of a VM is evicted first.
@@ -13,12 +13,12 @@ pub struct Config {
     pub return_interval_ns: u64,
     /// Minimum time between two moves of a chunk, unless a request or a limit needs the second move, in ns.
     pub settle_ns: u64,
-    /// Time for which a returned chunk of a working VM stays on the card, even if other VMs request memory, in ns, so
-    /// that the VM can make progress. A limit, a guarantee or the mediator's own need evicts the chunk nevertheless.
+    /// Time for which a returned chunk of a working VM stays on the card even if other VMs request memory, in ns, so
+    /// that the VM can make progress. A limit, a guarantee or the mediator's own needs evict the chunk nevertheless.
     pub residency_ns: u64,
-    /// A VM without a submission for this time gives up memory to others, in ns.
+    /// Time without a submission after which a VM gives up memory to others, in ns.
     pub idle_after_ns: u64,
-    /// Number of the card's chunks that returns leave free, so that the next request need not wait.
+    /// Number of card chunks that returns leave free, so that the next request need not wait.
     pub low_water: u32,
     /// Maximum number of steps in one plan.
     pub steps_max: usize,

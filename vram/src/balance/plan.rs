@@ -1,4 +1,4 @@
-//! Computes a plan: the chunks that move now.
+//! Computes a plan, which consists of the chunks to move now.
 
 use super::share::{Claim, Shares};
 use super::{Balancer, By, Request};
@@ -14,11 +14,11 @@ struct Vm {
     all: u32,
     /// Number of these chunks that count as on the card.
     card: u32,
-    /// Number of guaranteed chunks on the card that the VM does not have yet.
+    /// Number of guaranteed card chunks that the VM does not have yet.
     owed: u32,
     /// Number of chunks that may still be evicted to host memory.
     swap_room: u32,
-    /// Number of chunks in host memory or in the reserve that do not move.
+    /// Number of chunks in host memory or in the reserve that are not moving.
     back_room: u32,
     /// True if no further chunk of the VM can be evicted.
     exhausted: bool,
@@ -35,7 +35,7 @@ enum Stays {
     Unsettled,
 }
 
-/// A plan while it is computed.
+/// A plan that is being computed.
 #[derive(Debug)]
 pub(super) struct Round<'a> {
     table: &'a ChunkTable,
@@ -79,7 +79,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // Chunks that a VM loses below its guarantee stay reserved for it.
+                    // If a VM loses a chunk below its guarantee, the chunk stays reserved for it.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -106,11 +106,11 @@ impl<'a> Round<'a> {
     }
 }
 
-/// An exchange: one VM gives up a chunk, another VM gets one back. Both are given by their index in the round.
+/// An exchange: one VM gives up a chunk, and another VM gets one back. Each VM is identified by its index in the round.
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: for a request that is about to be made; without a request, for lowered
+    /// Returns the steps that are due now: for a request that is about to be made, or, without a request, for lowered
     /// limits and, once per interval, for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
     /// steps, in an order in which they can be executed: a later step may need the chunk that an earlier step frees.
     ///
@@ -170,14 +170,14 @@ impl Balancer {
     /// Frees chunks for a request.
     fn serve(&mut self, round: &mut Round<'_>, request: Request, now_ns: u64) {
         let table = round.table;
-        // Number of chunks that must be spare for the request, and, if a VM made the request, the number of chunks that
-        // it gets.
+        // Number of chunks that must become spare for the request. If a VM made the request, also the number of chunks
+        // that it gets.
         let (need, requester) = match request.by {
             By::Vm(vm) => {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // The VM gets no chunk beyond its quota, and the chunks that are owed to it are already included.
+                // The VM gets no chunk beyond its quota. The chunks that are owed to it are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
@@ -188,7 +188,7 @@ impl Balancer {
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // Terminates: each iteration except the last exhausts a VM, or the steps.
+        // The loop terminates, because each iteration except the last exhausts a VM or the steps.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -307,7 +307,7 @@ impl Balancer {
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Choose the chunks of both sides first: a VM gets only chunks that another VM can give up.
+        // Choose the chunks of both sides first, because a VM gets only chunks that another VM can give up.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -329,8 +329,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway, and all moves finish sooner if they go in one direction first. Other VMs
-        // are blocked for one chunk at a time.
+        // Members of a quantum wait anyway, and all moves complete sooner if they first go in one direction. Other VMs
+        // are blocked for only one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -348,7 +348,7 @@ impl Balancer {
 
 /// Returns the number of chunks that each VM must give up to free `need` more chunks, within the step limit of the
 /// round. Repeatedly takes a chunk from the VM that is furthest above its share, counting the chunks that `requester`
-/// requests. If that is the requester itself, it gets one chunk fewer.
+/// requests. If that VM is the requester itself, it gets one chunk fewer.
 fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, need: u32) -> Vec<u32> {
     let mut counts = vec![0; round.vms.len()];
     let (mut need, mut wanted) = (need, requester.map_or(0, |(_, wanted)| wanted));
@@ -361,7 +361,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drops enough chunks at once that the requester is no further above its share than the other VM.
+            // Drops enough chunks at once to bring the requester no further above its share than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -372,7 +372,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
     counts
 }
 
-/// Returns the number of chunks that each VM gets back, from the `free` chunks and the chunks owed to it, and the
+/// Returns the number of chunks that each VM gets back from the `free` chunks and the chunks owed to it, and the
 /// exchanges after that.
 fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Exchange>) {
     let count = round.vms.len();
@@ -399,7 +399,7 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // A VM that gets chunks gives up none, because its own may not have settled.
+        // A VM that gets chunks does not give up any, because its own may not have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };

@@ -1,4 +1,4 @@
-//! The balancer in its saved form: its knowledge about VMs and chunks. Times use the caller's clock.
+//! The saved form of the balancer: its information about VMs and chunks. Times use the caller's clock.
 
 use super::{Balancer, Config, Known};
 use crate::quanta::SavedTurn;
@@ -17,7 +17,7 @@ pub struct SavedBalancer {
     pub(crate) known: Vec<SavedKnown>,
     /// Sorted by number.
     pub(crate) active: Vec<(u32, u64)>,
-    /// Planned moves by VM and chunk.
+    /// Planned moves, by VM and chunk.
     pub(crate) moved: Vec<((u32, u32), (u64, SavedTo))>,
     pub(crate) due_ns: u64,
     pub(crate) turn: Option<SavedTurn>,
@@ -25,13 +25,13 @@ pub struct SavedBalancer {
 
 only_version!(SavedBalancer, "vram.balance", 2);
 
-/// Knowledge about a VM.
+/// Information about a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedKnown {
     pub(crate) vm: u32,
     pub(crate) advertised: u32,
     pub(crate) hints: SavedHints,
-    /// Chunk indices in ascending order.
+    /// Chunk indices, in ascending order.
     pub(crate) pins: Vec<u32>,
 }
 
@@ -96,13 +96,13 @@ impl Balancer {
     /// Restores a balancer for the chunks of `table`.
     ///
     /// # Errors
-    /// If the saved state refers to VMs or chunks that do not exist.
+    /// Returns an error if the saved state refers to VMs or chunks that do not exist.
     pub fn restored(saved: SavedBalancer, table: &ChunkTable) -> Result<Self, Invalid> {
         let SavedBalancer { config, phase, known, active, moved, due_ns, turn } = saved;
         let ordered = ascend(known.iter().map(|known| known.vm))
             && ascend(active.iter().map(|(vm, _)| vm))
             && ascend(moved.iter().map(|(chunk, _)| chunk));
-        Invalid::unless(ordered, || "what is known about VMs is not in its order".into())?;
+        Invalid::unless(ordered, || "the information about VMs is not in order".into())?;
         let config = Config::try_from(config)?;
         let known = known.into_iter().map(|known| restored_known(known, table)).collect::<Result<_, _>>()?;
         let restored_move = |((vm, index), (when, to)): ((u32, u32), (u64, SavedTo))| {
@@ -131,10 +131,10 @@ fn restored_known(saved: SavedKnown, table: &ChunkTable) -> Result<(TenantId, Kn
     // The balancer drops removed VMs at its next plan.
     let has = table.vm_bytes(vm).map(|bytes| bytes.div_ceil(table.chunk_bytes()));
     Invalid::unless(has.is_none_or(|has| has == u64::from(advertised)), || {
-        format!("VM {vm} is known to have {advertised} chunks, and has {has:?}")
+        format!("VM {vm} is recorded with {advertised} chunks, and has {has:?}")
     })?;
     Invalid::unless(ascend(&pins) && pins.last().is_none_or(|last| *last < advertised), || {
-        format!("chunks of VM {vm} are pinned that it does not have")
+        format!("VM {vm} has pinned chunks that it does not have")
     })?;
     let hints = Hints::restored(hints, advertised)?;
     Ok((vm, Known { advertised, hints, pins: pins.into_iter().collect() }))

@@ -3,29 +3,29 @@
 /// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Weight of the claim in the division, at least 1.
+    /// Weight of the claim in the division. It is at least 1.
     pub(super) weight: u32,
     /// Guarantee of the claim.
     pub(super) least: u32,
-    /// Number of chunks that the VM can use; at least the guarantee.
+    /// Number of chunks that the VM can use. It is at least the guarantee.
     pub(super) most: u32,
     /// True if this claim is served before claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks. They are not rounded, so that rounding never causes a move.
+/// Exact shares of a card's chunks. They are not rounded, so rounding never causes a move.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Denominator of the shares; `parts` are the numerators.
+    /// Denominator of the shares. `parts` contains the numerators.
     whole: i128,
     parts: Vec<i128>,
 }
 
 impl Shares {
-    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`; within that, a level rises for
-    /// all claims by their weights until all chunks are assigned (water filling). Claims that are not `first` share the
-    /// remainder. The shares add up to `chunks`, or to the sum of claims if that is less. If `chunks` is below the sum
-    /// of all `least`, which the chunk table rules out, each claim gets its `least`.
+    /// Divides `chunks`. Each claim gets at least its `least` and at most its `most`. Within these bounds, a level
+    /// rises for all claims in proportion to their weights until all chunks are assigned (water filling). Claims that
+    /// are not `first` share the remainder. The shares add up to `chunks`, or to the sum of the claims if that is less.
+    /// If `chunks` is below the sum of all `least`, which the chunk table prevents, each claim gets its `least`.
     pub(super) fn divide(chunks: u32, claims: &[Claim]) -> Self {
         let sum = |of: fn(&Claim) -> u32| claims.iter().map(|claim| i128::from(of(claim))).sum::<i128>();
         let (chunks, urgent) = (i128::from(chunks), sum(|claim| if claim.first { claim.most } else { claim.least }));
@@ -51,7 +51,7 @@ impl Shares {
         Self { whole, parts: parts.collect() }
     }
 
-    /// Returns the excess of `used` over the share of claim `at`; comparable between claims.
+    /// Returns the excess of `used` over the share of claim `at`. Excesses of different claims are comparable.
     pub(super) fn excess(&self, at: usize, used: u32) -> i128 {
         i128::from(used) * self.whole - self.parts[at]
     }
@@ -93,13 +93,13 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // A claim with equal bounds begins to grow before it ends: the sort is stable.
+    // The sort is stable, so a claim whose bounds are equal begins to grow before it ends.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // No share grows here only if the sum of the minimums is already too large.
+            // If no share grows here, the sum of the minimums is already too large.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

@@ -1,4 +1,4 @@
-//! Evictions and returns, one behaviour per test. Random sequences are in `random`.
+//! Tests evictions and returns, one behaviour per test. Random sequences are in `random`.
 
 mod random;
 mod world;
@@ -9,7 +9,7 @@ use world::{MS, World};
 
 const CHUNK: u64 = CHUNK_BYTES_MIN;
 
-/// Creates a card of `chunks` chunks, and VMs 1, 2, .. of 64 chunks each with these limits.
+/// Creates a card of `chunks` chunks, and VMs numbered from 1 with 64 chunks each and these limits.
 fn world(chunks: u32, vms: &[Limits]) -> World {
     let mut world = World::new(chunks, 1000, Config::default());
     for (vm, &limits) in (1..).zip(vms) {
@@ -27,7 +27,7 @@ fn pin(world: &mut World, vm: u32, first: u64, chunks: u64) -> Result<(), PinErr
 #[test]
 fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
     let mut world = world(43, &[ANY, ANY]);
-    assert_eq!(world.use_chunks(1, 0..64), 21, "43 on the card, the rest is born in host memory");
+    assert_eq!(world.use_chunks(1, 0..64), 21, "43 on the card, and the rest is placed in host memory");
     for (index, (first, second)) in
         (0..64u64).map(|index| (index, (43u32.saturating_sub(index as u32 + 1).max(22), (index as u32 + 1).min(21))))
     {
@@ -36,7 +36,7 @@ fn the_second_allocator_gets_half_as_in_gpuswaps_figure_4() {
     }
     assert_eq!(world.rest(&[1, 2]), 0, "21 and 22 of 21.5 each: no one is off by a chunk");
     world.destroy(2).unwrap();
-    assert_eq!(world.rest(&[1]), 21, "what the other had comes back");
+    assert_eq!(world.rest(&[1]), 21, "the other VM's chunks are returned");
     assert_eq!(world.card(1), 43);
 }
 
@@ -46,15 +46,15 @@ fn a_request_for_many_chunks_is_planned_as_a_whole() {
     world.use_chunks(1, 0..60);
     world.use_chunks(2, 0..40);
     world.balancer.set_config(Config { steps_max: 8, ..Config::default() });
-    // The VM is entitled to 10 of the 24 additional chunks: 14 are placed in host memory, and one plan cannot hold all
-    // steps.
+    // The VM is entitled to 10 of the 24 additional chunks. The other 14 are placed in host memory, and one plan cannot
+    // contain all steps.
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 24 });
     assert_eq!(world.plan(request).len(), 8);
     assert_eq!(world.plan(request).len(), 2);
     assert_eq!((world.card(1), world.table.spare()), (50, 10));
     assert_eq!(world.plan(request), []);
     let everything = Some(Request { by: By::Vm(TenantId(2)), chunks: u32::MAX });
-    assert_eq!(world.plan(everything), [], "half is its share, whatever it asks for");
+    assert_eq!(world.plan(everything), [], "its share is a half, however much it requests");
 }
 
 #[test]
@@ -77,8 +77,8 @@ fn a_lowered_quota_is_met_at_once_and_kills_nothing() {
     assert_eq!(world.plan(None).len(), 30);
     let account = world.table.summary().vms[&TenantId(1)];
     assert_eq!((account.placed, account.host), (10, 30));
-    assert_eq!(world.rest(&[1]), 0, "nothing comes back, though there is room");
-    assert!(matches!(world.ask(1, 50).unwrap().place, Place::Host(_)), "what is new is born in host memory");
+    assert_eq!(world.rest(&[1]), 0, "no chunk is returned, although some are spare");
+    assert!(matches!(world.ask(1, 50).unwrap().place, Place::Host(_)), "new chunks are placed in host memory");
     world.table.set_limits(TenantId(1), ANY).unwrap();
     world.unsettle();
     assert_eq!((world.rest(&[1]), world.card(1)), (30, 40));
@@ -89,7 +89,7 @@ fn a_vm_that_may_not_swap_gives_nothing_and_is_refused() {
     let mut world = world(10, &[Limits::UNRESERVED, Limits { on_full: OnFull::Queue, ..ANY }]);
     world.use_chunks(1, 0..10);
     assert!(matches!(world.ask(1, 10), Err(Error::Full { .. })));
-    assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "the first one cannot give");
+    assert!(matches!(world.ask(2, 0), Err(Error::Full { .. })), "the first VM cannot give up chunks");
     world.table.set_limits(TenantId(1), Limits { swap_cap: 3, ..Limits::UNRESERVED }).unwrap();
     for index in 0..3 {
         assert!(matches!(world.ask(2, index).unwrap().place, Place::Card(_)));
@@ -109,7 +109,7 @@ fn an_idle_vm_gives_way_to_an_active_one_down_to_its_guarantee() {
     assert_eq!((world.card(1), world.card(2)), (10, 10), "it has its share again when it works again");
     world.destroy(2).unwrap();
     world.rest(&[]);
-    assert_eq!(world.card(1), 20, "no one else wants it");
+    assert_eq!(world.card(1), 20, "no other VM requests it");
 }
 
 #[test]
@@ -128,7 +128,8 @@ fn vm_keeps_returned_memory_for_a_while_despite_requests() {
     assert_eq!(world.card(1), 20);
     let came = world.table.summary().vms[&TenantId(1)].moved_in;
     assert!(came > 0);
-    // The second VM requests its whole share at once: it gets the first VM's long-held chunks now, and the rest later.
+    // The second VM requests its whole share at once. It gets the chunks that the first VM has had for a long time now,
+    // and the rest later.
     world.now += 5 * MS;
     let request = Some(Request { by: By::Vm(TenantId(2)), chunks: 20 });
     assert_eq!(world.plan(request).len(), 5, "of 15");
@@ -142,7 +143,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.use_chunks(1, 0..20);
     world.use_chunks(2, 0..20);
     world.rest(&[1, 2]);
-    // One VM frees memory and allocates it again immediately: all chunks that the other VM gained return, but only
+    // One VM frees memory and allocates it again immediately. All chunks that the other VM gained return, but only
     // after they have settled.
     for index in 0..15 {
         world.table.unplace(TenantId(2), GuestVramAddr(index * CHUNK)).unwrap();
@@ -151,7 +152,7 @@ fn a_chunk_that_has_just_come_does_not_go_again() {
     world.now += 50 * MS;
     world.plan(None);
     let came = world.table.summary().vms[&TenantId(1)].moved_in - before;
-    assert!(came > 0, "it has got what the other gave up");
+    assert!(came > 0, "it has the chunks that the other VM gave up");
     world.table.set_limits(TenantId(2), Limits { weight: 10_000, ..ANY }).unwrap();
     world.table.set_limits(TenantId(1), Limits { quota: 20, ..ANY }).unwrap();
     world.now += 50 * MS;
@@ -260,7 +261,7 @@ fn the_mediator_and_a_guarantee_get_room() {
     let mut world = world(20, &[ANY, ANY]);
     world.table.set_aside(2).unwrap();
     world.use_chunks(1, 0..18);
-    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 2 })), [], "that is set aside");
+    assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 2 })), [], "these chunks are set aside");
     assert_eq!(world.plan(Some(Request { by: By::Mediator, chunks: 5 })).len(), 3);
     assert_eq!(world.table.for_mediator(), 5);
     let limits = Limits { guarantee: 10, ..ANY };
@@ -313,7 +314,7 @@ fn moves_under_way_are_not_planned_again() {
     let steps = balancer.plan(&table, 0, request);
     assert_eq!(steps.len(), 3);
     let moves: Vec<_> = steps.iter().map(|&step| table.start(step).unwrap().unwrap()).collect();
-    assert_eq!(balancer.plan(&table, 0, request), [], "three chunks are on their way to be spare");
+    assert_eq!(balancer.plan(&table, 0, request), [], "three chunks will be spare");
     table.commit_move(moves[0].id);
     table.abort_move(moves[1].id);
     assert_eq!(balancer.plan(&table, 0, request).len(), 1, "one has stayed");
@@ -343,8 +344,8 @@ fn pending_eviction_for_request_is_not_repeated() {
 fn chunks_owed_to_raised_guarantee_return() {
     let mut world = world(10, &[ANY, Limits { guarantee: 4, ..ANY }]);
     world.use_chunks(1, 0..10);
-    assert_eq!(world.card(1), 6, "four are kept for the other");
-    // The first VM gets the other VM's guarantee while its own chunks are in host memory: no chunk is spare.
+    assert_eq!(world.card(1), 6, "four are reserved for the other VM");
+    // The first VM gets the other VM's guarantee while its own chunks are in host memory. No chunk is spare.
     world.table.set_limits(TenantId(2), ANY).unwrap();
     world.table.set_limits(TenantId(1), Limits { guarantee: 10, ..ANY }).unwrap();
     assert_eq!(world.table.spare(), 0);

@@ -5,8 +5,8 @@ use crate::TenantId;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and all VMs'
-/// `placed` add up to `total`.
+/// Accounts of the whole card, in chunks. `free + to_scrub + quarantined + mediator + arriving + parked` and the
+/// `placed` of all VMs add up to `total`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
     /// Size of a chunk in bytes.
@@ -17,13 +17,13 @@ pub struct Summary {
     pub free: u32,
     /// Free chunks that are not zeroed yet, including chunks that are being scrubbed.
     pub to_scrub: u32,
-    /// Chunks out of use, because the card may still reach them for their last owner.
+    /// Chunks out of use, because the card may still access them for their last owner.
     pub quarantined: u32,
     /// Chunks among `free` and `to_scrub` that back the unused part of VMs' guarantees.
     pub promised: u32,
-    /// Chunks among `free` and `to_scrub` that are left for the mediator, within its share.
+    /// Chunks among `free` and `to_scrub` that remain for the mediator within its share.
     pub set_aside: u32,
-    /// Chunks among `free` and `to_scrub` that are left for the reserve.
+    /// Chunks among `free` and `to_scrub` that remain for the reserve.
     pub reserve: u32,
     /// VMs' chunks in the reserve, which count as in host memory.
     pub parked: u32,
@@ -44,7 +44,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns the number of chunks without an owner that are not promised: a new guarantee can take them.
+    /// Returns the number of chunks without an owner that are not promised. A new guarantee can use them.
     #[must_use]
     pub fn spare(&self) -> u32 {
         (self.free + self.to_scrub).saturating_sub(self.promised + self.set_aside + self.reserve)
@@ -56,15 +56,16 @@ impl Summary {
 pub struct HostSummary {
     /// Maximum number of used slots.
     pub budget: u32,
-    /// Used slots, including the destinations of moves in flight. May exceed the budget after it was lowered.
+    /// Used slots, including the destinations of moves in flight. The number may exceed a budget that was lowered.
     pub used: u32,
     /// Slots within the budget that are zeroed or were never used.
     pub free: u32,
     /// Free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Slots out of use, counted as used: the card may still reach them for their last owner.
+    /// Slots out of use, because the card may still access them for their last owner. They count as used.
     pub quarantined: u32,
-    /// Slots at or above this number hold no data, so their memory can be freed.
+    /// Number of the first slot after all slots that contain data. The memory of that slot and all later ones can be
+    /// freed.
     pub end: u32,
     /// Number of slots scrubbed since the table was created.
     pub scrubbed: u64,
@@ -77,23 +78,23 @@ pub struct VmSummary {
     pub advertised: u32,
     /// Chunks that are on the card and not in the reserve.
     pub placed: u32,
-    /// Chunks that are on the card, in the reserve, and count as in host memory.
+    /// Chunks in the reserve. They are on the card, but count as in host memory.
     pub parked: u32,
     /// Chunks that are in host memory.
     pub host: u32,
     /// Unplaced chunks.
     pub unbacked: u32,
-    /// Chunks that are moving; each also counts at its source, above.
+    /// Chunks that are moving. Each of them also counts at its source, above.
     pub moving: u32,
     /// Limits of the VM.
     pub limits: Limits,
     /// Number of chunks guaranteed to the VM on the card: its guarantee, or its guest's whole VRAM if that is less.
     pub guarantee: u32,
-    /// Peak number of chunks on the card, including chunks on the way there.
+    /// Peak number of chunks on the card, including chunks that are moving to it.
     pub peak: u32,
-    /// Peak number of chunks in host memory, including chunks on the way there.
+    /// Peak number of chunks in host memory, including chunks that are moving to it.
     pub host_peak: u32,
-    /// Number of chunks that were first placed in host memory.
+    /// Number of chunks placed in host memory at their first use.
     pub born_in_host: u64,
     /// Number of moves from the card to host memory.
     pub moved_out: u64,

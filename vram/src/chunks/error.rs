@@ -4,7 +4,7 @@ use super::limits::OnFull;
 use super::state::Tier;
 use crate::{GuestVramAddr, TenantId};
 
-/// Limit that keeps a VM from getting a chunk of the card or a host slot.
+/// Limit that prevents a VM from getting a chunk of the card or a host slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// The card has no chunk that is not promised.
@@ -22,7 +22,7 @@ pub enum Limit {
     HostBudget(u32),
     /// The VM's swap cap of this many chunks is used up.
     SwapCap(u32),
-    /// The VM's policy for a full card is not to swap.
+    /// The VM's policy for a full card does not allow swapping.
     Policy(OnFull),
 }
 
@@ -39,8 +39,8 @@ impl Limit {
         }
     }
 
-    /// Returns which of two limits an operator has to change: the limit that excludes a VM from host memory, or the
-    /// card's limit if the VM's policy forbids host memory.
+    /// Returns the one of two limits that an operator must change: the limit that excludes a VM from host memory, or
+    /// the card's limit if the VM's policy forbids host memory.
     #[must_use]
     pub const fn decisive(self, host: Option<Self>) -> Self {
         match host {
@@ -55,8 +55,8 @@ impl std::fmt::Display for Limit {
         match self {
             Self::Card { free, to_scrub, promised } => write!(
                 f,
-                "of the card's chunks {free} are free and {to_scrub} more will be after scrubbing, of which {promised} \
-                 are kept for others"
+                "{free} of the card's chunks are free and {to_scrub} more will be free after scrubbing, of which \
+                 {promised} are reserved for others"
             ),
             Self::Quota(chunks) => write!(f, "its quota of {chunks} chunks on the card is used up"),
             Self::HostBudget(chunks) => write!(f, "the budget of {chunks} chunks of host memory is used up"),
@@ -66,28 +66,29 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reason that the table refused a request.
+/// Reasons for which the table refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.
     #[error("chunk size {0:#x} is not a power of two from 0x20000 to 0x4000000 bytes")]
     ChunkSize(u64),
-    /// The card has no whole chunk, or more chunks than can be counted.
-    #[error("{0:#x} bytes of VRAM are no number of chunks that can be managed")]
+    /// The card does not have a whole chunk, or has more chunks than can be counted.
+    #[error("{0:#x} bytes of VRAM are not a valid number of chunks")]
     CardSize(u64),
     /// No chunk is available for a VM.
     #[error("VM {vm} gets no chunk: {limit}{}", and(.host))]
     Full {
         /// The VM.
         vm: TenantId,
-        /// Limit of the preferred memory; at the first use of a chunk, the preferred memory is the card.
+        /// Limit of the preferred memory. At the first use of a chunk, this is the card.
         limit: Limit,
-        /// Limit of host memory, if host memory would have sufficed.
+        /// Limit of host memory, if host memory would have been enough.
         host: Option<Limit>,
     },
     /// The card has too little VRAM for the mediator in addition to the VRAM that is promised to VMs.
     #[error(
-        "{wanted} chunks of VRAM are wanted, {free} are free and {to_scrub} more will be after scrubbing, of which {promised} are promised to others"
+        "the request needs {wanted} chunks of VRAM, {free} are free and {to_scrub} more will be free after scrubbing, \
+         of which {promised} are promised to others"
     )]
     CardFull {
         /// Number of requested chunks.
@@ -109,9 +110,9 @@ pub enum Error {
         vm: TenantId,
         /// The requested guarantee.
         wanted: u32,
-        /// Number of chunks that can be promised now, including those promised to the VM already.
+        /// Number of chunks that can be promised now, including those already promised to the VM.
         now: u32,
-        /// Number of chunks of the card left after the guarantees of the other VMs and the mediator's share.
+        /// Number of card chunks that remain after the guarantees of the other VMs and the mediator's share.
         left: u32,
     },
     /// The guarantee exceeds the quota.
@@ -127,7 +128,7 @@ pub enum Error {
     /// The weight is below 1.
     #[error("VM {0}: weight must be at least 1")]
     Weight(TenantId),
-    /// Enough chunks will be free after zeroing: take scrub work and retry. If no scrub work can be taken, another
+    /// Enough chunks will be free after zeroing. Take scrub work and retry. If no scrub work can be taken, another
     /// thread is doing it.
     #[error("{short} chunks of {} must be scrubbed first", match .tier { Tier::Card => "VRAM", Tier::Host => "host memory" })]
     NeedsScrub {
@@ -149,7 +150,7 @@ pub enum Error {
     #[error("VM {0} has no VRAM")]
     NoSuchVm(TenantId),
     /// The address is outside the guest's VRAM.
-    #[error("{address} is outside of the VRAM of VM {vm}")]
+    #[error("{address} is outside the VRAM of VM {vm}")]
     OutOfRange {
         /// The VM.
         vm: TenantId,
@@ -165,7 +166,7 @@ pub enum Error {
         index: u32,
     },
     /// The guest chunk is already in that memory, or needs no copy.
-    #[error("guest chunk {index} of VM {vm} is there already")]
+    #[error("guest chunk {index} of VM {vm} is already there")]
     Settled {
         /// The VM.
         vm: TenantId,
@@ -175,7 +176,7 @@ pub enum Error {
     /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving; it can move again afterwards.
+    /// The guest chunk is moving. It can move again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.
@@ -186,5 +187,5 @@ pub enum Error {
 }
 
 fn and(host: &Option<Limit>) -> String {
-    host.map_or_else(String::new, |limit| format!("; in host memory neither: {limit}"))
+    host.map_or_else(String::new, |limit| format!("; and none in host memory: {limit}"))
 }

@@ -2,20 +2,20 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
+/// Behaviour when a VM needs a chunk and the card has none for the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait for as long as the caller permits.
+    /// Makes the request wait for as long as the caller allows.
     Queue,
     /// Refuses the request.
     Refuse,
 }
 
 impl OnFull {
-    /// Returns the name in configuration files.
+    /// Returns the name used in configuration files.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -48,13 +48,14 @@ impl std::str::FromStr for OnFull {
 pub struct Limits {
     /// Maximum number of chunks on the card.
     pub quota: u32,
-    /// Number of chunks guaranteed on the card, at most the quota. No more chunks are reserved than the guest has.
+    /// Number of chunks guaranteed on the card, at most the quota. At most as many chunks are reserved as the guest
+    /// has.
     pub guarantee: u32,
-    /// Maximum number of chunks in host memory, regardless of the reason for their eviction.
+    /// Maximum number of chunks in host memory, whatever the reason for their eviction.
     pub swap_cap: u32,
-    /// The VM's weight in divisions, relative to other VMs' weights. At least 1.
+    /// The VM's weight in divisions, relative to the weights of other VMs. It is at least 1.
     pub weight: u32,
-    /// Behaviour if the card has no chunk left for the VM.
+    /// Behaviour if the card has no chunk for the VM.
     pub on_full: OnFull,
 }
 
@@ -69,7 +70,7 @@ impl Limits {
 }
 
 impl Default for Limits {
-    /// Sets no limit, no guarantee, and weight 100.
+    /// Sets no limits, no guarantee, and weight 100.
     fn default() -> Self {
         Self::DEFAULT
     }

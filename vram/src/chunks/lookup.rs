@@ -3,7 +3,7 @@
 use super::{ChunkState, ChunkTable, Place, Spot, Tier, VmMap};
 use crate::{GuestVramAddr, TenantId, VramAddr};
 
-/// A range of memory behind a guest VRAM address.
+/// A range of memory that backs guest VRAM from an address on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Start of the range.
@@ -12,48 +12,49 @@ pub struct Run {
     pub bytes: u64,
 }
 
-/// Memory behind a range of guest VRAM.
+/// The memory that backs a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lookup {
     /// The whole range is placed, contiguous from this place.
     Placed(Place),
     /// The range is unplaced and reads as zeros.
     Unplaced,
-    /// The range spans chunks that are not adjacent, are in different memories, or are only partly placed: each part
+    /// The range spans chunks that are not adjacent, are in different memories, or are only partly placed. Each part
     /// from [`ChunkTable::pieces`] has one of the other results.
     Split,
-    /// Part of the range does not belong to the guest, or the VM does not exist.
+    /// A part of the range does not belong to the guest, or the VM does not exist.
     Outside,
 }
 
 impl ChunkTable {
-    /// Returns the size of the VRAM that the VM's guest sees, in bytes; `None` without such a VM.
+    /// Returns the size of the VRAM that the VM's guest sees in bytes, or `None` if the VM does not exist.
     #[must_use]
     pub fn vm_bytes(&self, vm: TenantId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)
     }
 
-    /// Returns the guest chunk that contains `address`; `None` if the VM's guest has no such address.
+    /// Returns the guest chunk that contains `address`, or `None` if the VM's guest has no such address.
     #[must_use]
     pub fn index(&self, vm: TenantId, address: GuestVramAddr) -> Option<u32> {
         self.vms.get(&vm)?.index(address)
     }
 
-    /// Returns the guest address where guest chunk `index` begins.
+    /// Returns the guest address at which guest chunk `index` begins.
     #[must_use]
     pub fn guest_address(&self, index: u32) -> GuestVramAddr {
         GuestVramAddr(u64::from(index) << self.shift)
     }
 
-    /// Returns true if the guest chunk that contains `address` is placed; `None` if the VM's guest has no such address.
+    /// Returns true if the guest chunk that contains `address` is placed, or `None` if the VM's guest has no such
+    /// address.
     #[must_use]
     pub fn is_placed(&self, vm: TenantId, address: GuestVramAddr) -> Option<bool> {
         let map = self.vms.get(&vm)?;
         Some(map.get(map.index(address)?).is_some())
     }
 
-    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from there on. `None` if
-    /// the guest has no such address or the address is unplaced.
+    /// Returns the place of guest VRAM `address` of `vm`, and the number of contiguous bytes from there on. Returns
+    /// `None` if the guest has no such address or the address is unplaced.
     #[must_use]
     pub fn translate(&self, vm: TenantId, address: GuestVramAddr) -> Option<Run> {
         let map = self.vms.get(&vm)?;
@@ -64,7 +65,7 @@ impl ChunkTable {
         Some(Run { place: self.within(spot, address), bytes: bytes.min(map.bytes() - address.0) })
     }
 
-    /// Returns the place of the `len` bytes from guest VRAM `address` of `vm` on, if all are placed and contiguous.
+    /// Returns the place of the `len` bytes of guest VRAM at `address` of `vm`, if all are placed and contiguous.
     #[must_use]
     pub fn translate_range(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         match self.lookup(vm, address, len) {
@@ -73,7 +74,7 @@ impl ChunkTable {
         }
     }
 
-    /// Looks up the `len` bytes from guest VRAM `address` of `vm` on. A length of 0 is treated as 1.
+    /// Looks up the `len` bytes of guest VRAM at `address` of `vm`. A length of 0 is treated as 1.
     #[must_use]
     pub fn lookup(&self, vm: TenantId, address: GuestVramAddr, len: u64) -> Lookup {
         let Some(map) = self.vms.get(&vm) else { return Lookup::Outside };
@@ -104,8 +105,8 @@ impl ChunkTable {
         chunks.filter(move |&index| self.moving.is_empty() || !self.is_moving(vm, index))
     }
 
-    /// Splits the `len` bytes from `address` on at chunk boundaries. Returns each part with its length. Omits bytes
-    /// beyond the end of the address space.
+    /// Splits the `len` bytes at `address` at chunk boundaries. Returns each part with its length. Omits bytes beyond
+    /// the end of the address space.
     pub fn pieces(&self, address: GuestVramAddr, len: u64) -> impl Iterator<Item = (GuestVramAddr, u64)> + use<> {
         let chunk = self.chunk_bytes();
         let (mut at, mut left) = (address.0, len.min(u64::MAX - address.0));

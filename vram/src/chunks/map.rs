@@ -13,15 +13,15 @@ use std::collections::BTreeSet;
 /// Location of each chunk of a guest's VRAM, and the totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// Size of the guest's VRAM in bytes; the last chunk may extend beyond it.
+    /// Size of the guest's VRAM in bytes. The last chunk may extend beyond it.
     bytes: u64,
     /// log2 of the chunk size in bytes.
     shift: u32,
-    /// The place of each guest chunk, if it has one.
+    /// The place of each guest chunk that has one.
     chunks: Vec<Option<Spot>>,
     /// Chunks in the reserve: they are on the card, but count as in host memory.
     parked: BTreeSet<u32>,
-    /// Totals kept here; [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
+    /// Totals that this map maintains. [`Self::account`] fills in `parked`, `unbacked` and `guarantee`.
     sums: VmSummary,
     /// Number of moves in flight whose destination is on the card.
     arriving: u32,
@@ -91,7 +91,7 @@ impl VmMap {
     /// Assigns a place to guest chunk `index`, which must exist and be unplaced.
     pub(super) fn set(&mut self, index: u32, spot: Spot) {
         let old = self.chunks[index as usize].replace(spot);
-        assert_eq!(old, None, "guest chunk {index} has a place already");
+        assert_eq!(old, None, "guest chunk {index} already has a place");
         *self.count(spot) += 1;
         self.sums.born_in_host += u64::from(spot.tier() == Tier::Host);
         self.note_peaks();
@@ -124,14 +124,14 @@ impl VmMap {
         self.parked.iter().copied()
     }
 
-    /// Counts guest chunk `index`, which is on the card, as in host memory.
+    /// Makes guest chunk `index`, which is on the card, count as in host memory.
     pub(super) fn park(&mut self, index: u32) {
         self.sums.placed -= 1;
         self.parked.insert(index);
         self.note_peaks();
     }
 
-    /// Counts guest chunk `index` as on the card again.
+    /// Makes guest chunk `index` count as on the card again.
     pub(super) fn unpark(&mut self, index: u32) {
         self.sums.placed += 1;
         self.parked.remove(&index);
@@ -147,13 +147,13 @@ impl VmMap {
         self.note_peaks();
     }
 
-    /// Records that a move has lost its chunk, which is now unplaced; its destination counts until the move ends.
+    /// Records that a move has lost its chunk, which is now unplaced. Its destination counts until the move ends.
     pub(super) fn lose(&mut self) {
         self.sums.moving -= 1;
     }
 
-    /// Ends a move to `tier`; `drains` means that the move was out of the reserve. With `alive`, the chunk stays where
-    /// it is; otherwise it no longer exists.
+    /// Ends a move to `tier`. `drains` is set if the move was out of the reserve. If `alive` is set, the chunk stays
+    /// where it is; otherwise it no longer exists.
     pub(super) fn end(&mut self, tier: Tier, drains: bool, alive: bool) {
         if !drains {
             *self.on_the_way(tier) -= 1;
@@ -164,7 +164,7 @@ impl VmMap {
     /// Completes a move: guest chunk `index` is now at `spot`.
     pub(super) fn arrive(&mut self, index: u32, spot: Spot) {
         self.end(spot.tier(), self.is_parked(index), true);
-        let old = self.chunks[index as usize].replace(spot).expect("what moves has a place");
+        let old = self.chunks[index as usize].replace(spot).expect("a moving chunk has a place");
         self.uncount(index, old);
         *self.count(spot) += 1;
         match spot.tier() {
@@ -173,15 +173,15 @@ impl VmMap {
         }
     }
 
-    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are contiguous in memory as
-    /// well. Examines at most `limit` chunks.
+    /// Returns the number of chunks, starting with guest chunk `index` at `spot`, that are also contiguous in memory.
+    /// Examines at most `limit` chunks.
     pub(super) fn neighbours(&self, index: u32, spot: Spot, limit: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         let follows = |&(step, at): &(u64, &Option<Spot>)| at.is_some() && *at == spot.after(step as u32);
         (0u64..limit).zip(rest).take_while(follows).count() as u64
     }
 
-    /// Returns the number of placed chunks among the `count` guest chunks from `index` on.
+    /// Returns the number of placed chunks among `count` guest chunks, starting with `index`.
     pub(super) fn placed_among(&self, index: u32, count: u64) -> u64 {
         let rest = self.chunks.get(index as usize..).unwrap_or(&[]);
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64

@@ -3,11 +3,11 @@
 use super::{ChunkId, ChunkState, ChunkTable, Error};
 
 impl ChunkTable {
-    /// Sets `chunks` aside for the mediator, including those that it already owns: no VM gets these chunks. A smaller
+    /// Sets `chunks` aside for the mediator, including those that it already owns. VMs cannot get these chunks. A lower
     /// number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; after an error nothing has changed.
+    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, nothing has changed.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -34,12 +34,12 @@ impl ChunkTable {
         self.borrowed
     }
 
-    /// Takes `count` contiguous chunks for the mediator; the first chunk is at a multiple of `align` chunks. Missing
+    /// Takes `count` contiguous chunks for the mediator. The first chunk is at a multiple of `align` chunks. Missing
     /// chunks are borrowed from the reserve.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if no such run is free, or its chunks are guaranteed to VMs; [`Error::NeedsScrub`] if
-    /// scrubbing could free one.
+    /// Returns [`Error::CardFull`] if no such run is free, or if its chunks are guaranteed to VMs. Returns
+    /// [`Error::NeedsScrub`] if scrubbing could free one.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);
@@ -58,14 +58,14 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` chunks from `first` on that the mediator had reserved. They are scrubbed before reuse, because
-    /// they held addresses of other VMs' memory.
+    /// Releases `count` of the mediator's chunks, starting with `first`. They are scrubbed before reuse, because they
+    /// contained addresses of other VMs' memory.
     ///
     /// # Panics
-    /// If a chunk does not belong to the mediator, which is a bug in the caller.
+    /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.
     pub fn release_mediator(&mut self, first: ChunkId, count: u32) {
         for chunk in first.0..first.0 + count {
-            assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} is not the mediator's");
+            assert_eq!(self.card.state(chunk), ChunkState::Mediator, "chunk {chunk} does not belong to the mediator");
             self.card.abandon(chunk);
         }
         self.mediator -= count;
@@ -75,12 +75,12 @@ impl ChunkTable {
     /// share, its claim, and the spare chunks.
     #[must_use]
     pub fn for_mediator(&self) -> u32 {
-        // Quarantined chunks may leave less than is promised.
+        // Quarantine may leave fewer chunks than were promised.
         self.card.room().saturating_sub(self.promised + self.left_reserve())
     }
 
     /// Returns the number of card chunks for VMs: all except the reserve and the mediator's chunks, which include the
-    /// spare part of its claim. A chunk that the mediator has borrowed from the reserve counts once.
+    /// spare part of its claim. A chunk that the mediator has borrowed from the reserve counts only once.
     #[must_use]
     pub fn for_vms(&self) -> u32 {
         let kept = self.mediator + self.kept_for_mediator() + self.parked + self.left_reserve();

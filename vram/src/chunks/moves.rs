@@ -11,7 +11,7 @@ pub enum To {
     Card,
     /// A slot of host memory.
     Host,
-    /// The reserve: the chunk stays on the card and counts as in host memory.
+    /// The reserve. The chunk stays on the card and counts as in host memory.
     Reserve,
 }
 
@@ -35,9 +35,9 @@ pub struct Move {
     pub vm: TenantId,
     /// Index of the guest chunk.
     pub index: u32,
-    /// Place of the chunk, in effect until the move is committed.
+    /// Place of the chunk. It is valid until the move is committed.
     pub from: Place,
-    /// Destination: no VM reaches it. The copy must overwrite all of it.
+    /// Destination, which VMs cannot access. The copy must overwrite all of it.
     pub to: Place,
     /// Number of bytes to copy.
     pub bytes: u64,
@@ -46,9 +46,9 @@ pub struct Move {
 /// Result of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// The chunk is at the destination; its old place waits to be scrubbed.
+    /// The chunk is at the destination, and its old place waits to be scrubbed.
     Committed,
-    /// The chunk was unplaced meanwhile, or its VM is gone. The destination waits to be scrubbed.
+    /// The chunk was unplaced in the meantime, or its VM is gone. The destination waits to be scrubbed.
     Gone,
 }
 
@@ -69,20 +69,21 @@ pub(super) struct Flight {
 pub(super) enum Fate {
     /// The chunk still has its place.
     Alive,
-    /// The chunk was unplaced; the destination still counts for the VM.
+    /// The chunk was unplaced. The destination still counts for the VM.
     Unplaced,
     /// The chunk's VM is gone.
     Ownerless,
 }
 
 impl ChunkTable {
-    /// Begins to move a guest chunk: takes a destination, which counts for the VM's limits from now on, and may hold
-    /// another owner's data until the copy has overwritten all of it. The chunk stays where it is until
-    /// [`Self::commit_move`]; nothing may write to it during the copy.
+    /// Begins to move a guest chunk: reserves a destination, which counts towards the VM's limits from now on, and
+    /// which may contain another owner's data until the copy has overwritten all of it. The chunk stays at its place
+    /// until [`Self::commit_move`]; no data may be written to it during the copy.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: all chunks there without an owner are being scrubbed; end one scrub and try again.
-    /// [`Error::Full`]; [`Error::Moving`]; [`Error::Settled`]; [`Error::NotPlaced`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::NeedsScrub`] if all chunks without an owner in that memory are being scrubbed; complete one
+    /// scrub and retry. Also returns [`Error::Full`], [`Error::Moving`], [`Error::Settled`], [`Error::NotPlaced`] or
+    /// [`Error::NoSuchVm`].
     pub fn begin_move(&mut self, vm: TenantId, index: u32, to: To) -> Result<Move, Error> {
         let from = self.movable(vm, index)?;
         let tier = match to {
@@ -93,7 +94,7 @@ impl ChunkTable {
         if from.tier() == tier {
             return Err(Error::Settled { vm, index });
         }
-        // A chunk in the reserve already counts as in host memory, and is sure to get a slot.
+        // A chunk in the reserve already counts as in host memory, and is guaranteed a slot.
         let drains = self.is_parked(vm, index);
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let limit = match drains {
@@ -115,11 +116,11 @@ impl ChunkTable {
         Ok(self.describe(id, &flight))
     }
 
-    /// Executes a step. Returns `None` if only the accounts change, for a step into or out of the reserve: the step is
-    /// done, and the chunk has not moved. Otherwise same as [`Self::begin_move`].
+    /// Executes a step. Returns `None` if only the accounts change, as for a step into or out of the reserve: the step
+    /// is then done without a move. Otherwise same as [`Self::begin_move`].
     ///
     /// # Errors
-    /// Same as for [`Self::begin_move`], or [`Error::ReserveFull`].
+    /// Returns the errors of [`Self::begin_move`], or [`Error::ReserveFull`].
     pub fn start(&mut self, step: Step) -> Result<Option<Move>, Error> {
         let Step { vm, index, to } = step;
         let from = self.movable(vm, index)?;
@@ -131,11 +132,12 @@ impl ChunkTable {
     }
 
     /// Assigns a zeroed place in a memory to guest chunk `index`, which arrives from another card. In host memory the
-    /// chunk may exceed the VM's limits, which do not apply to a VM that has just arrived.
+    /// chunk may exceed the VM's limits, because they do not apply to a VM that has just arrived.
     ///
     /// # Errors
-    /// [`Error::NeedsScrub`]: scrub a chunk there and try again. [`Error::Full`]; [`Error::Settled`] if it has a place;
-    /// [`Error::OutOfRange`]; [`Error::NoSuchVm`].
+    /// Returns [`Error::NeedsScrub`] if a chunk in that memory must be scrubbed before the next attempt,
+    /// [`Error::Settled`] if the chunk already has a place, or [`Error::Full`], [`Error::OutOfRange`] or
+    /// [`Error::NoSuchVm`].
     pub fn receive(&mut self, vm: TenantId, index: u32, tier: Tier) -> Result<Place, Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         let address = self.guest_address(index);
@@ -157,15 +159,15 @@ impl ChunkTable {
         Ok(self.place_of(spot))
     }
 
-    /// Prevents moves of a VM's chunks until it is destroyed, because its users would not be notified of moves. Moves
-    /// in flight end as usual.
+    /// Prevents moves of a VM's chunks until the VM is destroyed, because its users would not be notified of moves.
+    /// Moves in flight end as usual.
     pub fn freeze(&mut self, vm: TenantId) {
         if self.vms.contains_key(&vm) {
             self.frozen.insert(vm);
         }
     }
 
-    /// Returns true if no chunk of a VM may begin to move.
+    /// Returns true if the VM's chunks must not begin to move.
     #[must_use]
     pub fn is_frozen(&self, vm: TenantId) -> bool {
         self.frozen.contains(&vm)
@@ -184,11 +186,11 @@ impl ChunkTable {
         Ok(from)
     }
 
-    /// Ends a move after its copy: the chunk is at the destination from now on, unless the chunk is gone. The caller
+    /// Ends a move after its copy. The chunk is at the destination from now on, unless the chunk is gone. The caller
     /// must update all users of the chunk's place before the chunk is accessed again.
     ///
     /// # Panics
-    /// If the move does not exist, which is a bug in the caller.
+    /// Panics if the move does not exist, which is a bug in the caller.
     pub fn commit_move(&mut self, id: MoveId) -> Ended {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate != Fate::Alive {
@@ -200,17 +202,17 @@ impl ChunkTable {
         self.draining -= u32::from(drains);
         self.parked -= u32::from(drains);
         self.stock_mut(to.tier()).go(to.number(), ChunkState::Vm { vm, index });
-        // Frees the old place before promising it to the VM again.
+        // Free the old place before promising it to the VM again.
         self.abandon(from);
         self.change(vm, |map| map.arrive(index, to));
         self.moved[to.tier() as usize] += 1;
         Ended::Committed
     }
 
-    /// Ends a move without its copy: the chunk stays where it is, and the destination waits to be scrubbed.
+    /// Ends a move without its copy. The chunk stays where it is, and the destination waits to be scrubbed.
     ///
     /// # Panics
-    /// If the move does not exist, which is a bug in the caller.
+    /// Panics if the move does not exist, which is a bug in the caller.
     pub fn abort_move(&mut self, id: MoveId) {
         let flight = self.flights.remove(&id).expect("a move ends once");
         if flight.fate == Fate::Alive {
@@ -250,7 +252,7 @@ impl ChunkTable {
         }
     }
 
-    /// Records that the VM is gone: the destinations of its moves no longer count for a VM.
+    /// Records that the VM is gone. The destinations of its moves no longer count for a VM.
     pub(super) fn disown_moves(&mut self, vm: TenantId) {
         for flight in self.flights.values_mut().filter(|flight| flight.vm == vm) {
             flight.fate = Fate::Ownerless;

@@ -1,14 +1,14 @@
-//! The reserve: chunks of the card that absorb evictions immediately and drain to host memory later.
+//! The reserve: chunks of the card that absorb evictions immediately. Their contents are copied to host memory later.
 
 use super::{ChunkTable, Error, Tier, VmMap};
 use crate::TenantId;
 
 impl ChunkTable {
-    /// Sets `chunks` of the card aside for evictions, including those already in use: neither VMs nor the mediator get
-    /// them. A smaller number than before releases the difference, but takes no chunk away.
+    /// Sets `chunks` of the card aside for evictions, including those already in use. Neither VMs nor the mediator can
+    /// get them. A lower number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// [`Error::CardFull`] if more is missing than is spare; after an error nothing has changed.
+    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, nothing has changed.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {
@@ -40,7 +40,8 @@ impl ChunkTable {
         (self.parked - self.draining).min(self.host.room())
     }
 
-    /// Puts a guest chunk that is on the card into the reserve. The VM's lost chunk becomes spare, or owed to the VM.
+    /// Puts a guest chunk that is on the card into the reserve. The card chunk that the VM gives up becomes spare, or
+    /// owed to the VM.
     pub(super) fn park(&mut self, vm: TenantId, index: u32) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         if let Some(limit) = self.limit_of(map, Tier::Host) {

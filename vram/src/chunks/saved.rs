@@ -1,6 +1,6 @@
-//! The chunk table in its saved form: the owner of each chunk, by places alone, without the chunks' contents.
+//! The saved form of the chunk table: the owner of each chunk, by place, without the chunks' contents.
 //!
-//! Owners are stored once, in the states of chunks and slots; the VMs' maps, the totals and the promises are derived
+//! Owners are stored once, in the states of chunks and slots. The VMs' maps, the totals and the promises are derived
 //! from them.
 
 use super::moves::{Fate, Flight};
@@ -16,15 +16,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use super::map::SavedVm;
 
-/// Maximum number of chunks of a card in a saved table, so that a sum of a few such numbers fits 32 bits.
+/// Maximum number of chunks of a card in a saved table, chosen so that a sum of a few such numbers fits into 32 bits.
 const CHUNKS_MAX: u32 = 1 << 29;
 /// Maximum number of guest chunks of all VMs in a saved table. Each has an entry in a map, with or without a place.
 const GUEST_CHUNKS_MAX: u64 = 1 << 25;
 /// Maximum value of an event counter.
 pub(crate) const COUNT_MAX: u64 = 1 << 62;
 
-/// A chunk table with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
-/// because the scrubbing process is gone.
+/// A chunk table, with or without moves in flight. Chunks and slots that were being scrubbed must be scrubbed again,
+/// because the process that scrubbed them is gone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedChunks {
     /// log2 of the chunk size in bytes.
@@ -72,7 +72,7 @@ pub(crate) enum SavedSpot {
     Host(u32),
 }
 
-/// Behaviour when a VM needs a chunk and the card has no chunk left for the VM.
+/// Behaviour when a VM needs a chunk and the card has none for the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedOnFull {
     Swap,
@@ -160,10 +160,10 @@ impl TryFrom<SavedChunks> for ChunkTable {
         let SavedChunks { shift, card, host, set_aside, reserve, borrowed, claimed, vms, flights, next_move, moved } =
             saved;
         let (card, host) = (Stock::restored(card)?, Stock::restored(host)?);
-        Invalid::unless(card.end() <= card.limit(), || "the card has chunks behind its end".into())?;
+        Invalid::unless(card.end() <= card.limit(), || "the card has chunks beyond its end".into())?;
         let mediator = card.states().filter(|(_, state)| *state == ChunkState::Mediator).count() as u32;
         Invalid::unless(host.states().all(|(_, state)| state != ChunkState::Mediator), || {
-            "a slot of host memory is the mediator's".into()
+            "a slot of host memory belongs to the mediator".into()
         })?;
         let flights: BTreeMap<MoveId, Flight> = flights.iter().map(Flight::restored).collect();
         check_destinations(&card, &host, &flights)?;
@@ -176,7 +176,7 @@ impl TryFrom<SavedChunks> for ChunkTable {
             maps.insert(id, map);
         }
         if let Some(vm) = places.keys().next() {
-            return Err(Invalid::new(format_args!("VM {vm} has chunks, and is not there")));
+            return Err(Invalid::new(format_args!("VM {vm} has chunks, but does not exist")));
         }
         let moving = moving(&maps, &flights)?;
         let is_draining = |flight: &&Flight| flight.fate == Fate::Alive && flight.drains;
@@ -204,21 +204,21 @@ impl TryFrom<SavedChunks> for ChunkTable {
 }
 
 impl SavedChunks {
-    /// Checks the values that do not depend on others.
+    /// Checks the values that are independent of each other.
     fn check_numbers(&self) -> Result<(), Invalid> {
         let Self { shift, card, host: _, set_aside, reserve, borrowed, claimed: _, vms, flights, next_move, moved } =
             self;
         let bytes = 1u64.checked_shl(*shift).unwrap_or(0);
         Invalid::unless((CHUNK_BYTES_MIN..=CHUNK_BYTES_MAX).contains(&bytes), || {
-            format!("chunks of 2^{shift} bytes are none")
+            format!("2^{shift} bytes are not a valid chunk size")
         })?;
         let limit = card.limit;
-        Invalid::unless((1..=CHUNKS_MAX).contains(&limit), || format!("a card of {limit} chunks is none"))?;
+        Invalid::unless((1..=CHUNKS_MAX).contains(&limit), || format!("{limit} is not a valid number of chunks"))?;
         for (what, chunks) in [("set aside", *set_aside), ("the reserve", *reserve), ("borrowed", *borrowed)] {
             Invalid::unless(chunks <= limit, || format!("{what} are {chunks} chunks of a card of {limit}"))?;
         }
-        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in their order".into())?;
-        Invalid::unless(ascend(flights.iter().map(|flight| flight.id)), || "the moves are not in their order".into())?;
+        Invalid::unless(ascend(vms.iter().map(|vm| vm.vm)), || "the VMs are not in order".into())?;
+        Invalid::unless(ascend(flights.iter().map(|flight| flight.id)), || "the moves are not in order".into())?;
         let guest_chunks = vms.iter().fold(0u64, |sum, vm| sum.saturating_add(vm.bytes.div_ceil(bytes)));
         Invalid::unless(guest_chunks <= GUEST_CHUNKS_MAX, || {
             format!("all VMs together have {guest_chunks} chunks, more than {GUEST_CHUNKS_MAX}")
@@ -239,20 +239,20 @@ impl SavedChunks {
     }
 }
 
-/// Checks that the states of the moves' destinations name these moves, and that each move has its own destination.
+/// Checks that the states of the moves' destinations refer to these moves, and that each move has its own destination.
 fn check_destinations(card: &Stock, host: &Stock, flights: &BTreeMap<MoveId, Flight>) -> Result<(), Invalid> {
     for (id, flight) in flights {
         let stock = if flight.to.tier() == Tier::Card { card } else { host };
         Invalid::unless(stock.state(flight.to.number()) == ChunkState::Arriving(*id), || {
-            format!("move {} goes to a piece of memory that is used otherwise", id.0)
+            format!("the destination of move {} has another use", id.0)
         })?;
     }
     let arriving = |state: &(u32, ChunkState)| matches!(state.1, ChunkState::Arriving(_));
     let count = card.states().filter(arriving).count() + host.states().filter(arriving).count();
-    Invalid::unless(count == flights.len(), || "a piece of memory waits for a move that there is not".into())
+    Invalid::unless(count == flights.len(), || "a destination waits for a move that does not exist".into())
 }
 
-/// Returns the places of guest chunks by VM, from the states.
+/// Places of guest chunks, by VM.
 type Places = BTreeMap<TenantId, BTreeMap<u32, Spot>>;
 
 fn places(card: &Stock, host: &Stock) -> Result<Places, Invalid> {
@@ -286,7 +286,7 @@ fn moving(
         let first = fate != Fate::Alive || moving.insert((vm, index), id).is_none();
         // A chunk that drains from the reserve is still on the card.
         Invalid::unless(sound && first && (!drains || to.tier() == Tier::Host), || {
-            format!("move {} is of a chunk that is not there", id.0)
+            format!("the chunk of move {} does not exist", id.0)
         })?;
     }
     Ok(moving)
@@ -346,26 +346,28 @@ impl ChunkTable {
 }
 
 impl UnclaimedChunks {
-    /// Claims `count` chunks from `first` on for a user.
+    /// Claims `count` chunks, starting with `first`, for a user.
     ///
     /// # Errors
-    /// If one of the chunks does not belong to the mediator or already has a user; other chunks may have been claimed
-    /// by then.
+    /// Returns an error if one of the chunks does not belong to the mediator or already has a user. Other chunks may
+    /// have been claimed by then.
     pub fn claim(&mut self, first: u32, count: u32) -> Result<(), Invalid> {
         let end = first.checked_add(count).ok_or_else(|| Invalid::new("a run of chunks has no end"))?;
         for chunk in first..end {
-            Invalid::unless(self.0.remove(&chunk), || format!("chunk {chunk} is used twice, or not the mediator's"))?;
+            Invalid::unless(self.0.remove(&chunk), || {
+                format!("chunk {chunk} is used twice, or does not belong to the mediator")
+            })?;
         }
         Ok(())
     }
 
-    /// Makes sure that each chunk has a user.
+    /// Checks that each chunk has a user.
     ///
     /// # Errors
-    /// If a chunk has no user.
+    /// Returns an error if a chunk has no user.
     pub fn finish(self) -> Result<(), Invalid> {
         let left = self.0.first();
-        Invalid::unless(left.is_none(), || format!("nothing uses chunk {left:?} of the mediator"))
+        Invalid::unless(left.is_none(), || format!("chunk {left:?} of the mediator has no user"))
     }
 }
 

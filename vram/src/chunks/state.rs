@@ -1,4 +1,4 @@
-//! States of a chunk, and its use.
+//! The states of a chunk, and its use.
 
 use crate::{HostAddr, TenantId, VramAddr};
 
@@ -16,7 +16,7 @@ impl ChunkId {
     }
 }
 
-/// One of the two memories that hold guests' VRAM.
+/// One of the two memories that contain guests' VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {
     /// The card's VRAM.
@@ -101,7 +101,7 @@ impl Spot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MoveId(pub(super) u64);
 
-/// Use of a chunk of the card or a host slot. Owner and state are one value, so that they cannot disagree.
+/// Use of a chunk of the card or a host slot. The owner and the state are one value, so that they cannot disagree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChunkState {
     /// Zeroed, and without an owner.
@@ -111,11 +111,11 @@ pub enum ChunkState {
     /// Without an owner, and currently being zeroed by the caller of
     /// [`take_scrub_work`](super::ChunkTable::take_scrub_work).
     Scrubbing,
-    /// Out of use: the card may still reach the chunk for its last owner.
+    /// Out of use, because the card may still access the chunk for its last owner.
     Quarantined,
-    /// Owned by the mediator, for tables, instance blocks and rings. No VM can reach it. Only on the card.
+    /// Owned by the mediator, for tables, instance blocks and rings. VMs cannot access it. Only on the card.
     Mediator,
-    /// Destination of a move: being overwritten, not reachable by any VM.
+    /// Destination of a move. It is being overwritten, and VMs cannot access it.
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {
@@ -127,8 +127,8 @@ pub enum ChunkState {
 }
 
 impl ChunkState {
-    /// Returns true if a chunk may change from `self` to `to`. A chunk that had an owner reaches the next only through
-    /// `Scrubbing`, or as the destination of a move, which overwrites it.
+    /// Returns true if a chunk may change from `self` to `to`. A chunk that had an owner can get the next owner only
+    /// through `Scrubbing`, or as the destination of a move, which overwrites it.
     #[must_use]
     pub const fn can_go(self, to: Self) -> bool {
         matches!(
@@ -146,19 +146,19 @@ impl ChunkState {
     }
 }
 
-/// Content of VRAM when the table is created.
+/// Contents of VRAM when the table is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contents {
-    /// VRAM holds zeros.
+    /// VRAM contains zeros.
     Zeroed,
-    /// VRAM may hold anything: every chunk is scrubbed before its first use.
+    /// VRAM may contain any data. Every chunk is scrubbed before its first use.
     Unknown,
 }
 
 /// A chunk of the card or a host slot that must be filled with zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScrubWork {
-    /// Start of the chunk or slot; to be passed to [`scrubbed`](super::ChunkTable::scrubbed).
+    /// Start of the chunk or slot. Pass it to [`scrubbed`](super::ChunkTable::scrubbed).
     pub place: Place,
     /// Size in bytes.
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! The units of one memory, each with a chunk's size and in one state: the card's chunks, or the host's slots.
+//! The units of one memory, each with a chunk's size and in one state. They are the card's chunks or the host's slots.
 
 mod saved;
 
@@ -12,15 +12,15 @@ use std::collections::{BTreeSet, VecDeque};
 /// All units of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` agree with `states`.
 ///
 /// `states` grows with use up to `limit`, so that a large unused limit costs nothing. The limit may fall below the
-/// number of owned units; then no unit is allocated until enough units are released, and units beyond the limit are
-/// dropped once they are zeroed.
+/// number of owned units. In this case no unit is allocated until enough units are released, and units beyond the limit
+/// are dropped once they are zeroed.
 #[derive(Debug)]
 pub(super) struct Stock {
     states: Vec<ChunkState>,
     free: BTreeSet<u32>,
     to_scrub: VecDeque<u32>,
     scrubbing: u32,
-    /// Units that become quarantined once their owner has lost them.
+    /// Units that become quarantined once they have lost their owner.
     condemned: BTreeSet<u32>,
     /// Number of quarantined units.
     quarantined: u32,
@@ -44,7 +44,7 @@ impl Stock {
         }
     }
 
-    /// Creates a stock of `count` units, all to be scrubbed before their first use.
+    /// Creates a stock of `count` units, all of which must be scrubbed before their first use.
     pub(super) fn dirty(count: u32) -> Self {
         let states = vec![ChunkState::NeedsScrub; count as usize];
         Self { states, to_scrub: (0..count).collect(), ..Self::zeroed(count) }
@@ -59,8 +59,8 @@ impl Stock {
         self.trim();
     }
 
-    /// Returns the number after the last unit that is within the limit and in use or used before, or that still holds
-    /// data.
+    /// Returns the number after the last unit that is within the limit and in use or used before, or that still
+    /// contains data.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }
@@ -96,7 +96,7 @@ impl Stock {
         self.scrubbed
     }
 
-    /// Gives the first free unit an owner. Returns `None` if no unit is zeroed or within the limit.
+    /// Gives an owner to the first free unit. Returns `None` if no unit is zeroed and within the limit.
     pub(super) fn take(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -111,8 +111,8 @@ impl Stock {
     }
 
     /// Takes a unit as the destination of a copy of a whole chunk. Prefers a unit that waits to be scrubbed, because
-    /// the copy overwrites the unit and thus saves its scrub. `None` if there is no room, or all others are being
-    /// scrubbed.
+    /// the copy overwrites the unit and saves the scrub. Returns `None` if no units are left, or if all others are
+    /// being scrubbed.
     pub(super) fn take_for_copy(&mut self, to: ChunkState) -> Option<u32> {
         if self.room() == 0 {
             return None;
@@ -124,8 +124,8 @@ impl Stock {
         Some(number)
     }
 
-    /// Gives `count` contiguous units an owner; the first is a multiple of `align`. `Err(true)` if scrubbing could
-    /// produce such a run, `Err(false)` if not.
+    /// Gives an owner to `count` contiguous units, the first of which is a multiple of `align`. Returns `Err(true)` if
+    /// scrubbing could produce such a run, and `Err(false)` if not.
     pub(super) fn take_run(&mut self, count: u32, align: u32, to: ChunkState) -> Result<u32, bool> {
         let fits = |first: u32, usable: &dyn Fn(ChunkState) -> bool| {
             first.checked_add(count).is_some_and(|end| end <= self.limit)
@@ -198,7 +198,7 @@ impl Stock {
 
     pub(super) fn go(&mut self, number: u32, to: ChunkState) {
         let state = &mut self.states[number as usize];
-        assert!(state.can_go(to), "piece {number} cannot go from {state:?} to {to:?}");
+        assert!(state.can_go(to), "unit {number} cannot change from {state:?} to {to:?}");
         *state = to;
     }
 

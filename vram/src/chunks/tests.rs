@@ -1,4 +1,4 @@
-//! Tests of the chunk table: sizes, places, reservations. Random sequences are in `model`.
+//! Tests the chunk table: sizes, places, reservations. Random sequences are in `model`.
 
 mod model;
 mod places;
@@ -46,8 +46,8 @@ fn only_the_listed_steps_are_legal() {
     }
 }
 
-/// Returns the result for a VM without a guarantee and without swap, when `free` chunks are zeroed and `promised`
-/// chunks are reserved for other VMs.
+/// Returns the expected result for a VM without a guarantee and without swap, if `free` chunks are zeroed and
+/// `promised` chunks are reserved for other VMs.
 fn refused(vm: u32, free: u32, promised: u32) -> Result<Placed, Error> {
     let limit = Limit::Card { free, to_scrub: 0, promised };
     Err(Error::Full { vm: TenantId(vm), limit, host: Some(Limit::Policy(OnFull::Refuse)) })
@@ -280,7 +280,7 @@ fn mediator_claim_is_met_from_spare_chunks_after_guarantees() {
     assert!(matches!(table.place(TenantId(1), GuestVramAddr(CHUNK)), Err(Error::Full { .. })));
     let own = table.reserve_mediator(1, 1).unwrap();
     assert_eq!((table.spare(), table.kept_for_mediator()), (0, 2), "a part of the claim is met");
-    // Claimed chunks are not promised: a guarantee can take them.
+    // Claimed chunks are not promised, so a guarantee can take them.
     table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
     assert_eq!(table.kept_for_mediator(), 1);
     table.claim(0);

@@ -1,4 +1,4 @@
-//! A page pool in its saved form: its runs of chunks and its allocations. Free blocks are derived.
+//! The saved form of a page pool: its runs of chunks and its allocations. Free blocks are derived from them.
 
 use super::{ORDER_MAX, PAGE_BYTES, PAGE_SHIFT, PagePool, Run};
 use crate::{ChunkTable, chunks::UnclaimedChunks};
@@ -30,15 +30,16 @@ impl PagePool {
         }
     }
 
-    /// Restores a pool in its chunks of `table`. `unclaimed` are the chunks that no other pool has claimed.
+    /// Restores a pool in its chunks of `table`. `unclaimed` contains the chunks that no other pool has claimed.
     ///
     /// # Errors
-    /// If the chunks do not belong to the mediator or belong to another pool, or allocations are outside them.
+    /// Returns an error if the chunks do not belong to the mediator or belong to another pool, or if allocations are
+    /// outside them.
     pub fn restored(saved: SavedPool, table: &ChunkTable, unclaimed: &mut UnclaimedChunks) -> Result<Self, Invalid> {
         let SavedPool { limit, runs, used } = saved;
         let orders = used.iter().all(|(_, order)| *order <= ORDER_MAX);
         Invalid::unless(ascend(used.iter().map(|(start, _)| start)) && orders, || {
-            "the allocations of a page pool are not in their order, or too large".into()
+            "the allocations of a page pool are not in order, or too large".into()
         })?;
         let mut pool = Self::new(limit);
         pool.used_bytes = used.iter().map(|(_, order)| PAGE_BYTES << order).fold(0, u64::saturating_add);
@@ -50,18 +51,18 @@ impl PagePool {
             let run = Run { first: crate::ChunkId::numbered(first), chunks, bytes };
             let start = table.address(run.first).0;
             let aligned = bytes.is_power_of_two() && start.is_multiple_of(bytes) && bytes <= PAGE_BYTES << ORDER_MAX;
-            Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are no run of a page pool"))?;
+            Invalid::unless(aligned, || format!("{chunks} chunks from {first} on are not a run of a page pool"))?;
             pool.held = pool.held.saturating_add(bytes);
             found += pool.fill(start, bytes.trailing_zeros() - PAGE_SHIFT);
             pool.runs.insert(start, run);
         }
         Invalid::unless(found == pool.used.len(), || {
-            "allocations of a page pool lie outside of its chunks, or in one another".into()
+            "allocations of a page pool are outside its chunks, or overlap".into()
         })?;
         Ok(pool)
     }
 
-    /// Finds the free blocks within the block of 2^`order` pages at `start`. Returns the number of valid allocations in
+    /// Finds the free blocks in the block of 2^`order` pages at `start`. Returns the number of valid allocations in
     /// that block.
     fn fill(&mut self, start: u64, order: u32) -> usize {
         let end = start + (PAGE_BYTES << order);

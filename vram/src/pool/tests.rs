@@ -89,7 +89,7 @@ fn freeing_twice_is_caught() {
     pool.free(page);
 }
 
-/// A pool with an allocation of two chunks and an allocation of one page, in its saved form.
+/// Creates the saved form of a pool with an allocation of two chunks and an allocation of one page.
 fn saved() -> (ChunkTable, SavedPool) {
     let (mut table, mut pool) = (table(8), PagePool::new(u64::MAX));
     pool.alloc(&mut table, 2 * CHUNK).unwrap();
@@ -107,14 +107,16 @@ fn saved_pools_that_cannot_be_are_refused() {
         PagePool::restored(saved, &table, &mut unclaimed).expect_err("it was restored").to_string()
     };
     // A VM's chunk, or a chunk without an owner, is refused.
-    assert!(refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or not the mediator's"));
+    assert!(
+        refused(&|saved| saved.runs[1].0 = 5).contains("chunk 5 is used twice, or does not belong to the mediator")
+    );
     assert!(refused(&|saved| saved.runs[1] = saved.runs[0]).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].1 = u32::MAX).contains("used twice"));
     assert!(refused(&|saved| saved.runs[0].0 = u32::MAX).contains("no end"));
     assert!(refused(&|saved| saved.used[0].1 = 99).contains("too large"));
-    assert!(refused(&|saved| saved.used[0].1 += 1).contains("outside of its chunks"));
-    assert!(refused(&|saved| saved.used[0].0 += 0x800).contains("outside of its chunks"));
-    assert!(refused(&|saved| saved.used[1].0 = 7 * CHUNK).contains("outside of its chunks"));
+    assert!(refused(&|saved| saved.used[0].1 += 1).contains("outside its chunks"));
+    assert!(refused(&|saved| saved.used[0].0 += 0x800).contains("outside its chunks"));
+    assert!(refused(&|saved| saved.used[1].0 = 7 * CHUNK).contains("outside its chunks"));
     let both = |saved: &mut SavedPool| saved.used.insert(1, (saved.used[0].0 + 0x1000, 0));
     let (table, mut pool) = saved();
     both(&mut pool);
@@ -133,12 +135,12 @@ fn chunks_of_the_mediator_have_one_user() {
     pool.runs.pop();
     pool.used.pop();
     PagePool::restored(pool, &table, &mut unclaimed).unwrap();
-    assert!(unclaimed.finish().unwrap_err().to_string().contains("nothing uses chunk"));
+    assert!(unclaimed.finish().unwrap_err().to_string().contains("of the mediator has no user"));
 }
 
 proptest! {
-    /// Allocations never overlap, are aligned, and are in the mediator's chunks; after all are freed, all chunks are
-    /// returned.
+    /// Checks that allocations never overlap, are aligned, and are in the mediator's chunks, and that all chunks are
+    /// returned after all allocations were freed.
     #[test]
     fn allocations_are_disjoint_and_all_comes_back(
         ops in prop::collection::vec((any::<bool>(), 1u64..3 * CHUNK, any::<usize>()), 1..150)
@@ -172,7 +174,7 @@ proptest! {
                 prop_assert!(unclaimed.finish().is_ok());
                 prop_assert_eq!((&restored.free, &restored.used, restored.held), (&pool.free, &pool.used, pool.held));
                 prop_assert_eq!(restored.save(), saved);
-                // A restored pool does not know which pages are zeroed.
+                // A restored pool does not record which pages are zeroed.
                 had.extend((0..16 * CHUNK).step_by(PAGE_BYTES as usize).filter(|page| {
                     table.chunk_at(VramAddr(*page)).is_some_and(|chunk| table.state(chunk) == crate::ChunkState::Mediator)
                 }));

@@ -1,24 +1,25 @@
-//! Probes: short trial quanta that find out whether quanta help.
+//! Probes: short trial quanta that determine whether quanta help.
 //!
-//! No submission names the host memory that work reaches through pointers, and no real card counts these accesses. But
-//! they lengthen the work: the probe compares the engine time of a VM's submissions with their time while all of the
-//! VM's memory is on the card, during its quantum. The probe assumes nothing about the card, the bus or the work,
-//! except that the work does not change.
+//! Submissions do not name the host memory that work accesses through pointers, and real cards do not count these
+//! accesses. However, these accesses lengthen the work. Therefore the probe compares the engine time of a VM's
+//! submissions with their engine time during the VM's quantum, while all of the VM's memory is on the card. The probe
+//! assumes nothing about the card, the bus or the work, except that the work does not change.
 
 use crate::TenantId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Minimum submissions for a meaningful mean.
+/// Minimum number of submissions for a meaningful mean.
 const MIN_SUBMISSIONS: u64 = 8;
 /// Number of windows for which VMs' work is observed before a probe.
 const WINDOWS: u64 = 2;
-/// A failed probe is followed by a pause of this many times its length; each consecutive failure doubles the pause.
+/// Length of the pause after a failed probe, as a multiple of the probe's length. Each consecutive failure doubles the
+/// pause.
 const PAUSE_FACTOR: u32 = 32;
-/// The longest pause, in ns.
+/// Maximum length of a pause, in ns.
 const LONGEST_REST_NS: u64 = 3_600_000_000_000;
 /// Number of quanta for which the result of a probe is valid.
 const RESULT_VALID_QUANTA: u32 = 64;
-/// Cap on one VM's speed-up factor: the VM controls its submissions.
+/// Cap on one VM's speed-up factor, because the VM controls its submissions.
 const MAX_SPEEDUP: f64 = 8.0;
 
 /// Work done for a VM since it was created.
@@ -26,7 +27,7 @@ const MAX_SPEEDUP: f64 = 8.0;
 pub struct Done {
     /// Engine time, in ns.
     pub used_ns: u64,
-    /// Submissions that have completed.
+    /// Number of completed submissions.
     pub ended: u64,
 }
 
@@ -37,7 +38,7 @@ impl Done {
         Self { used_ns, ended: self.ended.saturating_sub(before.ended) }
     }
 
-    /// Mean engine time of a submission, in ns, if enough submissions have completed.
+    /// Returns the mean engine time of a submission in ns, if enough submissions have completed.
     fn length(self) -> Option<f64> {
         (self.ended >= MIN_SUBMISSIONS && self.used_ns > 0).then(|| self.used_ns as f64 / self.ended as f64)
     }
@@ -51,9 +52,9 @@ enum State {
     Begins,
     /// No probe may begin before this time.
     Resting { until_ns: u64 },
-    /// The VMs' work is being observed: the start time, and their work until then.
+    /// The work of the VMs is being observed. Contains the start time, and the work done until then.
     Watching { since_ns: u64, then: BTreeMap<TenantId, Done> },
-    /// A probe runs.
+    /// A probe is running.
     Trying(Trial),
     /// Quanta help. `left` is the number of quanta until the next probe.
     Found { left: u32 },
@@ -63,9 +64,9 @@ enum State {
 #[derive(Clone, Debug, Default)]
 struct Trial {
     began_ns: u64,
-    /// Mean lengths of the deciding VMs' submissions before the probe, in ns.
+    /// Mean lengths of submissions before the probe in ns, for the VMs that decide the result.
     before: BTreeMap<TenantId, f64>,
-    /// Mean lengths within the VMs' quanta, for the VMs whose length is known.
+    /// Mean lengths during the VMs' quanta, for the VMs whose length is known.
     within: BTreeMap<TenantId, f64>,
     /// VMs that have had their quantum.
     had: BTreeSet<TenantId>,
@@ -74,7 +75,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// Returns the factor by which submissions are shorter within quanta, if it is known for at least two VMs.
+    /// Returns the factor by which submissions are shorter during quanta, if it is known for at least two VMs.
     fn gain(&self) -> Option<f64> {
         let of = |(vm, before): (&TenantId, &f64)| {
             Some((before / self.within.get(vm)?).clamp(1.0 / MAX_SPEEDUP, MAX_SPEEDUP).ln())
@@ -93,7 +94,7 @@ pub(super) enum Verdict {
     End,
 }
 
-/// The probes.
+/// The state of the probes.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Probes {
     state: State,
@@ -120,7 +121,7 @@ impl Probes {
         }
     }
 
-    /// Returns true if a probe runs.
+    /// Returns true if a probe is running.
     pub(super) fn tries(&self) -> bool {
         matches!(self.state, State::Trying(_))
     }
@@ -155,14 +156,14 @@ impl Probes {
         true
     }
 
-    /// Records that a VM's quantum begins: its memory is on the card.
+    /// Records that a VM's quantum begins, and that its memory is on the card.
     pub(super) fn begins(&mut self, holder: TenantId) {
         if let State::Trying(trial) = &mut self.state {
             trial.turn = self.done.get(&holder).map(|done| (holder, *done));
         }
     }
 
-    /// Returns true if enough of a holder's work has completed in its quantum, or if no probe runs.
+    /// Returns true if enough of the holder's work has completed during its quantum, or if no probe is running.
     pub(super) fn has_seen_enough(&self, holder: TenantId) -> bool {
         let State::Trying(Trial { turn: Some((of, then)), .. }) = &self.state else { return true };
         *of != holder || self.done.get(&holder).is_none_or(|done| done.since(*then).ended >= MIN_SUBMISSIONS)

@@ -1,4 +1,4 @@
-//! Quanta in their saved form. Times use the caller's clock.
+//! The saved form of quanta. Times use the caller's clock.
 
 use super::probes::Probes;
 use super::sets::{WorkingSet, WorkingSets};
@@ -62,7 +62,7 @@ impl Quanta {
     /// Saves the quanta.
     #[must_use]
     pub fn save(&self) -> SavedQuanta {
-        // Running quanta are assumed to help; observations start again.
+        // Running quanta are assumed to help. Observations start again.
         let Self { config, traffic, bandwidth, round_bandwidth, sets, idle, turn, fits_since, probes: _ } = self;
         let WorkingSets { capacity, by_vm } = sets;
         let saved = |&WorkingSet { bytes, resident, weight }: &WorkingSet| SavedSet { bytes, resident, weight };
@@ -86,8 +86,8 @@ impl TryFrom<SavedQuanta> for Quanta {
     fn try_from(saved: SavedQuanta) -> Result<Self, Invalid> {
         let SavedQuanta { config, traffic, bandwidth, round_bandwidth, capacity, sets, idle, turn, fits_since } = saved;
         let ordered = ascend(sets.iter().map(|(vm, _)| vm)) && ascend(idle.iter().map(|(vm, _)| vm));
-        Invalid::unless(ordered, || "working sets are not in their order".into())?;
-        Invalid::unless(ascend(traffic.iter().map(|(slot, _)| slot)), || "traffic is not in its order".into())?;
+        Invalid::unless(ordered, || "working sets are not in order".into())?;
+        Invalid::unless(ascend(traffic.iter().map(|(slot, _)| slot)), || "traffic is not in order".into())?;
         let set = |SavedSet { bytes, resident, weight }| WorkingSet { bytes, resident, weight };
         let turn = turn.map(|(turn, since)| Ok::<_, Invalid>((turn.try_into()?, since))).transpose()?;
         let by_vm: BTreeMap<_, _> = sets.into_iter().map(|(vm, saved)| (TenantId(vm), set(saved))).collect();
@@ -109,7 +109,7 @@ impl TryFrom<SavedTurn> for Turn {
     type Error = Invalid;
 
     fn try_from(SavedTurn { members, holder, quantum_ns }: SavedTurn) -> Result<Self, Invalid> {
-        Invalid::unless(ascend(&members), || "those who take turns are not in their order".into())?;
+        Invalid::unless(ascend(&members), || "the members of the turn are not in order".into())?;
         Ok(Self { members: members.into_iter().map(TenantId).collect(), holder: TenantId(holder), quantum_ns })
     }
 }

@@ -10,7 +10,7 @@ pub struct WorkingSet {
     pub bytes: u64,
     /// Number of these bytes that stay on the card during other VMs' quanta, such as its guarantee.
     pub resident: u64,
-    /// Weight of the VM's time: lengths of quanta are proportional to it.
+    /// Weight of the VM's time. Lengths of quanta are proportional to it.
     pub weight: u32,
 }
 
@@ -27,7 +27,7 @@ impl WorkingSet {
     }
 }
 
-/// The working sets of the active VMs, and the memory for them.
+/// The working sets of the active VMs, and the memory available to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct WorkingSets {
     /// Number of bytes of the card available to working sets.
@@ -43,7 +43,7 @@ impl WorkingSets {
 
     /// Returns the VMs that must take turns, by number. Two groups of VMs need not take turns: those whose whole
     /// working set stays on the card, and those with the smallest working sets, if the largest of the others fits next
-    /// to them. With `all`, small working sets take turns as well.
+    /// to them. If `all` is set, small working sets take turns as well.
     pub(super) fn members(&self, all: bool) -> Vec<TenantId> {
         let evictable = self.by_vm.iter().map(|(&vm, set)| (set.evictable(), vm)).filter(|(bytes, _)| *bytes > 0);
         let mut sets: Vec<(u64, TenantId)> = evictable.collect();
@@ -59,7 +59,7 @@ impl WorkingSets {
         members
     }
 
-    /// Returns the number of bytes to copy when the turn changes: at most the part of a working set that does not fit
+    /// Returns the number of bytes to copy when the turn changes. At most the part of a working set that does not fit
     /// is returned, and the same amount is evicted.
     pub(super) fn change_bytes(&self, members: &[TenantId]) -> u128 {
         let largest = members.iter().filter_map(|vm| self.by_vm.get(vm)).map(|set| set.evictable()).max().unwrap_or(0);
@@ -67,9 +67,9 @@ impl WorkingSets {
         2 * u128::from(largest.min(self.for_turns())).min(missing)
     }
 
-    /// Returns the length of a member's quantum: the members' mean is `mean_ns`, and lengths are proportional to
-    /// weights. A quantum shorter than `bounds.0` or longer than `bounds.1` scales the quanta of all members; if both
-    /// occur, the longest quantum decides.
+    /// Returns the length of a member's quantum. The members' mean is `mean_ns`, and lengths are proportional to
+    /// weights. If a quantum is shorter than `bounds.0` or longer than `bounds.1`, the quanta of all members are
+    /// scaled. If both occur, the longest quantum decides.
     pub(super) fn quantum_ns(&self, members: &[TenantId], vm: TenantId, mean_ns: u64, bounds: (u64, u64)) -> u64 {
         let weight = |vm: &TenantId| u128::from(self.by_vm.get(vm).map_or(1, |set| set.weight.max(1)));
         let sum: u128 = members.iter().map(weight).sum();

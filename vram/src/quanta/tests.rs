@@ -1,4 +1,4 @@
-//! Tests with synthetic traffic: a card of 1000 bytes, and copies of 1000 bytes per second.
+//! Tests synthetic traffic, on a card of 1000 bytes with copies at 1000 bytes per second.
 
 use super::*;
 use proptest::prelude::*;
@@ -55,7 +55,7 @@ fn much_traffic_of_sets_that_do_not_fit_switches_on() {
     let turn = on(&mut quanta);
     assert_eq!((&*turn.members, turn.holder), (&[TenantId(1), TenantId(2)][..], TenantId(1)));
     assert_eq!(quanta.bandwidth(), 1000);
-    // 500 bytes are evicted and 500 returned at 1000 bytes per second; a quantum is ten times as long.
+    // 500 bytes are evicted and 500 are returned at 1000 bytes per second. A quantum is ten times as long.
     assert_eq!(turn.quantum_ns, 10 * SECOND);
     assert_eq!(quanta.turn(), Some(&turn));
 }
@@ -73,7 +73,7 @@ fn little_traffic_or_sets_that_fit_change_nothing() {
 #[test]
 fn old_traffic_is_forgotten() {
     let mut quanta = quanta(&[700, 700]);
-    // 150 bytes are moved within a second, and again two seconds later, so never 200 bytes within one second.
+    // 150 bytes are moved within a second, and again two seconds later, so that no second has 200 bytes.
     for now in [0, 2 * SECOND] {
         quanta.relocated(now, 150, 150 * MS);
         assert_eq!(quanta.tick(now), None);
@@ -124,7 +124,7 @@ fn quanta_are_as_long_as_weights_say() {
         quanta.copies_done(now);
         turn = next;
     }
-    // The mean is ten times the copies, as with equal weights.
+    // The mean is ten times the duration of the copies, as with equal weights.
     assert_eq!(lengths, [(1, 5_000), (2, 15_000), (1, 5_000), (2, 15_000)]);
 }
 
@@ -154,7 +154,7 @@ fn tenant_whose_memory_stays_takes_no_quantum() {
     alone.set_working_sets(1000, claims(&[(800, 800, 100), (500, 0, 100)]));
     assert_eq!(copy(&mut alone, 0, 900), None, "no one to take turns with");
     assert!(!alone.detects());
-    // 200 bytes remain: the small working set no longer fits next to the largest.
+    // 200 bytes remain, so the small working set no longer fits next to the largest one.
     let mut tight = Quanta::new(config());
     tight.set_working_sets(1000, claims(&[(50, 0, 100), (900, 800, 100), (180, 0, 100)]));
     assert_eq!(on(&mut tight).members, [1, 2, 3].map(TenantId));
@@ -180,13 +180,13 @@ fn quanta_rotate_and_skip_idle_tenants() {
         now += quantum;
         let turn = Turn { members: [1, 2, 3].map(TenantId).to_vec(), holder: TenantId(holder), quantum_ns: quantum };
         assert_eq!(quanta.tick(now), Some(Change::Next(turn)));
-        // The time that the copies take, however long, is not part of the quantum.
+        // The duration of the copies, however long, is not part of the quantum.
         now += 2 * quantum;
         assert_eq!(quanta.tick(now), None);
         quanta.copies_done(now);
         assert_eq!(quanta.tick(now + quantum - 1), None);
     }
-    // The holder has no more work: the next VM need not wait for the end of the quantum.
+    // The holder has no more work, so the next VM need not wait for the end of the quantum.
     quanta.set_working_sets(1000, [1, 3].map(|vm| (TenantId(vm), WorkingSet::movable(700))).into());
     let Some(Change::On(turn)) = quanta.tick(now + 1) else { panic!("no change") };
     assert_eq!((turn.holder, turn.members), (TenantId(3), vec![TenantId(1), TenantId(3)]));
@@ -206,7 +206,7 @@ fn it_goes_off_when_sets_have_fitted_for_a_window() {
     assert_eq!(quanta.tick(11 * SECOND), None, "and not any more");
     quanta.set_working_sets(1000, sets(&[400, 400]));
     assert_eq!((quanta.tick(12 * SECOND), quanta.tick(13 * SECOND)), (None, Some(Change::Off)));
-    // The copies of the last change of turn do not count as thrashing.
+    // The copies of the last change of turns do not count as thrashing.
     quanta.set_working_sets(1000, sets(&[700, 700]));
     assert_eq!(quanta.tick(13 * SECOND), None);
     assert!(copy(&mut quanta, 14 * SECOND, 500).is_some());
@@ -244,7 +244,7 @@ fn the_first_quantum_is_known_when_its_copies_have_ended() {
     assert!(matches!(quanta.tick(0), Some(Change::On(turn)) if turn.quantum_ns == 30 * SECOND));
     quanta.relocated(SECOND / 4, 1000, SECOND / 4);
     quanta.copies_done(SECOND / 4);
-    // 1000 bytes are copied at 4000 bytes per second; a quantum is ten times as long.
+    // 1000 bytes are copied at 4000 bytes per second. A quantum is ten times as long.
     assert_eq!(quanta.turn().map(|turn| turn.quantum_ns), Some(5 * SECOND / 2));
 }
 
@@ -265,8 +265,8 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
 }
 
 proptest! {
-    /// At any time: members are two or more active VMs, the holder is one of them, no VM waits needlessly, each member
-    /// gets its quantum, and no change is reported twice.
+    /// Checks that at any time the members are two or more active VMs, the holder is one of them, no VM waits
+    /// needlessly, each member gets its quantum, and no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),
@@ -352,7 +352,7 @@ fn tell(quanta: &mut Quanta, now: u64, told: &Told) -> Option<Change> {
 }
 
 proptest! {
-    /// A saved and restored detector makes the same decisions as one that was not saved.
+    /// Checks that a saved and restored detector makes the same decisions as one that was not saved.
     #[test]
     fn restored_quanta_decide_the_same(steps in prop::collection::vec((told(), 1..700u64, any::<bool>()), 1..60)) {
         let (mut kept, mut moved, mut now) = (Quanta::new(config()), Quanta::new(config()), 0);
@@ -368,7 +368,7 @@ proptest! {
         }
     }
 
-    /// Edited quanta are refused or harmless.
+    /// Checks that modified quanta are either refused or harmless.
     #[test]
     fn edited_turns_never_panic(
         steps in prop::collection::vec((told(), 1..700u64), 1..20),

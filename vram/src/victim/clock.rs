@@ -1,4 +1,5 @@
-//! The second-chance algorithm over the uses that the mediator sees: submissions that name buffers, and copies.
+//! The second-chance algorithm, based on the uses that the mediator observes: submissions that refer to buffers, and
+//! copies.
 
 use super::{Choose, Hints, keep_least};
 
@@ -10,7 +11,7 @@ impl Choose for Clock {
     fn victims(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
         let start = candidates.partition_point(|&index| index < hints.hand);
         candidates.rotate_left(start);
-        // The first round passes all used chunks; in the second round no chunk is referenced.
+        // The first round passes all used chunks. In the second round no chunk is referenced.
         let mut chosen: Vec<u32> = Vec::with_capacity(count.min(candidates.len()));
         let mut spared = Vec::new();
         for &index in &*candidates {

@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 pub const PRIORITY_DEFAULT: u8 = 128;
 
 /// Hints about the chunks of a VM, by guest chunk. Each kind of hint has at most one entry per guest chunk, and no
-/// entry before the first hint is set.
+/// entries before the first hint is set.
 #[derive(Debug)]
 pub struct Hints {
     /// Number of chunks that the guest has.
@@ -40,7 +40,7 @@ impl Hints {
         }
     }
 
-    /// Sets the priority of chunks: the lowest are evicted first.
+    /// Sets the priority of chunks. The lowest priorities are evicted first.
     pub fn set_priority(&mut self, chunks: RangeInclusive<u32>, priority: u8) {
         let range = self.within(&chunks);
         self.priorities.resize(self.chunks as usize, PRIORITY_DEFAULT);
@@ -53,14 +53,14 @@ impl Hints {
         self.priorities.get(index as usize).copied().unwrap_or(PRIORITY_DEFAULT)
     }
 
-    /// Sets how often each of `chunks` is accessed, in any unit that the profile uses for the VM.
+    /// Sets how often each of `chunks` is accessed, in the unit that the VM's profile uses.
     pub fn set_accesses(&mut self, chunks: RangeInclusive<u32>, count: u32) {
         let range = self.within(&chunks);
         self.accesses.resize(self.chunks as usize, 0);
         self.accesses[range].fill(count);
     }
 
-    /// Returns how often a chunk is accessed; 0 without a hint.
+    /// Returns how often a chunk is accessed, or 0 if there is no hint.
     #[must_use]
     pub fn accesses(&self, index: u32) -> u32 {
         self.accesses.get(index as usize).copied().unwrap_or(0)

@@ -1,10 +1,11 @@
-//! Policy for programs that repeatedly loop over more memory than the card has. In a loop, the most recently used chunk
-//! is needed last, so LRU is the worst policy.
+//! A policy for programs that repeatedly loop over more memory than the card has. In a loop, the most recently used
+//! chunk is needed last, so LRU is the worst policy.
 //!
-//! The policy only knows when a chunk arrived on the card and when it was evicted; a card without reference bits shows
-//! nothing else. The first victim is the chunk before one that is needed now, since loops usually use buffers in the
-//! order of addresses; the next victim is the latest arrival. A chunk that is needed again immediately is not part of a
-//! loop; it is always in use. Such a chunk is spared for a number of evictions, which doubles each time.
+//! The policy uses only the times at which a chunk arrived on the card and was evicted, because a card without
+//! reference bits provides nothing else. The first victim is the chunk before one that is needed now, because loops
+//! usually use buffers in the order of addresses. The next victim is the latest arrival. A chunk that is needed again
+//! immediately is not part of a loop, but always in use. Such a chunk is spared for a number of evictions, which
+//! doubles each time.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;
@@ -28,8 +29,8 @@ impl Choose for Loops {
     }
 
     fn returns(&mut self, hints: &mut Hints, candidates: &mut Vec<u32>, count: usize) {
-        // Chunks that are needed again immediately are returned first, followed by the chunks evicted longest ago,
-        // which a loop needs next.
+        // Return chunks that are needed again immediately first, and then the chunks evicted longest ago, because a
+        // loop needs them next.
         keep_least(candidates, count, |index| {
             (Reverse(hints.residency_history.allowance(index)), hints.residency_history.went(index))
         });

@@ -1,4 +1,4 @@
-//! Chooses victims by accesses to chunks, from an earlier profile or the card's counters.
+//! Chooses victims by accesses to chunks, from an earlier profile or from the card's counters.
 
 use super::{Choose, Hints, keep_least};
 use std::cmp::Reverse;

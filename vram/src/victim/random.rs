@@ -2,7 +2,7 @@
 
 use super::{Choose, Hints};
 
-/// Chooses at random, from a seed. Its state is saved, so its numbers do not depend on the version of a crate.
+/// Chooses at random from a seed. Its state is saved, so its numbers must not depend on the version of a crate.
 #[derive(Debug)]
 pub(super) struct Random(u64);
 
@@ -11,8 +11,8 @@ impl Random {
         Self(seed)
     }
 
-    /// Returns the next number below `bound`, which is not 0: SplitMix64 (Steele, Lea and Flood, OOPSLA 2014), cut to
-    /// the range by its upper bits.
+    /// Returns the next number below `bound`, which must not be 0. Uses SplitMix64 (Steele, Lea and Flood, OOPSLA
+    /// 2014), reduced to the range by its upper bits.
     fn below(&mut self, bound: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;

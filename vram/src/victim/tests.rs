@@ -129,8 +129,8 @@ fn hints_beyond_guest_chunks_are_ignored() {
 }
 
 proptest! {
-    /// Each policy chooses the requested number of different candidates, and makes the same choice for the same seed,
-    /// with any hints.
+    /// Checks that each policy chooses the requested number of different candidates, and makes the same choice for the
+    /// same seed, with any hints.
     #[test]
     fn each_policy_chooses_among_the_candidates(
         mut candidates in prop::collection::btree_set(0..CHUNKS, 0..60).prop_map(|set| set.into_iter().collect::<Vec<_>>()),

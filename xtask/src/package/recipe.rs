@@ -7,7 +7,8 @@ use std::process::{Command, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::spec::{
-    DAEMON, GUEST, GUEST_FOLDER, GUEST_LINKS, LIBVIRT_APPARMOR, LIBVIRT_HOOK, LINKS, LOADER_FILE, PROXMOX_HOOK, Spec,
+    DAEMON, GDEV, GUEST, GUEST_FOLDER, GUEST_LINKS, LIBVIRT_APPARMOR, LIBVIRT_HOOK, LINKS, LOADER_FILE, PROXMOX_HOOK,
+    Spec,
 };
 use super::symbols::{self, Symbols};
 use super::tree::Tree;
@@ -43,6 +44,7 @@ impl Recipe {
         match spec.name {
             name if name == DAEMON.name => daemon_files(&tree)?,
             name if name == GUEST.name => guest_files(&tree)?,
+            name if name == GDEV.name => self.gdev_files(&tree)?,
             _ => kubernetes_files(&tree)?,
         }
         self.documents(spec.name, &tree)?;
@@ -101,6 +103,24 @@ impl Recipe {
             found.take(&tree.path(one.path), symbols)?;
         }
         Ok(found)
+    }
+
+    /// Adds the header, the examples and the pages of Gdev's interface.
+    fn gdev_files(&self, tree: &Tree) -> Result<()> {
+        let (source, documents) = (root().join("gdev"), format!("usr/share/doc/{}", GDEV.name));
+        tree.copy(&source.join("c/include/gdev.h"), "usr/include/gdev.h", 0o644)?;
+        for example in
+            ["c/examples/c/add.c", "c/examples/c/add.ptx", "c/examples/c/add.sm20", "driver-api/examples/c/driver.c"]
+        {
+            let name = example.rsplit('/').next().unwrap_or_default();
+            tree.copy(&source.join(example), &format!("{documents}/examples/{name}"), 0o644)?;
+        }
+        tree.copy(&root().join("docs/guides/gdev.md"), &format!("{documents}/gdev.md"), 0o644)?;
+        let description = fs::read_to_string(root().join("packaging/gdev/gdev.pc")).context("gdev.pc")?;
+        let description = description.replace("@VERSION@", &self.version);
+        tree.write("usr/share/pkgconfig/gdev.pc", description.as_bytes(), 0o644)?;
+        let page = fs::read(root().join("packaging/gdev/gdev-crypt.1")).context("the man page")?;
+        tree.compressed(&page, "usr/share/man/man1/gdev-crypt.1.gz")
     }
 
     /// Adds the changelog and the licence.

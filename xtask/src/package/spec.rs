@@ -162,3 +162,35 @@ pub(super) const GUEST: Spec = Spec {
         ("usr/share/doc/gpu-mediator-guest/copyright", "-rw-r--r--"),
     ],
 };
+
+/// Gdev's interface, for programs of guests and of the host.
+pub(super) const GDEV: Spec = Spec {
+    name: "gpu-mediator-gdev",
+    summary: "library for programs that compute on a card of gpu-mediator",
+    description: &[
+        "Gdev's interface as a C library, for virtual machines with nouveau, for CUDA",
+        "cards, and for the host's own programs with a virtual GPU; the part of CUDA's",
+        "driver interface that Gdev has; and gdev-crypt, an encrypted block device",
+        "(NBD) whose sectors a card encrypts.",
+    ],
+    built: &[
+        library("libgdev.so", "usr/lib/gpu-mediator/gdev/libgdev.so", true),
+        library("libgdev_cuda.so", "usr/lib/gpu-mediator/gdev/libcuda.so.1", true),
+        program("gdev-crypt", "usr/bin/gdev-crypt", true),
+    ],
+    conffiles: &[],
+    has_service: false,
+    depends: "",
+    expected: &[
+        ("usr/bin/gdev-crypt", "-rwxr-xr-x"),
+        ("usr/include/gdev.h", "-rw-r--r--"),
+        ("usr/lib/gpu-mediator/gdev/libcuda.so.1", "-rw-r--r--"),
+        ("usr/lib/gpu-mediator/gdev/libgdev.so", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-gdev/changelog.gz", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-gdev/copyright", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-gdev/examples/add.c", "-rw-r--r--"),
+        ("usr/share/doc/gpu-mediator-gdev/gdev.md", "-rw-r--r--"),
+        ("usr/share/man/man1/gdev-crypt.1.gz", "-rw-r--r--"),
+        ("usr/share/pkgconfig/gdev.pc", "-rw-r--r--"),
+    ],
+};

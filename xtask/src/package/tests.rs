@@ -17,6 +17,9 @@ fn programs() -> tempfile::TempDir {
         "gpu-mediator-kubevirt",
         "libcuda_guest.so",
         "gpu-mediator-guest-doctor",
+        "libgdev.so",
+        "libgdev_cuda.so",
+        "gdev-crypt",
     ] {
         let path = folder.path().join(name);
         fs::write(&path, script).unwrap();
@@ -165,6 +168,20 @@ fn guest_package_has_libraries_under_all_names() {
     assert_eq!(list, "/usr/lib/gpu-mediator-guest\n");
     let rpm = recipe.make_rpm(&GUEST, folder.path()).unwrap();
     assert_eq!(rpm::problems(&GUEST, &rpm, &rpm).unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn gdev_package_has_libraries_header_and_examples() {
+    let folder = tempfile::tempdir().unwrap();
+    let binaries = programs();
+    let recipe =
+        Recipe { binaries: binaries.path().to_owned(), version: "1.2.3".to_owned(), epoch: 1_700_000_000, fast: true };
+    let package = recipe.make(&GDEV, folder.path()).unwrap();
+    assert_eq!(check::problems_of_contents(&GDEV, &package, &package).unwrap(), Vec::<String>::new());
+    let found = fs::read_to_string(folder.path().join("tree/gpu-mediator-gdev/usr/share/pkgconfig/gdev.pc")).unwrap();
+    assert!(found.contains("Version: 1.2.3\n"), "{found}");
+    let rpm = recipe.make_rpm(&GDEV, folder.path()).unwrap();
+    assert_eq!(rpm::problems(&GDEV, &rpm, &rpm).unwrap(), Vec::<String>::new());
 }
 
 /// Returns the notes of a program.

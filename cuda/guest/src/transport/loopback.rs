@@ -1,6 +1,6 @@
-//! A worker on the same machine, without a VM: a UNIX socket, and a memfd as the window.
+//! A worker on the same machine, without a VM. The transport is a UNIX socket, with a memfd as the window.
 //!
-//! The socket of `cuda-loopback` sends the window's descriptor, and is the worker's link from then on.
+//! The socket of `cuda-loopback` first sends the window's descriptor, and is the worker's link afterwards.
 //!
 //! UNSAFETY: maps parts of the window, waits for a futex in it, and closes descriptors in children.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,7 +19,7 @@ use rustix::net::{
 };
 use worker_link::{Link, LinkError, ToWorker};
 
-/// Parts of the window: the next offset, and free parts by their offset.
+/// The parts of the window: the next offset, and free parts by offset.
 #[derive(Debug, Default)]
 struct Parts {
     next: u64,
@@ -36,13 +36,13 @@ pub struct Loopback {
     window: OwnedFd,
     bytes: u64,
     parts: Mutex<Parts>,
-    /// Address of the control blob; 0 before it exists.
+    /// Address of the control blob; 0 until it exists.
     control: Arc<AtomicU64>,
 }
 
 fn wake_all(control: &Shared) {
     control.add(control::EVENTS, 1);
-    // SAFETY: the word is mapped; waking reads nothing.
+    // SAFETY: the word is mapped, and waking does not read memory.
     unsafe { libc::syscall(libc::SYS_futex, control.address(control::EVENTS), libc::FUTEX_WAKE, i32::MAX) };
 }
 
@@ -52,7 +52,7 @@ fn shared(address: &AtomicU64) -> Option<Shared> {
     (address != 0).then(|| unsafe { Shared::new(address, control::BYTES) })
 }
 
-/// Reads the link, so that the worker never blocks, and announces the worker's end.
+/// Reads the link, so that the worker never blocks, and reports the worker's end.
 fn watch(link: &Link, control: &AtomicU64) {
     let mut descriptors = [rustix::event::PollFd::new(link, rustix::event::PollFlags::IN)];
     loop {
@@ -71,10 +71,10 @@ fn watch(link: &Link, control: &AtomicU64) {
 }
 
 impl Loopback {
-    /// Connects to the socket of `cuda-loopback`.
+    /// Connects to the `cuda-loopback` socket.
     ///
     /// # Errors
-    /// If no worker could be started.
+    /// Returns an error if no worker can be started.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -102,7 +102,7 @@ impl Loopback {
         loop {
             match self.link.send_to_worker(message) {
                 Ok(()) => return Ok(()),
-                // The worker reads soon; its link has a thread of its own.
+                // The worker soon reads the message, because a separate thread serves its link.
                 Err(LinkError::WouldBlock) => std::thread::yield_now(),
                 Err(error) => return Err(io::Error::other(error)),
             }
@@ -133,8 +133,8 @@ impl Transport for Loopback {
             (id, offset)
         };
         let fixed = if address.is_some() { libc::MAP_FIXED } else { 0 };
-        // SAFETY: without an address the mapping is new; with one, it replaces pages of the range that this library
-        // has reserved.
+        // SAFETY: without an address the mapping is new; with one, it replaces pages of the range that this library has
+        // reserved.
         let found = unsafe {
             libc::mmap(
                 address.unwrap_or(0) as *mut libc::c_void,
@@ -148,7 +148,7 @@ impl Transport for Loopback {
         if found == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: the mapping is the one above. Children must not share it.
+        // SAFETY: the mapping is the one created above. Children must not share it.
         unsafe { libc::madvise(found, bytes as usize, libc::MADV_DONTFORK) };
         if kind == BlobKind::Control {
             self.control.store(found as u64, Ordering::Release);
@@ -159,7 +159,7 @@ impl Transport for Loopback {
 
     fn remove(&self, blob: Blob, keep_range: bool) -> io::Result<()> {
         let at = blob.address as *mut libc::c_void;
-        // SAFETY: `create` made the mapping, which the caller does not use any longer.
+        // SAFETY: `create` made the mapping, and the caller no longer uses it.
         unsafe {
             if keep_range {
                 let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
@@ -196,7 +196,7 @@ impl Transport for Loopback {
     }
 
     fn close_in_child(&self) {
-        // SAFETY: the child's copies have no other user: its library answers each call with an error.
+        // SAFETY: the child's copies have no other user, because its library returns an error from each call.
         unsafe {
             libc::close(std::os::fd::AsFd::as_fd(&*self.link).as_raw_fd());
             libc::close(self.window.as_raw_fd());

@@ -1,4 +1,5 @@
-//! Owns a card without the daemon: serves tenants named on the command line, or measures the card. Results are JSON.
+//! Owns a card without the daemon: serves tenants that the command line describes, or measures the card. Prints results
+//! as JSON.
 //!
 //! ```sh
 //! cuda-owner serve --socket /run/cuda.sock --card-mib 40960 --tenant a:40960 --tenant b:40960:300 --seconds 60
@@ -25,7 +26,7 @@ struct Arguments {
     /// Path of NVIDIA's `libcuda.so.1`.
     #[arg(long, global = true, default_value = "libcuda.so.1")]
     driver: PathBuf,
-    /// Number of the card.
+    /// Index of the card.
     #[arg(long, global = true, default_value_t = 0)]
     device: u32,
     #[command(subcommand)]
@@ -34,15 +35,15 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Serves tenants until the time is over or standard input ends; prints their accounts at the end, and for each
-    /// line of input.
+    /// Serves tenants until the time is over or standard input ends. Prints their accounts at the end, and once for
+    /// each line of input.
     Serve(Box<Serve>),
-    /// Serves as instructed by mediatord on standard input.
+    /// Serves under the control of mediatord, which writes requests to standard input.
     #[command(hide = true)]
     Work,
     /// Measures copies of chunks against NVIDIA's own checkpoint of a process.
     Measure(Measure),
-    /// Holds memory until standard input ends, as the process to checkpoint.
+    /// Holds memory until standard input ends. NVIDIA's checkpoint is measured on this process.
     Hold {
         /// Memory to hold, in GiB.
         #[arg(long)]
@@ -52,7 +53,7 @@ enum What {
 
 #[derive(Debug, Args)]
 struct Serve {
-    /// Socket that programs connect to.
+    /// Socket to which programs connect.
     #[arg(long)]
     socket: PathBuf,
     /// Size of the card's memory that tenants share, in MiB.
@@ -64,47 +65,49 @@ struct Serve {
     /// Chunk size in MiB.
     #[arg(long, default_value_t = 16)]
     chunk_mib: u64,
-    /// Size of the host memory that is pinned in advance, in MiB.
+    /// Amount of host memory to pin in advance, in MiB.
     #[arg(long)]
     host_ready_mib: Option<u64>,
-    /// Tenant: its name, its memory in MiB, its weight, its latency class.
+    /// A tenant: its name, its memory in MiB, its weight, and its latency class.
     #[arg(long = "tenant", value_name = "NAME:MIB[:WEIGHT[:CLASS]]", required = true)]
     tenants: Vec<String>,
     /// Length of a slice in milliseconds.
     #[arg(long, default_value_t = 15)]
     slice_ms: u64,
-    /// Long turns of tenants whose memory does not fit on the card together: `auto`, `off` or `forced`.
+    /// Long turns for tenants whose memory does not fit on the card together: `auto`, `off` or `forced`.
     #[arg(long, default_value = "auto")]
     quanta: String,
-    /// Shortest such turn in milliseconds.
+    /// Minimum length of such a turn, in milliseconds.
     #[arg(long)]
     quantum_min_ms: Option<u64>,
-    /// Longest such turn in milliseconds.
+    /// Maximum length of such a turn, in milliseconds.
     #[arg(long)]
     quantum_max_ms: Option<u64>,
-    /// Limit of a tenant's work in flight while it is not alone, in microseconds.
+    /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     #[arg(long)]
     run_ahead_us: Option<u32>,
-    /// Idleness after which a turn ends, in microseconds; also the notice before the last work of an ending turn.
+    /// Idle time after which a turn ends, in microseconds. The next tenant is notified the same time before the last
+    /// work of an ending turn completes.
     #[arg(long)]
     idle_us: Option<u32>,
-    /// Time limit for a program to answer an order about its memory, in milliseconds.
+    /// Time limit for a program to reply to an order about its memory, in milliseconds.
     #[arg(long)]
     patience_ms: Option<u64>,
-    /// Time limit for a tenant's work on the card while others wait, in milliseconds.
+    /// Time limit for a tenant's work on the card while other tenants wait, in milliseconds.
     #[arg(long)]
     max_run_ms: Option<u64>,
-    /// Suspends programs that do not answer through the driver if possible, instead of killing them.
+    /// Suspends unresponsive programs through the driver, if possible, instead of killing them.
     #[arg(long)]
     suspend: bool,
-    /// Memory by which a process, and the whole card, may exceed the accounts without a charge, in MiB.
+    /// Amount by which the memory of a process, and of the whole card, may exceed the accounts without a charge, in
+    /// MiB.
     #[arg(long)]
     margin_mib: Option<u64>,
-    /// Kills processes that bypass the owner, and processes whose memory beyond their accounts exceeds their tenant's
+    /// Kills processes that bypass the owner, and processes whose memory outside the accounts exceeds their tenant's
     /// limit.
     #[arg(long)]
     kill_strangers: bool,
-    /// File that records the served processes for the next owner.
+    /// File in which the owner records the served processes for its successor.
     #[arg(long)]
     journal: Option<PathBuf>,
     /// Maximum time to serve, in seconds.
@@ -120,10 +123,10 @@ struct Measure {
     /// Chunk size in MiB.
     #[arg(long, default_value_t = 16)]
     chunk_mib: u64,
-    /// Skips NVIDIA's checkpoint.
+    /// Skips the measurement of NVIDIA's checkpoint.
     #[arg(long)]
     no_checkpoint: bool,
-    /// Time limit in seconds for the process to be checkpointed.
+    /// Time limit for the process that is checkpointed, in seconds.
     #[arg(long, default_value_t = 120)]
     patience_s: u64,
 }
@@ -183,7 +186,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
     }
     let uuid = driver.device().uuid;
     let mut server = Server::start_closed(config, driver, options.journal.as_deref())?;
-    // Poll first while the card has no programs.
+    // Poll once before the card has programs.
     server.watch_users(library, uuid)?;
     server.listen(None, &options.socket, &Rights::default())?;
     for mut spec in tenants {
@@ -196,7 +199,7 @@ fn serve(driver: Arc<Real>, library: &Path, options: &Serve) -> Result<()> {
         server.call(move |core| core.add_tenant(spec)).context("the owner has ended")??;
     }
     let (ask, asked) = std::sync::mpsc::channel();
-    // Closing standard input ends this process.
+    // The process exits when its standard input is closed.
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| ask.send(line)));
     println!("{}", json!({ "ready": options.socket }));
     std::io::stdout().flush()?;
@@ -255,7 +258,7 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
     })
 }
 
-/// Consecutively mapped pieces of one memory.
+/// Pieces that are mapped at consecutive addresses of one allocation.
 struct Pieces {
     at: Address,
     made_s: f64,
@@ -281,7 +284,10 @@ fn queue(driver: &Real, queue: Queue, to: &Pieces, from: &Pieces, bytes: u64, ch
 fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()> {
     let (bytes, chunk) = (options.gib << 30, options.chunk_mib << 20);
     if !bytes.is_multiple_of(chunk) || driver.free_bytes()? < 2 * bytes + (2 << 30) {
-        bail!("the card has no room for twice {} GiB, or they are no whole chunks: take fewer", options.gib);
+        bail!(
+            "the card has no space for twice {} GiB, or this is not a whole number of chunks: use a smaller size",
+            options.gib
+        );
     }
     let (card, other) = (make(driver, Memory::Device, bytes, chunk)?, make(driver, Memory::Device, bytes, chunk)?);
     let (host, second) = (make(driver, Memory::Host, bytes, chunk)?, make(driver, Memory::Host, bytes, chunk)?);
@@ -301,7 +307,8 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
         Ok(driver.finish(Queue::In)?)
     })?;
     let both = timed(&|| {
-        // Alternate directions: a queue takes about a thousand copies, and a full one would delay the other one.
+        // Alternate between the directions: a queue holds about a thousand copies, and if one queue were full, the
+        // copies in the other direction would have to wait.
         for offset in (0..bytes).step_by(chunk as usize) {
             driver.copy(Queue::Out, host.at.plus(offset), card.at.plus(offset), chunk)?;
             driver.copy(Queue::In, other.at.plus(offset), second.at.plus(offset), chunk)?;
@@ -331,7 +338,7 @@ fn measure(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<()
     Ok(())
 }
 
-/// A process that is killed when it is no longer needed.
+/// A process that is killed on drop.
 struct Holder(Child);
 
 impl Drop for Holder {
@@ -341,7 +348,7 @@ impl Drop for Holder {
     }
 }
 
-/// Returns the seconds that NVIDIA's checkpoint of a process with the same amount of memory takes, and the restore.
+/// Returns how many seconds NVIDIA needs to checkpoint and to restore a process with the same amount of memory.
 fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result<(f64, f64)> {
     let mut command = Command::new(std::env::current_exe()?);
     command.arg("--driver").arg(&arguments.driver).arg("--device").arg(arguments.device.to_string());
@@ -358,7 +365,7 @@ fn checkpoint(driver: &Real, arguments: &Arguments, options: &Measure) -> Result
         let (done, ended) = std::sync::mpsc::channel::<()>();
         scope.spawn(move || {
             if ended.recv_timeout(limit) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
-                // A driver call that does not return cannot be cancelled.
+                // A driver call that hangs cannot be cancelled.
                 eprintln!("the checkpoint took longer than {} s", limit.as_secs());
                 std::process::exit(1);
             }

@@ -1,17 +1,18 @@
-//! Comparison of the accounts with NVML and the driver: memory of the card that a tenant has beyond its account.
+//! Compares the accounts with NVML and the driver, to find memory of the card that a tenant has beyond its account.
 //!
-//! The owner compares three numbers every second: the memory that a tenant's processes were given, the bytes that NVML
-//! reports for each process, and the bytes of the card in use that NVML counts for no process. On an H100 with driver
-//! 580, NVML counts an allocation once: for its creator while that holds it, then for a process that has imported it. A
-//! chunk counts for the owner until the owner releases it, and then for a program that keeps its handle or its mapping.
-//! Memory that only a descriptor keeps is not counted for a process, but the card has less free memory. Managed memory
-//! is not counted for a process either; the accounts count its requests.
+//! The owner compares three numbers every second: the memory allocated to a tenant's processes, the bytes that NVML
+//! reports for each process, and the used bytes of the card that NVML does not attribute to any process. On an H100
+//! with driver 580, NVML counts an allocation once: for its creator as long as the creator holds it, and then for a
+//! process that has imported it. A chunk counts for the owner until the owner releases it, and then for a program that
+//! keeps its handle or mapping. Memory that only a descriptor keeps allocated is not attributed to any process, but
+//! reduces the free memory of the card. Managed memory is not attributed to any process either; the accounts count the
+//! requests for it.
 //!
-//! The worker that releases a piece measures whether the card's free memory grows by its size. If it grows less, the
-//! tenant is a suspect for some polls. If NVML counts that much memory for no process, it is charged to the suspects
-//! until it is free, also after their programs have ended. A program that ends releases its memory a little later than
-//! its connection, and other kinds of memory are not measured. In both cases, a tenant is charged only for the part
-//! that cannot be another tenant's missing memory.
+//! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If it grows
+//! less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any process, the
+//! suspects are charged for it until it is free, even after their programs have exited. An exiting program releases its
+//! memory a little later than its connection, and other kinds of memory are not measured. In both cases, a tenant is
+//! charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -23,42 +24,44 @@ use super::types::{OnStranger, PieceId, Unaccounted, User};
 use super::{Body, Core};
 use owner_driver::Memory;
 
-/// Polls for which a tenant is a suspect: a process that ends releases its memory within seconds.
+/// Number of polls for which a tenant is a suspect. An exiting process releases its memory within seconds.
 const SUSPECT_LOOKS: usize = 5;
-/// Memory of each process's contexts that NVML counts for no process, in bytes: 5.6 MiB on an H100 with driver 580.
+/// Size of each process's contexts that NVML does not attribute to any process, in bytes: 5.6 MiB on an H100 with
+/// driver 580.
 const HIDDEN_BYTES: u64 = 8 << 20;
-/// Assumed size of a context in bytes, until the first poll of the owner without pieces.
+/// Assumed size of a context in bytes, until the first poll at which the owner has no pieces.
 const UNKNOWN_CONTEXT: u64 = 1 << 30;
-/// Minimum interval between two log lines about one tenant, in ns, unless its excess has doubled.
+/// Minimum interval between two log lines about one tenant, in ns, unless the tenant's excess has doubled.
 const LINES_NS: u64 = 60_000_000_000;
 
-/// The last poll, and the results of the polls before it.
+/// Results of the last poll and of the polls before it.
 #[derive(Debug, Default)]
 pub(super) struct Accounts {
     /// Size of one context in bytes, as NVML reports it for the owner.
     context: Option<u64>,
-    /// For each process of a tenant, its bytes in excess of the account: at the last poll, and as charged, which is the
-    /// minimum of the last two polls.
+    /// Bytes of each tenant process in excess of its account: the value at the last poll, and the charged value, which
+    /// is the minimum of the last two polls.
     beyond: BTreeMap<u32, (TenantId, String, u64, u64)>,
     suspects: BTreeMap<TenantId, Suspect>,
-    /// Lowest number of bytes that NVML counted for no process.
+    /// Lowest number of bytes that NVML did not attribute to any process.
     baseline: Option<u64>,
-    /// Number of processes that NVML reported, and bytes that it counted for no process, at the last poll.
+    /// Number of processes that NVML reported at the last poll, and number of bytes that it did not attribute to any
+    /// process.
     processes: u64,
     gap: u64,
-    /// Number of bytes that no process and no tenant can be charged for.
+    /// Number of bytes that cannot be charged to any process or tenant.
     unexplained: u64,
-    /// Set if NVML and the driver answer; the number of polls so far.
+    /// Set if NVML and the driver work. The second field is the number of polls so far.
     sees: bool,
     looks: u64,
 }
 
-/// Bytes of a tenant that were missing after their release, per poll, latest poll first.
+/// Bytes of a tenant that were missing after their release, by poll, latest poll first.
 #[derive(Debug, Default)]
 struct Suspect {
-    /// Bytes whose release the tenant's programs had reported.
+    /// Bytes that the tenant's programs had reported as released.
     sure: [u64; SUSPECT_LOOKS],
-    /// Bytes that may still be in transit.
+    /// Bytes that may still be in the process of being released.
     perhaps: [u64; SUSPECT_LOOKS],
 }
 
@@ -69,15 +72,15 @@ fn sum(looks: &[u64]) -> u64 {
 /// A tenant's memory beyond its account.
 #[derive(Debug, Default)]
 pub(super) struct Past {
-    /// Number of bytes of the tenant's processes beyond their accounts.
+    /// Bytes of the tenant's processes in excess of their accounts.
     pub(super) beyond: u64,
-    /// Number of bytes that the tenant has released and that are still in use, without a process.
+    /// Bytes that the tenant has released, and that are still in use without belonging to a process.
     pub(super) kept: u64,
     /// Indices reserved for `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
     /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,
-    /// Excess in bytes, and time, of the last log line.
+    /// Excess in bytes at the last log line, and the time of that line.
     told: Option<(u64, u64)>,
 }
 
@@ -89,9 +92,9 @@ impl Past {
 }
 
 impl Core {
-    /// Records the processes that use the card, except the owner, which has `own` bytes itself.
+    /// Records the processes that use the card, except the owner, which uses `own` bytes itself.
     pub(super) fn compare(&mut self, users: &[User], own: Option<u64>) {
-        // Without pieces the owner only has its context. The first poll happens before any program connects.
+        // Without pieces the owner has only its context. The first poll happens before any program connects.
         if self.pieces.count(Memory::Device) == 0
             && let Some(own) = own
         {
@@ -121,19 +124,19 @@ impl Core {
         }
     }
 
-    /// Returns the tenant of each process, and the bytes that NVML may report for it according to its account.
+    /// Returns the tenant of each process, and the bytes that NVML may report for the process according to its account.
     fn counted(&self) -> BTreeMap<u32, (TenantId, u64)> {
         let mut counted = BTreeMap::new();
         for session in self.sessions.values() {
             let Some(tenant) = session.tenant else { continue };
             let fixed = session.fixed.iter().filter(|(kind, _)| is_the_processes(**kind));
             let fixed = fixed.fold(0u64, |sum, (_, bytes)| sum.saturating_add(*bytes));
-            // NVML may count memory of an earlier owner for any process that has it.
+            // NVML may attribute memory of an earlier owner to any process that has it.
             let adopted = session.adopted.len() as u64 * self.table.chunk_bytes();
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // A process that was given up but still runs may have memory of its tenant that is in no account.
+        // A process that was given up but still runs may have memory of its tenant that no account contains.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));
@@ -142,7 +145,7 @@ impl Core {
         counted
     }
 
-    /// Records the bytes of the card that NVML counts for no process.
+    /// Records the used bytes of the card that NVML does not attribute to any process.
     pub(super) fn in_use_for_nobody(&mut self, bytes: u64) {
         let managed = self.sessions.values().filter_map(|session| session.fixed.get(&FixedKind::Managed));
         let managed = managed.fold(0u64, |sum, bytes| sum.saturating_add(*bytes));
@@ -152,7 +155,7 @@ impl Core {
         self.accounts.looks += 1;
         let explained = least.saturating_add(managed).saturating_add(self.accounts.processes * HIDDEN_BYTES);
         let now = bytes.saturating_sub(explained);
-        // Memory that appears in one poll only is in transit.
+        // Memory that appears in only one poll is being allocated or released.
         let (before, gap) = (std::mem::replace(&mut self.accounts.gap, now), now);
         self.attribute(before.min(gap));
         self.accounts.suspects.retain(|_, Suspect { sure, perhaps }| {
@@ -162,11 +165,11 @@ impl Core {
             }
             sum(sure) > 0 || sum(perhaps) > 0
         });
-        // Requests that waited for this poll are now served or refused.
+        // Requests that waited for this poll are now either served or refused.
         self.needs_plan = true;
     }
 
-    /// Charges memory that belongs to no process to the tenants whose memory is missing.
+    /// Charges memory without a process to the tenants whose memory is missing.
     fn attribute(&mut self, lost: u64) {
         let charged = self.tenants.values().fold(0u64, |sum, tenant| sum.saturating_add(tenant.past.kept));
         if lost < charged {
@@ -184,13 +187,13 @@ impl Core {
             let Some(tenant) = self.tenants.get_mut(id) else { continue };
             let own = sum(&suspect.sure);
             let more = part(own, rest.min(sure), sure).min(left);
-            // Limited to the part that cannot be another tenant's missing memory.
+            // Limit the charge to the part that cannot be another tenant's missing memory.
             let own = sum(&suspect.perhaps);
             let others = perhaps.saturating_sub(own);
             let certain = rest.saturating_sub(sure).saturating_sub(others).min(own).min(left - more);
             tenant.past.kept = tenant.past.kept.saturating_add(more).saturating_add(certain);
             left -= more + certain;
-            // The tenant is no longer a suspect for memory that it is charged for.
+            // The tenant is no longer suspected of keeping memory that it is charged for.
             for (looks, charged) in [(&mut suspect.sure, more), (&mut suspect.perhaps, certain)] {
                 let own = sum(looks.as_slice());
                 looks.iter_mut().for_each(|bytes| *bytes -= part(*bytes, charged, own));
@@ -201,7 +204,8 @@ impl Core {
         tenants.into_iter().for_each(|id| self.charge(id));
     }
 
-    /// Records memory that a tenant released and that is not free. `sure`: the tenant had reported its release.
+    /// Records memory that a tenant released and that is not free. `sure` is set if the tenant had reported the
+    /// release.
     pub(super) fn missing(&mut self, tenant: TenantId, sure: bool, bytes: u64) {
         if bytes > 0 && self.accounts.sees && self.tenants.contains_key(&tenant) {
             let suspect = self.accounts.suspects.entry(tenant).or_default();
@@ -210,7 +214,8 @@ impl Core {
         }
     }
 
-    /// Handles the loss of NVML or the driver: until both answer, no memory is charged and no tenant is suspected.
+    /// Handles the failure of NVML or the driver. Until both work again, no memory is charged and no tenant is
+    /// suspected.
     pub(super) fn blind(&mut self) {
         self.accounts.sees = false;
         self.accounts.suspects.clear();
@@ -218,8 +223,8 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Returns true if a tenant would exceed its limit if all memory of its last releases is still in use. The next two
-    /// polls decide this; until then the tenant waits.
+    /// Returns true if a tenant would exceed its limit in case all memory of its last releases is still in use. The
+    /// next two polls decide this, and the tenant waits until then.
     pub(super) fn waits_for_missing(&self, tenant: TenantId) -> bool {
         let Some(Suspect { sure: [last, before, ..], .. }) = self.accounts.suspects.get(&tenant) else { return false };
         let missing = last.saturating_add(*before).div_ceil(self.table.chunk_bytes());
@@ -227,21 +232,21 @@ impl Core {
         missing > 0 && self.most(tenant).saturating_sub(has) <= missing
     }
 
-    /// Handles the release of memory that a process no longer counts, but a descriptor may keep.
+    /// Handles the release of memory that is no longer charged to a process, but that a descriptor may keep allocated.
     pub(super) fn gave_back(&mut self, tenant: TenantId, kind: FixedKind, bytes: u64) {
         if matches!(kind, FixedKind::Shared | FixedKind::Driver) {
             self.missing(tenant, false, bytes);
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Each release is
-    /// returned once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// release only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
 
-    /// Reserves enough of a tenant's indices for the memory beyond its account, logs it, and handles memory beyond its
-    /// whole limit.
+    /// Reserves as many of a tenant's indices as it has memory beyond its account, logs the excess, and handles memory
+    /// beyond the tenant's limit.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };
@@ -270,7 +275,7 @@ impl Core {
                         over = ((wanted - has) as u64).saturating_mul(chunk);
                         break;
                     }
-                    // Other tenants' memory fills the card: this memory is charged when a place is free.
+                    // Other tenants' memory fills the card. This memory is charged when a place becomes free.
                     Err(false) => break,
                 }
             } else {
@@ -286,7 +291,7 @@ impl Core {
         }
     }
 
-    /// Reserves one more index for memory in excess of a tenant's account. `Err(true)`: that exceeds the tenant's
+    /// Reserves one more index for memory beyond a tenant's account. Returns `Err(true)` if this exceeds the tenant's
     /// limit.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
@@ -312,7 +317,7 @@ impl Core {
         let Some(tenant) = self.tenants.get_mut(&id) else { return };
         let (bytes, name) = (tenant.past.bytes(), tenant.spec.name.clone());
         if bytes == 0 {
-            // The tenant's next excess is logged again, unless it only fluctuates.
+            // Log the tenant's next excess again, unless the excess only fluctuates.
             tenant.past.told = tenant.past.told.filter(|(_, at)| clock.saturating_sub(*at) < LINES_NS);
             return;
         }
@@ -331,36 +336,36 @@ impl Core {
             kept,
             over_quota = over,
             ?processes,
-            "a tenant has memory of the card past its account: it is charged for it"
+            "a tenant has card memory beyond its account and is charged for it"
         );
     }
 
-    /// Kills the programs of a tenant that have memory beyond their accounts, or all of its programs if the tenant only
-    /// keeps memory that it released.
+    /// Kills the programs of a tenant that have memory beyond their accounts. If the tenant only keeps memory that it
+    /// released, kills all of its programs.
     fn kill_past(&mut self, id: TenantId) {
         let counts =
             |pid: &u32| self.accounts.beyond.get(pid).is_some_and(|(tenant, .., counts)| *tenant == id && *counts > 0);
         let all: Vec<_> =
             self.sessions_of(id).filter_map(|session| Some((session, self.sessions.get(&session)?.pid))).collect();
-        // A process that was just killed may have lost its connection, and may have caused the excess.
+        // A process that was just killed may already have lost its connection, and may have caused the excess.
         let any = self.tenants.get(&id).is_some_and(|tenant| tenant.past.beyond > 0);
         let sessions: Vec<_> = all.into_iter().filter(|(_, pid)| !any || counts(pid)).collect();
         for (session, pid) in sessions {
-            // A process loses all of its connections together.
+            // A process always loses all of its connections together.
             if self.sessions.get(&session).is_some_and(|session| !session.stuck) {
-                tracing::warn!(tenant = id.0, pid, "a program with memory past its tenant's account is killed");
+                tracing::warn!(tenant = id.0, pid, "killing a program that has memory beyond its tenant's account");
                 self.give_up(session, Reason::Memory);
             }
         }
     }
 
-    /// Returns true if card memory is known to be in use without being in any account.
+    /// Returns true if card memory is in use that no account contains.
     pub(super) fn is_past(&self) -> bool {
         let of_tenants = self.tenants.values().any(|tenant| tenant.past.bytes() > 0);
         of_tenants || self.accounts.unexplained > 0 || !self.accounts.suspects.is_empty()
     }
 
-    /// Returns a tenant's processes with memory beyond their accounts.
+    /// Returns a tenant's processes that have memory beyond their accounts.
     pub(super) fn unaccounted(&self, id: TenantId) -> Vec<Unaccounted> {
         let of_it = self.accounts.beyond.iter().filter(|(_, (tenant, .., counts))| *tenant == id && *counts > 0);
         of_it
@@ -373,13 +378,13 @@ impl Core {
         self.accounts.looks
     }
 
-    /// Returns the bytes of the card in use that neither a process nor a tenant can be charged for.
+    /// Returns the used bytes of the card that cannot be charged to any process or tenant.
     pub(super) fn unexplained(&self) -> u64 {
         self.accounts.unexplained
     }
 }
 
-/// Returns the part of `own` that corresponds to `of` out of `all`.
+/// Returns the part of `of` that is proportional to `own` out of `all`.
 fn part(own: u64, of: u64, all: u64) -> u64 {
     if all == 0 {
         return 0;
@@ -387,7 +392,7 @@ fn part(own: u64, of: u64, all: u64) -> u64 {
     u64::try_from(u128::from(own) * u128::from(of) / u128::from(all)).unwrap_or(u64::MAX)
 }
 
-/// Returns true if NVML counts memory of a kind for the process that has it.
+/// Returns true if NVML attributes memory of this kind to the process that has it.
 fn is_the_processes(kind: FixedKind) -> bool {
     match kind {
         FixedKind::Array | FixedKind::Shared | FixedKind::Driver => true,

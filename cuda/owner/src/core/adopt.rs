@@ -1,4 +1,4 @@
-//! Processes that outlived an owner: their chunks become chunks of this owner.
+//! Processes that outlived an owner. Their chunks become chunks of this owner.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
@@ -21,7 +21,7 @@ impl Core {
         let (most, unused) = (self.most(tenant), self.unused_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
-        // A number names one chunk, and only this owner assigns new numbers.
+        // A number identifies one chunk, and only this owner assigns new numbers.
         let mut named = BTreeSet::new();
         let is_new = |chunk: &Adopted| {
             named.insert(chunk.id)
@@ -46,8 +46,8 @@ impl Core {
                     self.adopters.insert(piece, (id, chunk.id));
                     self.actions.push(Action::Import { piece });
                 }
-                // The chunk is shared with another process, or the process could not keep a descriptor: it must not
-                // move.
+                // The chunk must not move, because another process shares it, or because the process could not keep a
+                // descriptor.
                 None => fixed.push(chunk.id),
             }
         }
@@ -67,7 +67,7 @@ impl Core {
         }
     }
 
-    /// Records that a piece of a process is mapped, or cannot be. Returns true if the piece was adopted.
+    /// Records that a piece of a process was mapped, or could not be mapped. Returns true if the piece was adopted.
     pub(super) fn adopted(&mut self, piece: PieceId, memory: Option<Memory>) -> bool {
         let Some((id, chunk)) = self.adopters.remove(&piece) else { return false };
         let Some(session) = self.sessions.get_mut(&id) else { return false };
@@ -89,8 +89,8 @@ impl Core {
         true
     }
 
-    /// Returns an index for an adopted chunk. If the accounts of the chunk's memory are full, it gets a place in the
-    /// other memory, and moves there later.
+    /// Returns an index for an adopted chunk. If the account of the chunk's memory is full, the chunk gets a place in
+    /// the other memory and moves there later.
     fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
         if u64::from(index) >= self.most(tenant) {
@@ -110,7 +110,7 @@ impl Core {
         Some(index)
     }
 
-    /// Releases a chunk whose piece is being mapped. Returns true if such a chunk existed.
+    /// Releases a chunk whose piece is being mapped. Returns true if the chunk existed.
     pub(super) fn free_adopting(&mut self, id: SessionId, chunk: ChunkId) -> bool {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         let Some(piece) = session.adopting.remove(&chunk) else { return false };
@@ -120,7 +120,7 @@ impl Core {
         true
     }
 
-    /// Records that a process has reported all of its memory: other processes may now get memory.
+    /// Checks whether a process has reported all of its memory, after which other processes may get memory.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

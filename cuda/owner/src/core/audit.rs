@@ -5,14 +5,14 @@ use super::{Body, Core, OWN_NUMBERS, WORK_AT_ONCE};
 use cuda_protocol::{MAX_EXPORTED, MAX_PENDING};
 use std::collections::BTreeMap;
 
-/// Maximum units of work of one event: the deferrable part, a message's own, and checks of all connections.
+/// Maximum units of work of one event: deferrable work, the message's own work, and checks of all connections.
 const STEPS_MOST: u64 = WORK_AT_ONCE as u64 + 6 * MAX_EXPORTED as u64 + 2048;
 
 impl Core {
-    /// Checks sums, bounds and holders.
+    /// Checks the sums, the bounds and the holders of memory.
     ///
     /// # Panics
-    /// If the accounts disagree, or an event exceeded its limit. `steps` is the work of the last event.
+    /// Panics if the accounts disagree, or if an event exceeded its limit. `steps` is the work of the last event.
     pub(crate) fn audit(&self, steps: u64) {
         assert!(steps <= STEPS_MOST, "an event of {steps} steps");
         let mut owners = BTreeMap::new();
@@ -20,15 +20,15 @@ impl Core {
         for (&id, tenant) in &self.tenants {
             let account = self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).expect("in the table");
             (on_card, in_host) = (on_card + account.placed, in_host + account.host);
-            assert!(tenant.bodies.len() as u64 <= self.most(id), "{id}: more than it believes to have");
+            assert!(tenant.bodies.len() as u64 <= self.most(id), "{id}: more than the tenant's account contains");
             assert!(self.may_use(id, 0), "{id}: {} users", tenant.users);
             let mut users = 0;
             for (&index, body) in &tenant.bodies {
                 assert_eq!(self.table.is_placed(id, self.table.guest_address(index)), Some(true), "{id} {index}");
                 let Body::Chunk { piece, users: own, .. } = body else { continue };
-                assert!(!own.is_empty(), "{id} {index} is nobody's");
-                assert_eq!(self.pieces.holder(*piece), Some(id), "{id} {index}: its piece is another's");
-                assert_eq!(owners.insert(*piece, (id, index)), None, "{piece:?} stands for two chunks");
+                assert!(!own.is_empty(), "{id} {index} has no user");
+                assert_eq!(self.pieces.holder(*piece), Some(id), "{id} {index}: its piece belongs to another tenant");
+                assert_eq!(owners.insert(*piece, (id, index)), None, "{piece:?} backs two chunks");
                 users += own.len() as u64;
                 for &(session, chunk) in own {
                     let known = self.sessions.get(&session);
@@ -69,25 +69,22 @@ impl Core {
             }
         }
         for (piece, (session, _)) in &self.making {
-            assert!(self.sessions.contains_key(session), "{piece:?} is waited for by nobody");
+            assert!(self.sessions.contains_key(session), "no request waits for {piece:?}");
         }
         for (piece, (session, chunk)) in &self.adopters {
             let adopting = self.sessions.get(session).and_then(|session| session.adopting.get(chunk));
-            assert_eq!(adopting, Some(piece), "{piece:?} is adopted by nobody");
+            assert_eq!(adopting, Some(piece), "no process adopts {piece:?}");
         }
         assert!(self.next - self.first_number < OWN_NUMBERS);
     }
 
-    /// Checks that no state is left.
+    /// Checks that no state is left behind.
     ///
     /// # Panics
-    /// If any state is left.
+    /// Panics if any state is left.
     pub(crate) fn audit_empty(&self) {
         assert!(self.sessions.is_empty() && self.machine.relocations.is_idle() && self.releases.is_empty());
-        assert!(
-            self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(),
-            "something is waited for"
-        );
+        assert!(self.making.is_empty() && self.adopters.is_empty() && self.hungry.is_empty(), "a request still waits");
         for (id, tenant) in &self.tenants {
             assert!(tenant.bodies.is_empty(), "{id} has chunks without a program: {:?}", tenant.bodies);
             assert_eq!((tenant.users, tenant.wanted, tenant.making), (0, 0, 0), "{id}");

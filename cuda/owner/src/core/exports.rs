@@ -1,4 +1,5 @@
-//! Memory that processes of a tenant share: chunks are exported as tokens, and opened through tokens.
+//! Memory that several processes of a tenant share. A process exports chunks as a token, and other processes open the
+//! token.
 
 use super::shares::Named;
 use super::types::SessionId;
@@ -11,7 +12,7 @@ use vram::TenantId;
 /// Maximum number of chunk numbers of all processes of a tenant together, per chunk of its memory limit. A process gets
 /// a number for each chunk that it allocates or opens.
 const USERS_PER_CHUNK: u64 = 8;
-/// Minimum of that limit, for tenants with little memory.
+/// Lower bound of that maximum, for tenants with little memory.
 const USERS_MIN: u64 = 1 << 16;
 
 impl Core {
@@ -26,7 +27,7 @@ impl Core {
         let refuse = |core: &mut Self, reason| core.send(id, FromOwner::Refused { request, reason });
         let Some(session) = self.sessions.get(&id) else { return };
         let indices: Option<Vec<u32>> = chunks.iter().map(|chunk| session.chunks.get(chunk).copied()).collect();
-        // Several numbers of the process may stand for one chunk.
+        // Several numbers of the process may refer to one chunk.
         let distinct = |indices: &Vec<u32>| indices.iter().collect::<BTreeSet<_>>().len() == indices.len();
         let Some(indices) = indices.filter(|indices| !indices.is_empty() && distinct(indices)) else {
             return refuse(self, Refusal::Invalid);
@@ -40,7 +41,7 @@ impl Core {
         let named: Option<Vec<Named>> = indices.iter().map(|&index| self.named(tenant, index)).collect();
         // A chunk without a number was shared under an earlier owner, and this owner has no descriptor of it.
         let Some(named) = named else { return refuse(self, Refusal::Unsupported) };
-        // Programs export each buffer that they send, so most exports repeat an earlier export.
+        // Programs export each buffer that they send, so most exports repeat an earlier one.
         if let Some(share) = self.shares.token(tenant, &named) {
             return self.send(id, FromOwner::Shared { request, share });
         }
@@ -61,8 +62,8 @@ impl Core {
         let mut token = [0; 32];
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
-        // A token opens nothing for another tenant. Within the tenant it is secret, because its programs may belong to
-        // several users: a program can only open memory whose token it was given.
+        // A token is useless to other tenants. It is secret within the tenant too, because the tenant's programs may
+        // belong to several users: a program can open memory only if it was given the token.
         for (part, keys) in token[16..].chunks_exact_mut(8).zip(&self.token_keys) {
             part.copy_from_slice(&keys.hash_one((first, second)).to_le_bytes());
         }
@@ -70,7 +71,7 @@ impl Core {
         self.send(id, FromOwner::Shared { request, share: Share(token) });
     }
 
-    /// Returns a chunk in the form that tokens use; `None` if the index has no chunk.
+    /// Returns a chunk in the form that tokens use, or `None` if the index has no chunk.
     fn named(&self, tenant: TenantId, index: u32) -> Option<Named> {
         let Body::Chunk { number, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((index, *number))

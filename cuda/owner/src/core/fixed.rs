@@ -1,7 +1,7 @@
 //! Memory that counts but cannot move, and memory that is released in parts.
 //!
-//! One message may concern all chunks of a card in both cases. An event does a bounded part of the work, and the next
-//! one continues.
+//! In both cases one message may concern all chunks of a card. An event does a bounded part of the work, and the next
+//! one continues it.
 
 use super::memory::ROOM_NS;
 use super::sessions::Session;
@@ -12,23 +12,23 @@ use std::collections::VecDeque;
 use std::vec::IntoIter;
 use vram::TenantId;
 
-/// A request to count fixed memory.
+/// A request to add fixed memory to the account.
 #[derive(Debug)]
 pub(super) struct Fixing {
     request: u32,
     kind: FixedKind,
     bytes: u64,
-    /// Set if the request's bytes are included in the process's total.
+    /// Set if the process's total already includes the request's bytes.
     begun: bool,
     since: u64,
 }
 
-/// Memory of a process that has ended, or of a request that was refused.
+/// Memory to release, of a process that has ended or of a request that was refused.
 #[derive(Debug)]
 pub(super) struct Release {
     id: SessionId,
     tenant: TenantId,
-    /// The process's number of each chunk, and its index.
+    /// Each chunk's number in the process, and the chunk's index.
     users: IntoIter<(ChunkId, u32)>,
     /// Indices of fixed memory.
     fixed: IntoIter<u32>,
@@ -36,7 +36,7 @@ pub(super) struct Release {
 
 #[cfg(any(test, feature = "fuzz"))]
 impl Release {
-    /// Returns true if a process's number of a chunk will be released.
+    /// Returns true if this release includes a process's number of a chunk.
     pub(super) fn has(&self, id: SessionId, chunk: ChunkId, index: u32) -> bool {
         self.id == id && self.users.as_slice().contains(&(chunk, index))
     }
@@ -67,8 +67,8 @@ impl Core {
         self.count_fixed(id, tenant);
     }
 
-    /// Reserves the indices that fixed memory on the card needs, and answers the requests in order. The next event does
-    /// the part that does not fit into this one.
+    /// Reserves indices for fixed memory on the card, and replies to the requests in order. The next event continues if
+    /// this one reaches its limit.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -79,7 +79,7 @@ impl Core {
                 head.begun = true;
                 *session.fixed.entry(head.kind).or_default() += head.bytes;
                 let wanted = wanted(session, self.table.chunk_bytes());
-                // Other processes of the tenant may have empty chunks to return.
+                // Other processes of the tenant may have empty chunks that they can return.
                 if wanted.saturating_sub(has) > self.left(tenant)
                     && !self.waits_for_releases(self.clock)
                     && !self.reclaim(Some(tenant), Some(id))
@@ -120,7 +120,7 @@ impl Core {
                 Err(reason) => {
                     let of = (reason == Some(Refusal::Quota)).then_some(tenant);
                     if reason != Some(Refusal::Failed) && self.reclaim(of, Some(id)) {
-                        // The request is retried with each answer, and at the end of the wait.
+                        // The request is retried after each reply, and at the end of the wait.
                         return;
                     }
                     self.refuse_fixed(id, reason.unwrap_or(Refusal::Exhausted));
@@ -138,20 +138,20 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Returns true if a request of time `since` must wait instead of being refused, because memory that it may need is
-    /// being released.
+    /// Returns true if a request that arrived at `since` must wait instead of being refused, because memory that it may
+    /// need is being released.
     pub(super) fn waits_for_releases(&self, since: u64) -> bool {
         !self.releases.is_empty() && self.clock.saturating_sub(since) < ROOM_NS
     }
 
-    /// Returns an upper bound of a tenant's chunks that are being released.
+    /// Returns an upper bound of the number of a tenant's chunks that are being released.
     pub(super) fn releasing(&self, tenant: TenantId) -> u64 {
         let of_it = self.releases.iter().filter(|release| release.tenant == tenant);
         let bodies = self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64);
         of_it.map(|release| (release.users.len() + release.fixed.len()) as u64).sum::<u64>().min(bodies)
     }
 
-    /// Releases memory of a process: up to the limit of an event now, the rest in the next events.
+    /// Releases memory of a process: as much as one event may release now, and the rest in the next events.
     pub(super) fn release_later(
         &mut self,
         id: SessionId,
@@ -165,7 +165,7 @@ impl Core {
 
     fn release_some(&mut self) {
         while let Some(mut release) = self.releases.pop_front() {
-            // A program that ends releases its memory a little later than its connection.
+            // An exiting program releases its memory a little later than its connection.
             self.pieces.ends = true;
             while self.may_work() {
                 if let Some((chunk, index)) = release.users.next() {
@@ -178,14 +178,14 @@ impl Core {
             }
             self.pieces.ends = false;
             if release.users.len() + release.fixed.len() > 0 {
-                // Let the tenants alternate.
+                // Alternate between tenants.
                 return self.releases.push_back(release);
             }
         }
         self.needs_plan = true;
     }
 
-    /// Returns true if memory of a tenant is being released.
+    /// Returns true if memory of the tenant is being released.
     pub(super) fn releases_of(&self, tenant: TenantId) -> bool {
         self.releases.iter().any(|release| release.tenant == tenant)
     }
@@ -207,13 +207,13 @@ impl Core {
         }
     }
 
-    /// Returns true if work of earlier events is left.
+    /// Returns true if deferred work of earlier events is left.
     pub(super) fn has_work(&self) -> bool {
         self.needs_plan || !self.releases.is_empty() || !self.uncounted.is_empty() || !self.unserved.is_empty()
     }
 }
 
-/// Returns the number of chunks that a process's fixed memory on the card takes.
+/// Returns the number of chunks that a process's fixed memory on the card occupies.
 fn wanted(session: &Session, chunk_bytes: u64) -> u64 {
     let bytes = session.fixed.iter().filter(|(kind, _)| on_card(**kind)).map(|(_, bytes)| *bytes);
     bytes.fold(0, u64::saturating_add).div_ceil(chunk_bytes)

@@ -1,4 +1,4 @@
-//! Programs that were given up, with the reason, and actions on tenants, for operators.
+//! Records, for operators, the programs that were given up with the reason, and actions on tenants.
 
 use super::Core;
 use super::types::SessionId;
@@ -6,27 +6,27 @@ use cuda_control::{Action, Incident};
 use std::collections::VecDeque;
 use vram::TenantId;
 
-/// Number of programs that are kept for each tenant.
+/// Number of recorded programs per tenant.
 const MAX_KEPT: usize = 4;
-/// Number of incidents that are kept until they are read.
+/// Maximum number of incidents that are stored until they are read.
 const MAX_INCIDENTS: usize = 256;
 
-/// Reason for which a program is given up.
+/// Reasons for giving up a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The program's work did not end within the limit of a turn.
     Turn,
-    /// The program did not answer an order about its memory in time.
+    /// The program did not reply to an order about its memory in time.
     Order,
     /// The program declined all orders about its memory.
     Declined,
-    /// The program did not report its memory to this owner after the end of the previous one.
+    /// The program did not report its memory to this owner after the previous owner had ended.
     Adoption,
-    /// The driver did not suspend the program in time.
+    /// The driver could not suspend the program in time.
     Unsuspended,
     /// The program occupied the card without a turn for longer than its limit.
     Occupied,
-    /// The program occupied the card for all of another tenant's turn.
+    /// The program occupied the card throughout another tenant's turn.
     HeldUp,
     /// The program has memory in excess of its tenant's account.
     Memory,
@@ -35,7 +35,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns true if work on the card exceeded a limit, which counts towards quarantine.
+    /// Returns true if the reason is that work on the card exceeded a limit. Such reasons count towards quarantine.
     const fn is_strike(self) -> bool {
         match self {
             Self::Turn | Self::Occupied | Self::HeldUp => true,
@@ -54,7 +54,7 @@ impl Reason {
             Self::Unsuspended => "the driver did not suspend it in time",
             Self::Occupied => "it occupied the card without a turn for longer than its limit",
             Self::HeldUp => "it occupied the card for all of another tenant's turn",
-            Self::Memory => "it has memory past its tenant's account, beyond the limit",
+            Self::Memory => "it has memory beyond its tenant's account and limit",
             Self::Removed => "its tenant was removed",
         }
     }
@@ -63,11 +63,11 @@ impl Reason {
 /// A program that was given up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
-    /// Process number of the program.
+    /// Process ID of the program.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Reason that the program was given up.
+    /// Reason for giving up the program.
     pub reason: Reason,
 }
 
@@ -77,7 +77,7 @@ impl From<GivenUp> for cuda_control::GivenUp {
     }
 }
 
-/// Actions on tenants that no reader has had yet.
+/// Actions on tenants that have not been read yet.
 #[derive(Debug, Default)]
 pub(super) struct Incidents {
     unread: VecDeque<Incident>,
@@ -111,7 +111,7 @@ impl Core {
         self.incidents.to_kill.push_back((tenant, known.spec.name.clone(), program));
     }
 
-    /// Records that the oldest program of a tenant that was to be killed was sent SIGKILL, or could not be.
+    /// Records that SIGKILL was sent to the oldest program of a tenant that was to be killed, or could not be sent.
     pub(super) fn signalled(&mut self, tenant: TenantId, done: bool) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             *(if done { &mut known.killed } else { &mut known.kill_failures }) += 1;
@@ -137,7 +137,7 @@ impl Core {
         self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
-    /// Records that the program of a session is given up.
+    /// Records that the program of a session was given up.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(tenant_id) = session.tenant else { return };

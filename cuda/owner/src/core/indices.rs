@@ -1,8 +1,8 @@
-//! Free indices of a tenant's memory.
+//! The free indices of a tenant's memory.
 
 use std::collections::BTreeSet;
 
-/// Unused indices. Finds the lowest one without visiting the indices in use.
+/// Unused indices. The lowest one is found without visiting the indices in use.
 #[derive(Debug, Default)]
 pub(super) struct Indices {
     /// Previously used indices that are free again.
@@ -17,7 +17,7 @@ impl Indices {
         self.freed.first().copied().unwrap_or(self.fresh)
     }
 
-    /// Takes the lowest free index.
+    /// Removes the lowest free index and returns it.
     pub(super) fn take(&mut self) -> u32 {
         self.freed.pop_first().unwrap_or_else(|| {
             self.fresh += 1;
@@ -25,7 +25,7 @@ impl Indices {
         })
     }
 
-    /// Returns an index that was taken.
+    /// Puts back an index that was taken.
     pub(super) fn free(&mut self, index: u32) {
         self.freed.insert(index);
     }

@@ -1,4 +1,4 @@
-//! Chunks of processes: allocated, delivered, shared and freed.
+//! Allocates, delivers, shares and frees the chunks of processes.
 
 use super::pieces::Receiver;
 use super::sessions::Pending;
@@ -10,24 +10,24 @@ use std::collections::BTreeMap;
 use tenancy::Deadline;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
-/// Maximum time that an allocation of the quantum's tenant waits for the eviction of others' memory, in ns; then it
-/// gets the memory that is free.
-// TIMEOUT: evicting a whole card's memory takes less time.
+/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. It
+/// then gets the memory that is free.
+// TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time without such waits after one timed out, in ns.
+/// Time after such a wait timed out during which allocations do not wait, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes that are evicted in addition to those of such an allocation: a program that fills its memory
-/// requests the next part soon, and tenants that wait for a quantum lose nothing.
+/// Maximum number of bytes to evict beyond those of such an allocation. A program that fills its memory requests the
+/// next part soon, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
-/// Maximum number of pieces made for one tenant at a time, which bounds the wait of a neighbour's next request.
+/// Maximum number of pieces being made for one tenant, which bounds the wait of other tenants' next requests.
 pub(super) const MAKING_MOST: u32 = 32;
 
 impl Core {
     pub(super) fn allocate(&mut self, id: SessionId, tenant: TenantId, request: u32, card: u8, chunks: u32) {
         let reason = match () {
             () if card != 0 || chunks == 0 => Some(Refusal::Invalid),
-            // The tenant soon gets the memory that is being released: see `waits_for_releases`. Other processes of the
-            // tenant may keep empty chunks.
+            // The tenant soon gets the memory that is being released; see `waits_for_releases`. Other processes of the
+            // tenant may have empty chunks.
             () if u64::from(chunks) > self.most(tenant) => Some(Refusal::Quota),
             () if u64::from(chunks) > self.left(tenant)
                 && !self.waits_for_releases(self.clock)
@@ -52,18 +52,19 @@ impl Core {
         self.serve(id, tenant);
     }
 
-    /// Returns the number of chunks that a tenant may still allocate: neither in use nor reserved for a request.
+    /// Returns the number of chunks that a tenant may still allocate, which are neither in use nor reserved for a
+    /// request.
     pub(super) fn left(&self, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Returns the number of chunks of a tenant's memory limit.
+    /// Returns a tenant's memory limit, in chunks.
     pub(super) fn most(&self, tenant: TenantId) -> u64 {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Assigns places to a process's requests, oldest first, within the limits of free places and the event's budget.
+    /// Assigns places to a process's requests, oldest first, limited by the free places and the event's budget.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
         let mut at = 0;
@@ -77,7 +78,8 @@ impl Core {
                     break 'requests;
                 }
                 if self.tenants.get(&tenant).is_none_or(|known| known.making >= MAKING_MOST) {
-                    // Other tenants' pieces are made before the rest. Each completed piece lets the next be ordered.
+                    // Pieces for other tenants are made before the remaining ones. Each completed piece lets the next
+                    // one be ordered.
                     self.hungry.insert((tenant, id));
                     break 'requests;
                 }
@@ -85,7 +87,8 @@ impl Core {
                     self.unserved.insert(id);
                     break 'requests;
                 }
-                // Reclaim empty chunks before using host memory: chunks in host memory would move to the card at once.
+                // Reclaim empty chunks before using host memory, because chunks in host memory would move to the card
+                // at once.
                 if !has_asked && self.swaps_now(tenant) {
                     has_asked = true;
                     if self.reclaim(None, Some(id)) {
@@ -117,7 +120,7 @@ impl Core {
         self.answer(id);
     }
 
-    /// Returns true if the next chunk of a tenant goes to host memory although the tenant may have it on the card.
+    /// Returns true if a tenant's next chunk goes to host memory although the tenant may have it on the card.
     fn swaps_now(&self, tenant: TenantId) -> bool {
         let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account);
         let swaps = |own: &vram::VmSummary| {
@@ -127,9 +130,9 @@ impl Core {
         self.table.spare() == 0 && account.as_ref().is_some_and(swaps)
     }
 
-    /// Returns true if chunks of the quantum's tenant wait for the eviction of waiting tenants' memory, and starts that
-    /// eviction. In host memory the chunks would be used over the link and moved at once, which needs a quiesced
-    /// program.
+    /// Returns true if chunks of the quantum's tenant must wait for the eviction of waiting tenants' memory, and starts
+    /// that eviction. In host memory, the program would access the chunks over the link, and they would be moved at
+    /// once, for which the program must be quiesced.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.machine.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -143,7 +146,7 @@ impl Core {
             return false;
         }
         if self.clock.saturating_sub(since) >= ROOM_NS {
-            tracing::debug!(tenant = tenant.0, chunks, "others' memory does not go in time");
+            tracing::debug!(tenant = tenant.0, chunks, "memory of other tenants was not evicted in time");
             self.deadlines.set(Deadline::EvictionWait, self.clock + CROWDED_NS);
             return false;
         }
@@ -154,7 +157,8 @@ impl Core {
         true
     }
 
-    /// Allocates a chunk of a tenant: its index and its place. `Err(None)`: not possible now, but the request may wait.
+    /// Allocates an index and a place for a tenant's chunk. Returns `Err(None)` if this is not possible now, in which
+    /// case the request may wait.
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
@@ -185,7 +189,7 @@ impl Core {
         }
     }
 
-    /// Like [`vram::ChunkTable::place`], after scrubbing pending places.
+    /// Like [`vram::ChunkTable::place`], but first scrubs the places that wait for it.
     pub(super) fn try_place(&mut self, tenant: TenantId, address: GuestVramAddr) -> Result<Place, Error> {
         loop {
             match self.table.place(tenant, address) {
@@ -200,8 +204,8 @@ impl Core {
         }
     }
 
-    /// Places without an owner no longer have a piece, and get a new, zeroed piece at their next use, so they need no
-    /// scrubbing.
+    /// Marks places without an owner as scrubbed. They no longer have a piece, and get a new, zeroed piece when they
+    /// are next used.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -211,12 +215,12 @@ impl Core {
         any
     }
 
-    /// Records one more place for a request.
+    /// Assigns one more place to a request.
     fn occupy(&mut self, id: SessionId, tenant: TenantId, at: usize, index: u32, place: Place) {
         let by = Receiver { tenant, session: id };
         let piece = self.pieces.take(memory_of(place), by, &mut self.actions);
         if let Place::Host(_) = place {
-            // More requests of this kind may follow, or the chunk moves to the card soon.
+            // More requests of this kind may follow, or the chunk may soon move to the card.
             self.deadlines.set(Deadline::Restock, self.clock + super::RESTOCK_NS);
         }
         let chunk = ChunkId(self.number());
@@ -234,7 +238,7 @@ impl Core {
         }
     }
 
-    /// Records that a request of a process waits for a piece.
+    /// Records that a process's request waits for a piece.
     fn awaits(&mut self, id: SessionId, tenant: TenantId, piece: PieceId) {
         self.making.insert(piece, (id, tenant));
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -242,7 +246,7 @@ impl Core {
         }
     }
 
-    /// Ends the wait of a request for a piece. Returns the process and the tenant that waited.
+    /// Ends a request's wait for a piece. Returns the process and the tenant of the request.
     fn awaits_no_more(&mut self, piece: PieceId) -> Option<(SessionId, TenantId)> {
         let (id, tenant) = self.making.remove(&piece)?;
         if let Some(known) = self.tenants.get_mut(&tenant) {
@@ -251,7 +255,7 @@ impl Core {
         Some((id, tenant))
     }
 
-    /// Assigns a meaning to the lowest free index of a tenant; the index already has a place.
+    /// Assigns `body` to the lowest free index of a tenant. The index already has a place.
     pub(super) fn put(&mut self, tenant: TenantId, body: Body, users: u64) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             let index = known.indices.take();
@@ -261,13 +265,13 @@ impl Core {
         }
     }
 
-    /// Delivers the existing chunks of a process's requests, and thereby answers the requests that are complete.
+    /// Delivers the existing chunks of a process's requests, and thereby completes the requests whose chunks all exist.
     fn answer(&mut self, id: SessionId) {
         let mut at = 0;
         while let Some(session) = self.sessions.get_mut(&id) {
             let Some(pending) = session.pending.get_mut(at) else { return };
             let rest = &pending.items[pending.delivered..];
-            // Most requests are complete: this skips the look-up.
+            // Skip the look-up, because most requests are complete.
             let ready = if pending.missing.is_empty() {
                 rest.len()
             } else {
@@ -292,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Reports at most [`MAX_CHUNKS`] allocated chunks to a process.
+    /// Sends at most [`MAX_CHUNKS`] allocated chunks to a process.
     pub(super) fn give(&mut self, id: SessionId, request: u32, part: &[(ChunkId, u32)], more: bool) {
         let Some(tenant) = self.sessions.get(&id).and_then(|session| session.tenant) else { return };
         self.work(part.len());
@@ -306,7 +310,7 @@ impl Core {
         self.actions.push(Action::Send { session: id, message, pieces });
     }
 
-    /// Returns the piece of a chunk, and its memory.
+    /// Returns a chunk's piece, and the memory that it is in.
     pub(super) fn where_is(&self, tenant: TenantId, index: u32) -> Option<(PieceId, Memory)> {
         let Body::Chunk { piece, .. } = self.tenants.get(&tenant)?.bodies.get(&index)? else { return None };
         Some((*piece, self.pieces.memory(*piece)?))
@@ -320,7 +324,7 @@ impl Core {
         self.send(id, FromOwner::Refused { request, reason });
     }
 
-    /// Withdraws a removed request. The process keeps chunks that were already delivered until it frees them.
+    /// Withdraws a removed request. The process keeps the chunks that were already delivered until it frees them.
     pub(super) fn withdraw(&mut self, id: SessionId, tenant: TenantId, pending: Pending) {
         if let Some(known) = self.tenants.get_mut(&tenant) {
             known.wanted -= u64::from(pending.wanted);
@@ -332,7 +336,7 @@ impl Core {
         self.release_later(id, tenant, rest.collect(), Vec::new());
     }
 
-    /// Records that a piece exists, or could not be made.
+    /// Records that a piece was made, or could not be made.
     pub(super) fn made(&mut self, piece: PieceId, memory: Option<Memory>) {
         if self.adopted(piece, memory) {
             return;
@@ -352,7 +356,7 @@ impl Core {
         self.feed(tenant);
     }
 
-    /// Serves the processes of a tenant that wait for its pieces, up to the limit.
+    /// Serves the processes of a tenant that wait for pieces, up to the limit.
     fn feed(&mut self, tenant: TenantId) {
         let of_it = (tenant, SessionId(0))..=(tenant, SessionId(u64::MAX));
         while self.tenants.get(&tenant).is_some_and(|known| known.making < MAKING_MOST) {
@@ -362,9 +366,9 @@ impl Core {
         }
     }
 
-    /// Starts a chunk in host memory, because the driver has no card memory for its place: a process that was given up
-    /// has not ended yet, or a tenant has memory beyond its account. The chunk moves when the card has memory. Returns
-    /// false in all other cases: then an unmanaged process uses the card.
+    /// Moves a new chunk to host memory because the driver has no card memory for its place: a process that was given
+    /// up has not exited yet, or a tenant has memory beyond its account. The chunk moves to the card when the card has
+    /// memory. Returns false in all other cases, in which an unmanaged process uses the card.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {
@@ -422,7 +426,7 @@ impl Core {
         }
     }
 
-    /// Releases the index of a tenant.
+    /// Releases an index of a tenant.
     pub(super) fn release_body(&mut self, tenant: TenantId, index: u32) {
         self.work(1);
         let Some(known) = self.tenants.get_mut(&tenant) else { return };
@@ -456,7 +460,7 @@ impl Core {
         self.tenants.get_mut(&tenant)?.bodies.get_mut(&index)
     }
 
-    /// Retries requests that wait for memory, beginning after the process that was retried last.
+    /// Retries requests that wait for memory, starting after the process that was retried last.
     pub(super) fn retry_queued(&mut self) {
         let waits = |session: &super::Session| {
             !session.fixing.is_empty() || session.pending.iter().any(|pending| pending.wanted > 0)
@@ -480,7 +484,7 @@ impl Core {
     }
 }
 
-/// Returns true if the piece of a chunk exists.
+/// Returns true if a chunk's piece exists.
 fn is_there(tenants: &BTreeMap<TenantId, Tenant>, pieces: &Pieces, tenant: Option<TenantId>, index: u32) -> bool {
     let body = tenant.and_then(|tenant| tenants.get(&tenant)?.bodies.get(&index));
     matches!(body, Some(Body::Chunk { piece, .. }) if pieces.is_ready(*piece))

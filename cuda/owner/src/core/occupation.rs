@@ -1,13 +1,13 @@
-//! Processes that occupy the card without a turn: their work bypassed the gate, or was in flight when they ended the
-//! turn.
+//! Processes that occupy the card without a turn, because their work bypassed the gate, or was in flight when they
+//! ended their turn.
 //!
-//! NVML's report of each process's use of the card is read every second. Two decisions depend on it:
+//! The owner reads NVML's report of each process's use of the card every second. Two decisions depend on it:
 //!
 //! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls since that turn
-//!   began. That process is given up, and the tenant's limit is granted once more. All samples of the second poll are
-//!   from the time after the first one, when the process had no turn.
-//! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. It
-//!   is given up if another tenant has a turn: the limit also applies to work without a turn.
+//!   began. That process is given up, and the tenant gets its full limit once more. All samples of the second poll are
+//!   later than the first poll, when the process had no turn.
+//! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. The
+//!   process is given up if another tenant has a turn, because the limit also applies to work without a turn.
 
 use std::collections::{BTreeMap, VecDeque};
 use tenancy::Deadline;
@@ -17,24 +17,24 @@ use super::given_up::Reason;
 use super::types::{SessionId, User};
 use vram::TenantId;
 
-/// Number of polls during a turn that prove that a process occupies the card without passing the gate.
+/// Number of polls during a turn at which a process must occupy the card to prove that it bypasses the gate.
 const MIN_LOOKS: usize = 2;
 
-/// The last polls, and their consequences.
+/// The last polls and their consequences.
 #[derive(Debug, Default)]
 pub(super) struct Occupations {
     /// Processes that occupied the card at the last poll and had no turn.
     seen: BTreeMap<u32, Occupation>,
 }
 
-/// Consecutive polls at which a process occupied the card, without a turn at or between them.
+/// Consecutive polls at which a process occupied the card, without having a turn at them or between them.
 #[derive(Debug)]
 struct Occupation {
     /// Time of the first poll.
     since: u64,
     /// Times of the last polls, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
-    /// Number of turns that the process has had, which shows if it had a turn between two polls.
+    /// Number of turns that the process has had. It shows whether the process had a turn between two polls.
     turns: u64,
 }
 
@@ -59,8 +59,8 @@ impl Core {
         self.give_up_occupants();
     }
 
-    /// Gives up the processes that have occupied the card without a turn for as long as their tenants' limit of a turn,
-    /// if another tenant has a turn. For a process that the driver is suspending, the driver's limit applies.
+    /// Gives up processes that have occupied the card without a turn for as long as their tenants' limit on a turn, if
+    /// another tenant has a turn. The driver's limit applies if the driver is suspending the process.
     fn give_up_occupants(&mut self) {
         let exceeds = |pid: u32, limit: u64| {
             let row = self.occupations.seen.get(&pid).filter(|row| row.last.len() == MIN_LOOKS);
@@ -78,13 +78,13 @@ impl Core {
             .map(|(&id, session)| (id, session.pid))
             .collect();
         for (session, pid) in culprits {
-            tracing::warn!(pid, "a program occupies the card without a turn for longer than its limit: it is given up");
+            tracing::warn!(pid, "giving up a program that occupies the card without a turn for longer than its limit");
             self.give_up(session, Reason::Occupied);
         }
     }
 
-    /// Gives up the processes of other tenants that have occupied the card for all of a tenant's turn, which has lasted
-    /// `ran_ns`. Returns true if there are any, and the tenant has not had a second limit in this turn.
+    /// Gives up processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
+    /// `ran_ns`. Returns true if such processes exist and the tenant has not yet had its limit once more in this turn.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {
             return false;
@@ -103,7 +103,7 @@ impl Core {
             tracing::warn!(
                 pid,
                 held_up = tenant.0,
-                "a program occupies the card without a turn and holds another tenant up: it is given up"
+                "giving up a program that occupies the card without a turn and delays another tenant"
             );
             self.give_up(session, Reason::HeldUp);
         }

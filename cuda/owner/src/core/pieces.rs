@@ -1,10 +1,10 @@
-//! Physical pieces, and the chunks that each may back.
+//! Physical pieces, and the chunks that each piece may back.
 //!
-//! A process can keep a piece that it has imported, whatever it reports. So a piece that was given to a process is
-//! never reused for another one, not even of the same tenant: programs of a tenant may belong to several users. A piece
-//! on the card is released and a new one made, which takes 15 us; in host memory, where this takes milliseconds, it is
-//! kept for the next use by the same process, unless another process needs the memory. A piece that several processes
-//! had is always released.
+//! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
+//! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
+//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory this takes
+//! milliseconds, so the piece is kept for the next use by the same process, unless another process needs the memory. A
+//! piece that several processes have had is always released.
 
 use super::types::{Action, PieceId, SessionId};
 use owner_driver::Memory;
@@ -15,16 +15,16 @@ use vram::TenantId;
 enum Use {
     /// The piece is being made for the stock.
     Stocking,
-    /// The piece is in the stock, and no tenant has seen it.
+    /// The piece is in the stock, and no tenant has had it.
     Stocked,
-    /// The piece was given to, or is being made for, a tenant; `count` chunks and moves hold it. If `only` is unset,
-    /// several of the tenant's processes have it, or had it.
+    /// The piece was given to a tenant, or is being made for one. `count` chunks and moves hold it. If `only` is unset,
+    /// several of the tenant's processes have or had the piece.
     Held { by: TenantId, only: Option<SessionId>, count: u32 },
-    /// The piece is kept for the next use by its process.
+    /// The piece is kept for its process's next use.
     Parked,
 }
 
-/// A process that a piece is for.
+/// The process that gets a piece.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Receiver {
     pub(super) tenant: TenantId,
@@ -44,7 +44,7 @@ struct Piece {
     ready: bool,
 }
 
-/// Maximum number of pieces made for the stock at a time: an urgent request waits for these pieces.
+/// Maximum number of pieces being made for the stock, because an urgent request waits for these pieces.
 const STOCKING_MOST: usize = 2;
 
 /// All pieces of a card.
@@ -52,18 +52,19 @@ const STOCKING_MOST: usize = 2;
 pub(super) struct Pieces {
     pieces: BTreeMap<PieceId, Piece>,
     stock: BTreeSet<PieceId>,
-    /// Number of pieces that are being made for the stock.
+    /// Number of pieces being made for the stock.
     stocking: usize,
     parked: BTreeMap<SessionId, Vec<PieceId>>,
     next: u64,
-    /// Maximum number of host pieces, and their current number.
+    /// Maximum number of host pieces, and the current number.
     host_most: u32,
     host: u32,
     /// Number of host pieces to make in advance.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being released: the tenant, and whether it reported that.
+    /// Pieces of the card that tenants had and that are being released: the tenant, and whether it had reported the
+    /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
-    /// Set if the pieces that are now released belong to a program whose connection has ended.
+    /// Set if the pieces released now belong to a program whose connection has ended.
     pub(super) ends: bool,
 }
 
@@ -74,19 +75,20 @@ impl Pieces {
         Self { pieces, stock, stocking: 0, parked, next: 0, host_most, host: 0, ready_host, given_up, ends: false }
     }
 
-    /// Assigns a number to a piece from elsewhere.
+    /// Assigns a number to a piece that this owner did not make.
     pub(super) fn number(&mut self) -> PieceId {
         self.next += 1;
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, held once: a piece that the process had, a piece of the stock, or a new one.
+    /// Returns a piece for a process, held once: a piece that the process already had, a piece of the stock, or a new
+    /// piece.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
 
-    /// Like [`Self::take`], as the target of a copy. A piece of the card is released if the copy does not happen, so it
-    /// need not be zeroed, which would wait for the card.
+    /// Like [`Self::take`], but for the target of a copy. The piece need not be zeroed, which would wait for the card,
+    /// because a piece of the card is released if the copy does not happen.
     pub(super) fn take_to_copy(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, memory == Memory::Host, actions)
     }
@@ -108,7 +110,7 @@ impl Pieces {
         self.make(memory, held, zeroed, actions)
     }
 
-    /// Adopts a piece that a process had before the owner started: it counts as given to the process.
+    /// Adopts a piece that a process had before the owner started. The piece counts as given to that process.
     pub(super) fn adopt(&mut self, piece: PieceId, memory: Memory, by: Receiver) {
         self.host += u32::from(memory == Memory::Host);
         self.pieces.insert(piece, Piece { memory, used: by.holds(), ready: true });
@@ -121,14 +123,14 @@ impl Pieces {
         }
     }
 
-    /// Adds a chunk or move that holds a piece.
+    /// Adds a hold on a piece, for a chunk or a move.
     pub(super) fn hold(&mut self, id: PieceId) {
         if let Some(Piece { used: Use::Held { count, .. }, .. }) = self.pieces.get_mut(&id) {
             *count += 1;
         }
     }
 
-    /// Removes a chunk or move that holds a piece.
+    /// Removes a hold on a piece, of a chunk or a move.
     pub(super) fn let_go(&mut self, id: PieceId, actions: &mut Vec<Action>) {
         let Some(piece) = self.pieces.get_mut(&id) else { return };
         let Use::Held { only, count, .. } = &mut piece.used else { return };
@@ -145,7 +147,7 @@ impl Pieces {
         }
     }
 
-    /// Records that a piece exists, or could not be made. Returns the piece's holder, if any is left.
+    /// Records that a piece was made, or could not be made. Returns the piece's holder, if it still has one.
     pub(super) fn made(&mut self, id: PieceId, done: bool, actions: &mut Vec<Action>) -> Option<TenantId> {
         let piece = self.pieces.get_mut(&id)?;
         piece.ready = done;
@@ -170,7 +172,7 @@ impl Pieces {
         self.pieces.get(&id).is_some_and(|piece| piece.ready)
     }
 
-    /// Returns the tenant that a piece is given to, or made for.
+    /// Returns the tenant that has a piece, or that it is being made for.
     pub(super) fn holder(&self, id: PieceId) -> Option<TenantId> {
         match self.pieces.get(&id)?.used {
             Use::Held { by, .. } => Some(by),
@@ -183,7 +185,7 @@ impl Pieces {
         self.pieces.get(&id).map(|piece| piece.memory)
     }
 
-    /// Makes host pieces in advance, a few at a time.
+    /// Makes a few host pieces in advance.
     pub(super) fn refill(&mut self, actions: &mut Vec<Action>) {
         while self.is_short() {
             self.stocking += 1;
@@ -191,32 +193,32 @@ impl Pieces {
         }
     }
 
-    /// Returns true if one more piece should be made for the stock now.
+    /// Returns true if another piece should be made for the stock now.
     pub(super) fn is_short(&self) -> bool {
         self.stock.len() + self.stocking < self.ready_host as usize
             && self.stocking < STOCKING_MOST
             && self.host < self.host_most
     }
 
-    /// Returns the number of pieces that are being made for the stock.
+    /// Returns the number of pieces being made for the stock.
     #[cfg(test)]
     pub(super) fn stocking(&self) -> usize {
         self.stocking
     }
 
-    /// Releases the pieces that were kept for a process which has ended.
+    /// Releases the pieces that were kept for a process that has ended.
     pub(super) fn abandon(&mut self, session: SessionId, actions: &mut Vec<Action>) {
         for id in self.parked.remove(&session).unwrap_or_default() {
             self.forget(id, actions);
         }
     }
 
-    /// Returns the processes that pieces are kept for.
+    /// Returns the processes for which pieces are kept.
     pub(super) fn parked_for(&self) -> Vec<SessionId> {
         self.parked.keys().copied().collect()
     }
 
-    /// Returns the number of pieces of a memory.
+    /// Returns the number of pieces in a memory.
     pub(super) fn count(&self, memory: Memory) -> usize {
         self.pieces.values().filter(|piece| piece.memory == memory).count()
     }
@@ -229,7 +231,7 @@ impl Pieces {
         id
     }
 
-    /// Releases pieces that are kept for other processes, if one more host piece does not fit.
+    /// Releases pieces kept for other processes if there is no space for one more host piece.
     fn make_room(&mut self, actions: &mut Vec<Action>) {
         while self.host >= self.host_most {
             let Some(kept) = self.parked.values_mut().find_map(Vec::pop) else { return };
@@ -237,8 +239,8 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Each release is
-    /// returned once.
+    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// release only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)
     }
@@ -284,7 +286,7 @@ mod tests {
         pieces.share(first);
         actions.clear();
         pieces.let_go(first, &mut actions);
-        assert_eq!(actions, [Action::Drop { piece: first }], "the other one may have kept it");
+        assert_eq!(actions, [Action::Drop { piece: first }], "the other process may have kept it");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! Empty chunks that programs keep: requested back before a request fails, or memory moves, because memory is short.
+//! Empty chunks that programs keep. If memory is short, the owner requests them back before it refuses a request or
+//! moves memory.
 
 use super::types::SessionId;
 use super::{Core, Session};
@@ -6,25 +7,25 @@ use cuda_protocol::{FromOwner, RECLAIM_MS, VERSION_RECLAIM};
 use tenancy::Deadline;
 use vram::TenantId;
 
-/// Maximum wait for answers, in ns.
-// TIMEOUT: a library answers within `RECLAIM_MS`. The owner no longer waits for a process that missed it.
+/// Maximum wait for replies, in ns.
+// TIMEOUT: a library replies within `RECLAIM_MS`. The owner does not wait longer for a process.
 const ANSWER_NS: u64 = 2 * RECLAIM_MS * 1_000_000;
-/// Minimum time between two such orders to a process, in ns: its next allocations are faster with kept chunks.
+/// Minimum time between two such orders to a process, in ns, because kept chunks make its next allocations faster.
 const INTERVAL_NS: u64 = 200_000_000;
 
 /// Orders to one process.
 #[derive(Debug, Default)]
 pub(super) struct Reclaims {
     order: u32,
-    /// Time of the last order.
+    /// Time of the latest order.
     since: Option<u64>,
-    /// Set if the process has not answered that order.
+    /// Set if the process has not replied to that order.
     is_owed: bool,
 }
 
 impl Core {
-    /// Requests empty chunks from processes of one tenant or of all, except `asking` itself. Returns true while answers
-    /// may arrive.
+    /// Requests empty chunks from the processes of one tenant or of all tenants, except `asking`. Returns true while
+    /// replies may still arrive.
     pub(super) fn reclaim(&mut self, of: Option<TenantId>, asking: Option<SessionId>) -> bool {
         let clock = self.clock;
         let concerned = |(id, session): &(&SessionId, &mut Session)| {
@@ -55,7 +56,7 @@ impl Core {
         until.is_some()
     }
 
-    /// Handles the answer of a process: it has returned its empty chunks.
+    /// Handles the reply of a process that has returned its empty chunks.
     pub(super) fn reclaimed(&mut self, id: SessionId, order: u32) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.reclaims.order == order) else {
             return;
@@ -64,7 +65,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Retries requests whose answers have not come in time.
+    /// Retries requests that waited for replies which did not arrive in time.
     pub(super) fn end_reclaims(&mut self) {
         self.needs_plan |= self.deadlines.take(Deadline::Reclaims, self.clock);
     }

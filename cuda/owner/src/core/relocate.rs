@@ -1,10 +1,10 @@
-//! Moves of chunks between the card and host memory: the executor of [`tenancy::relocation`] for processes.
+//! Moves chunks between the card and host memory: executes [`tenancy::relocation`] for processes.
 //!
 //! ```text
 //! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece given up -> Resume
 //! ```
 //!
-//! The user of memory is a process. This module chooses the pieces of a move, and sends the messages.
+//! A process is a user of memory. This module chooses the pieces of a move and sends the messages.
 
 use super::given_up::Reason;
 use super::pieces::Receiver;
@@ -19,20 +19,20 @@ use tenancy::relocation::{self, Action, Config, Relocations, User};
 use tenancy::{Deadline, Demand, Residency};
 use vram::{Error, Step, TenantId, Tier};
 
-/// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that memory changes hands
-/// soon. At a change of quanta, the last batch returns only after the last batch was evicted.
+/// Maximum size of a batch in bytes: large enough for the link's full rate, and small enough that the receiving tenant
+/// gets memory soon. At a change of quanta, the last batch moves to the card only after the last batch was evicted.
 const BATCH_BYTES: u64 = 128 << 20;
-/// Maximum number of concurrent batches of a process.
+/// Maximum number of concurrent batches per process.
 const BATCHES_MOST: usize = 6;
-/// A process with more batches than this gets no new ones.
+/// Number of batches above which a process gets no new ones.
 const BATCHES_FEW: usize = 3;
 /// Maximum number of plans per event.
 const MAX_PLANS_PER_EVENT: u32 = 8;
 
-/// A chunk of a process that moves.
+/// A process's chunk that is being moved.
 type Chunk = relocation::Chunk<PieceId>;
 
-/// Memory of a card, whose users are processes.
+/// Memory of a card with processes as users.
 pub(super) type Machine = tenancy::Machine<SessionId, PieceId>;
 
 /// Creates the memory of an unused card.
@@ -46,12 +46,12 @@ pub(super) fn machine(config: &CardConfig) -> Machine {
 }
 
 impl Core {
-    /// Plans moves, and starts them.
+    /// Plans moves and starts them.
     pub(super) fn balance(&mut self) {
         self.take_quanta();
         self.machine.relocations.begin_round();
         self.put_in_place();
-        // Empty chunks free memory without a copy.
+        // Reclaiming empty chunks frees memory without a copy.
         if !self.unmet.is_empty() && self.reclaim(None, None) {
             return self.relocate();
         }
@@ -79,21 +79,22 @@ impl Core {
         let tenants: BTreeSet<_> = self.sessions.values().filter_map(|session| session.tenant).collect();
         let demand = Demand {
             unmet: std::mem::take(&mut self.unmet),
-            // Memory evicted for a guarantee must not return before the guarantee is given.
+            // Memory evicted for a guarantee must not move back before the guarantee is given.
             guarantee: promise,
             only_requests: false,
-            // The moves of a lone tenant do not delay other tenants.
+            // If a tenant is alone, its moves do not delay other tenants.
             is_undisturbed: tenants.len() < 2,
         };
         self.machine.residency.plan(&self.table, now, demand).steps
     }
 
-    /// Begins a step, unless it is done, or impossible now: takes the destination's place.
+    /// Begins a step by reserving its destination, unless the step is already done or currently impossible.
     fn begin(&mut self, step: Step) {
         let Step { vm: tenant, index, .. } = step;
         let Some(body) = self.tenants.get(&tenant).and_then(|known| known.bodies.get(&index)) else { return };
         match (body, self.misplaced.get(&(tenant, index))) {
-            // The piece already is where the driver put it: only the accounts change, and only towards the real state.
+            // The piece already is where the driver put it. Only the accounts change, so that they match the real
+            // state.
             (Body::Fixed, _) if step.to == vram::To::Card => drop(self.account_for(step)),
             // The piece is already at the destination.
             (Body::Chunk { .. }, Some(false)) => {
@@ -115,7 +116,7 @@ impl Core {
         }
     }
 
-    /// Adds a piece to the next order of its only process.
+    /// Adds a piece to the next order for its only process.
     fn move_piece(
         &mut self,
         session: SessionId,
@@ -133,7 +134,7 @@ impl Core {
         self.machine.relocations.add(User { id: session, tenant, run_limit_ns }, tier, chunk, is_missing);
     }
 
-    /// Updates the accounts for a piece that is already at its destination; returns true on success.
+    /// Updates the accounts for a piece that is already at its destination. Returns true on success.
     pub(super) fn account_for(&mut self, step: Step) -> bool {
         let Ok(Some(moves)) = self.start(step) else { return false };
         self.table.commit_move(moves.id);
@@ -141,7 +142,7 @@ impl Core {
         true
     }
 
-    /// Begins to move pieces to the memory that their chunks have places in.
+    /// Starts to move pieces to the memory in which their chunks have places.
     fn put_in_place(&mut self) {
         let waiting: Vec<_> = self.misplaced.iter().filter(|(_, moves)| !**moves).map(|(&at, _)| at).collect();
         for (tenant, index) in waiting {
@@ -149,7 +150,7 @@ impl Core {
             let Some((id, chunk)) = self.body(tenant, index).and_then(|body| body.only_user()) else { continue };
             let (to, tier) =
                 if memory == Memory::Device { (Memory::Host, Tier::Host) } else { (Memory::Device, Tier::Card) };
-            // A process that has an order already gets these chunks in its next one.
+            // A process that already has an order gets these chunks with its next order.
             let is_stuck = self.sessions.get(&id).is_none_or(|session| session.stuck);
             if is_stuck
                 || self.machine.relocations.has_order(id)
@@ -163,7 +164,7 @@ impl Core {
         self.machine.relocations.submit(&self.table, self.clock);
     }
 
-    /// Like [`vram::ChunkTable::start`], after scrubbing pending places.
+    /// Like [`vram::ChunkTable::start`], but first scrubs the places that wait for it.
     fn start(&mut self, step: Step) -> Result<Option<vram::Move>, Error> {
         match self.table.start(step) {
             Err(Error::NeedsScrub { .. }) if self.scrub() => self.table.start(step),
@@ -171,7 +172,7 @@ impl Core {
         }
     }
 
-    /// Carries out the steps of all relocations.
+    /// Executes the steps of all relocations.
     fn relocate(&mut self) {
         let mut given_up = Vec::new();
         while let Some(action) = self.machine.relocations.take_action() {
@@ -182,7 +183,7 @@ impl Core {
                     let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
                     self.send(user, FromOwner::Quiesce { order, patience_us });
                 }
-                // Not requested: a process cannot be made quiet.
+                // Never requested, because a process cannot be quiesced by force.
                 Action::Force { .. } => {}
                 Action::Copy { batch, chunks, to } => {
                     let pieces = chunks.iter().map(|chunk| (chunk.from, chunk.to)).collect();
@@ -207,13 +208,13 @@ impl Core {
             }
         }
         for (user, reason) in given_up {
-            tracing::warn!(session = ?user, ?reason, "program does not carry out orders about its memory");
+            tracing::warn!(session = ?user, ?reason, "program does not execute orders about its memory");
             let silent = reason == relocation::Reason::Silent;
             self.stuck(user, if silent { Reason::Order } else { Reason::Declined });
         }
     }
 
-    /// Records the end of an order: the tenant may have turns again.
+    /// Records the end of an order, after which the tenant may have turns again.
     fn has_stopped_moving(&mut self, tenant: TenantId) {
         self.pause_as_due(tenant);
         self.needs_plan = true;
@@ -249,7 +250,7 @@ impl Core {
         self.relocate();
     }
 
-    /// Records that a destination exists, or could not be made.
+    /// Records that a destination was made, or could not be made.
     pub(super) fn destination_made(&mut self, piece: PieceId, done: bool) {
         self.machine.relocations.made(&self.table, piece, done);
         self.relocate();
@@ -278,7 +279,7 @@ impl Core {
         }
         if !gone && let Some(Body::Chunk { piece, .. }) = self.body(tenant, index) {
             *piece = to;
-            // The chunk has one hold, and the move has another.
+            // The chunk and the move each have a hold on the piece.
             self.pieces.let_go(from, &mut self.actions);
         } else {
             self.pieces.let_go(to, &mut self.actions);
@@ -286,7 +287,7 @@ impl Core {
         self.pieces.let_go(from, &mut self.actions);
     }
 
-    /// Records that a chunk will not move.
+    /// Records that a chunk is not moved.
     fn give_back(&mut self, chunk: Chunk) {
         match chunk.id {
             Some(id) => self.table.abort_move(id),
@@ -296,7 +297,7 @@ impl Core {
         self.pieces.let_go(chunk.from, &mut self.actions);
     }
 
-    /// Records that a piece could not be moved to its chunk's place: the move is retried later.
+    /// Records that a piece could not be moved to its chunk's place. The move is retried later.
     fn stays_misplaced(&mut self, chunk: &Chunk) {
         let at = (chunk.tenant, chunk.index);
         let is_it = self.where_is(at.0, at.1).is_some_and(|(piece, _)| piece == chunk.from);
@@ -310,7 +311,7 @@ impl Core {
         }
     }
 
-    /// Gives up the processes whose answers are overdue.
+    /// Gives up processes whose replies are overdue.
     pub(super) fn late_answers(&mut self) {
         self.machine.relocations.tick(self.clock);
         self.relocate();
@@ -318,7 +319,7 @@ impl Core {
     }
 }
 
-/// Returns the driver's name of a tier.
+/// Returns the driver's type for a tier.
 fn memory_in(tier: Tier) -> Memory {
     match tier {
         Tier::Card => Memory::Device,

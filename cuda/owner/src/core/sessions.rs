@@ -13,19 +13,19 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use tenancy::Deadline;
 use vram::TenantId;
 
-/// Maximum number of waiting requests of a process: more are refused. The library keeps to [`MAX_PENDING`].
+/// Maximum number of waiting requests per process; more are refused. The library sends at most [`MAX_PENDING`].
 const PENDING_MOST: usize = MAX_PENDING;
 
-/// An unanswered request for chunks.
+/// A request for chunks that is not complete.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) request: u32,
-    /// Chunks that still need a place.
+    /// Number of chunks that do not have a place yet.
     pub(super) wanted: u32,
     /// Chunks of the request: the process's number for each, and its index.
     pub(super) items: Vec<(ChunkId, u32)>,
-    /// Number of chunks reported to the process, from the first on. These chunks do not move until the request is
-    /// answered.
+    /// Number of chunks delivered to the process, counted from the first. These chunks do not move until the request is
+    /// complete.
     pub(super) delivered: usize,
     /// Pieces of the request that do not exist yet.
     pub(super) missing: BTreeSet<PieceId>,
@@ -45,9 +45,9 @@ impl Pending {
 pub(super) struct Session {
     pub(super) pid: u32,
     pub(super) uid: u32,
-    /// The tenant whose own socket it connected to: the rights of the socket protect that tenant.
+    /// Tenant to whose own socket the process connected. The rights of the socket protect that tenant.
     pub(super) bound: Option<TenantId>,
-    /// Version of the messages.
+    /// Version of the protocol.
     pub(super) version: u16,
     pub(super) program: String,
     /// Tenant of the connection, known after the first message.
@@ -56,48 +56,49 @@ pub(super) struct Session {
     pub(super) fixed: HashMap<FixedKind, u64>,
     /// Indices reserved for memory that is fixed on the card.
     pub(super) fixed_indices: Vec<u32>,
-    /// The process's unanswered requests for fixed memory.
+    /// The process's requests for fixed memory that have no reply yet.
     pub(super) fixing: VecDeque<Fixing>,
     pub(super) pending: VecDeque<Pending>,
     /// Adopted chunks whose pieces are being mapped.
     pub(super) adopting: BTreeMap<ChunkId, PieceId>,
-    /// Chunks that it had under an earlier owner.
+    /// Chunks that the process had under an earlier owner.
     pub(super) adopted: BTreeSet<ChunkId>,
-    /// Set if the process will report more such chunks.
+    /// Set if the process has more such chunks to report.
     pub(super) adopts: bool,
-    /// Number of the turn since which its gate is open.
+    /// Number of the turn for which the process's gate is open.
     pub(super) run: Option<u32>,
     pub(super) run_since: u64,
-    /// The limits of its work in flight and of its idleness, and the interval of its reports, as last sent to it.
+    /// Limits of work in flight and of idle time, and the interval of reports, as last sent to the process.
     pub(super) told: (u32, u32, u32),
-    /// Set if its work can run at the same time as that of other processes.
+    /// Set if the process's work can run at the same time as that of other processes.
     pub(super) concurrent: bool,
-    /// Set if it has wanted the card.
+    /// Set once the process has requested the card.
     pub(super) has_asked: bool,
-    /// Set if a thread of the process has encountered a closed gate.
+    /// Set if a thread of the process waits at a closed gate.
     pub(super) waiting: bool,
-    /// Number of the turn that ended without an answer, because the process is stopped. The process gets no turn before
-    /// it answers.
+    /// Number of the turn that ended without a reply because the process is stopped. The process gets no turn before it
+    /// replies.
     pub(super) stopped_in: Option<u32>,
     pub(super) turn: u32,
     /// Time of the process's last message about memory that it had under an earlier owner.
     pub(super) adopts_since: u64,
     pub(super) reclaims: Reclaims,
-    /// Time at which the driver was asked to suspend the process; unset once the driver has confirmed it.
+    /// Time at which the driver was called to suspend the process. Unset once the driver has confirmed the suspension.
     pub(super) suspends: Option<u64>,
-    /// Set if the owner has given the process up: it has no turn and no memory, and its messages are ignored.
+    /// Set if the owner has given up the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
 impl Session {
-    /// Returns true if the process has mapped a chunk, which the owner assumes once the chunk's request is answered.
+    /// Returns true if the process has mapped a chunk. The owner assumes this once the chunk's request is complete.
     pub(super) fn has_settled(&self, chunk: ChunkId) -> bool {
         self.chunks.contains_key(&chunk) && !self.pending.iter().any(|pending| pending.holds(chunk))
     }
 }
 
 impl Core {
-    /// Adds processes of a previous owner: until they are back, or for `within_ns`, other processes get no memory.
+    /// Adds processes of a previous owner. Other processes get no memory until these processes are back, or for
+    /// `within_ns`.
     pub fn expect(&mut self, pids: impl IntoIterator<Item = u32>, within_ns: u64) {
         self.expected.extend(pids);
         self.deadlines.set(Deadline::Reconnection, self.clock + within_ns);
@@ -114,7 +115,7 @@ impl Core {
         self.sessions.get(&id).map(|session| (session.uid, session.tenant.or(session.bound)))
     }
 
-    /// Returns the tenant that a piece is made for, or whose program has brought it.
+    /// Returns the tenant for which a piece is made, or whose program has brought it.
     #[must_use]
     pub fn tenant_of(&self, piece: PieceId) -> Option<TenantId> {
         let brought = || self.sessions.get(&self.adopters.get(&piece)?.0);
@@ -224,7 +225,7 @@ impl Core {
         self.drop_all(pieces);
     }
 
-    /// Ends a connection, and reports the reason.
+    /// Closes a connection and reports the reason to the process.
     pub(super) fn end(&mut self, session: SessionId, why: End) {
         self.send(session, FromOwner::Goodbye(why));
         self.actions.push(Action::Close { session });
@@ -237,7 +238,7 @@ impl Core {
         let Some(session) = self.sessions.get(&id) else { return };
         let (uid, pid, bound) = (session.uid, session.pid, session.bound);
         if self.given_up.contains_key(&pid) || self.sessions.values().any(|other| other.stuck && other.pid == pid) {
-            tracing::warn!(pid, "a program that was given up connects again: it is refused");
+            tracing::warn!(pid, "refusing a program that was given up and connects again");
             return self.end(id, End::Denied);
         }
         let by_user = |tenant: &super::Tenant| uid == 0 || tenant.spec.uid.is_none_or(|allowed| allowed == uid);
@@ -266,7 +267,7 @@ impl Core {
         self.renew_terms();
     }
 
-    /// Records the end of a connection: releases everything that its process held.
+    /// Handles the end of a connection: releases everything that its process held.
     pub(super) fn gone(&mut self, id: SessionId) {
         let Some(tenant) = self.sessions.get(&id).map(|session| session.tenant) else { return };
         self.give_up_memory(id, tenant);
@@ -306,7 +307,7 @@ impl Core {
         self.needs_plan = true;
     }
 
-    /// Handles a process that holds the card or its memory and does not answer: the process loses both now.
+    /// Handles an unresponsive process that has the card or memory: the process loses both now.
     pub(super) fn stuck(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id).filter(|session| !session.stuck) else { return };
         let (pid, Some(tenant)) = (session.pid, session.tenant) else { return };
@@ -315,7 +316,8 @@ impl Core {
             return self.give_up(id, reason);
         }
         self.record_given_up(id, reason);
-        // The process's connection remains, so that its gate stays closed until the driver has suspended the process.
+        // The process's connection remains open, so that its gate stays closed until the driver has suspended the
+        // process.
         for other in self.connections_of(pid) {
             let Some(session) = self.sessions.get_mut(&other) else { continue };
             (session.stuck, session.run, session.waiting) = (true, None, false);
@@ -329,7 +331,7 @@ impl Core {
         }
     }
 
-    /// Immediately takes the connections, the turn and the memory from a process, and has it killed. The state does not
+    /// Closes a process's connections, takes its turn and its memory immediately, and kills it. The state does not
     /// depend on whether the kill succeeds.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);
@@ -351,8 +353,8 @@ impl Core {
         self.sessions.iter().filter(|(_, session)| session.pid == pid).map(|(&id, _)| id).collect()
     }
 
-    /// Records that the driver has suspended a process, or could not: then it is killed. Driver 580 does not resume a
-    /// process that had memory of another process, so its memory is not kept.
+    /// Records that the driver has suspended a process, or has failed to, in which case the process is killed. The
+    /// process's memory is not kept, because driver 580 does not resume a process that had memory of another process.
     pub(super) fn suspended(&mut self, id: SessionId, done: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.suspends.is_some()) else { return };
         session.suspends = None;
@@ -364,8 +366,8 @@ impl Core {
         self.record_suspension(tenant, pid);
     }
 
-    /// Kills the processes that the driver does not suspend in time: the driver waits without limit for a stopped
-    /// process. Processes that began to report their memory, and do not continue, are stuck.
+    /// Kills processes that the driver does not suspend in time, because the driver waits for a stopped process without
+    /// a limit. Gives up processes that began to report their memory and do not continue.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;
@@ -377,7 +379,7 @@ impl Core {
             self.suspended(id, false);
         }
         for id in adopting {
-            tracing::warn!(session = ?id, "program does not go on to tell what it has of the owner before");
+            tracing::warn!(session = ?id, "program does not continue to report its memory from the previous owner");
             self.stuck(id, Reason::Adoption);
         }
     }

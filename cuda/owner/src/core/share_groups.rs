@@ -1,21 +1,21 @@
 //! Groups of tenants whose programs may use the card at the same time.
 //!
-//! A tenant takes part if all of its programs can run concurrently: they are clients of the card's MPS server, which
-//! they say after `Welcome`. Programs cannot become clients later, so a tenant with another program has turns of its
-//! own until that program ends. Only programs that have wanted the card count: the others do not use it.
+//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the card's MPS
+//! server, which they report after `Welcome`. Programs cannot become clients later, so a tenant with another program
+//! has turns of its own until that program exits. Programs that have never requested the card do not count.
 
 use super::{Core, Nanos, SessionId};
 use vram::TenantId;
 
 impl Core {
-    /// Puts a tenant into the group of its settings.
+    /// Moves a tenant to the group that its settings name.
     pub(super) fn renew_share_group(&mut self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let group = tenant.spec.share_group.as_ref().map(|group| (group.name.as_str(), group.sharing));
         self.turns.set_group(id, group, Nanos(self.clock));
     }
 
-    /// Records that a process can run at the same time as others.
+    /// Records that a process can run concurrently with others.
     pub(super) fn is_concurrent(&mut self, id: SessionId, tenant: TenantId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.concurrent = true;
@@ -23,14 +23,14 @@ impl Core {
         self.renew_concurrency(tenant);
     }
 
-    /// Records whether all programs of a tenant can run at the same time as others.
+    /// Updates whether all programs of a tenant can run concurrently with others.
     pub(super) fn renew_concurrency(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         let concurrent = of_it().any(|session| session.concurrent) && of_it().all(|s| s.concurrent || !s.has_asked);
         self.turns.set_concurrent(tenant, concurrent, self.now());
     }
 
-    /// Returns the programs of a group's member that keep it from running at the same time as others.
+    /// Returns the programs that keep a group's member from running concurrently with others.
     pub(super) fn not_concurrent(&self, tenant: TenantId) -> Vec<(u32, String)> {
         if self.turns.membership(tenant).is_none() {
             return Vec::new();

@@ -7,9 +7,9 @@ use vram::TenantId;
 
 /// Maximum number of tokens of a tenant.
 pub(super) const SHARES_MOST: usize = 1 << 16;
-/// Maximum number of chunks that all tokens of a tenant name together.
+/// Maximum number of chunks in all tokens of a tenant together.
 const NAMED_MOST: usize = 1 << 18;
-/// Number of tokens that are examined for each new one. Two are enough to keep stale tokens from becoming the majority.
+/// Number of tokens examined for each new one. Two are enough to keep stale tokens in the minority.
 const SWEPT_AT_ONCE: usize = 4;
 
 /// A chunk in a token: its index, and the number of the chunk that used the index when the token was made.
@@ -19,18 +19,18 @@ pub(super) type Named = (u32, u64);
 #[derive(Debug, Default)]
 struct Own {
     by_token: HashMap<Share, Vec<Named>>,
-    /// The same tokens by the chunks that they name.
+    /// The same tokens, indexed by their chunks.
     by_chunks: HashMap<Vec<Named>, Share>,
     /// All tokens, in the order in which they are examined.
     ring: VecDeque<Share>,
-    /// Total number of chunks that the tokens name.
+    /// Total number of chunks in the tokens.
     named: usize,
 }
 
-/// All tokens, by tenant: a token opens nothing for another tenant, and does not count for it.
+/// All tokens, by tenant. A token is useless to other tenants, and does not count for them.
 ///
-/// Freeing a chunk costs nothing here. Its tokens then name a number that is no longer in use, and are removed a few at
-/// a time when new tokens are made.
+/// Freeing a chunk costs nothing here. Its tokens then contain a number that is no longer in use. A few of them are
+/// removed each time a new token is made.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 
@@ -40,12 +40,12 @@ impl Shares {
         self.0.get(&tenant)?.by_token.get(&share)
     }
 
-    /// Returns the token of these chunks of a tenant.
+    /// Returns the token for these chunks of a tenant.
     pub(super) fn token(&self, tenant: TenantId, chunks: &[Named]) -> Option<Share> {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Removes some of the tokens that name a chunk that no longer `exist`s. Returns the number of chunks visited.
+    /// Removes some of the tokens that contain a chunk which no longer `exist`s. Returns the number of visited chunks.
     pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;
@@ -63,7 +63,7 @@ impl Shares {
         looked_at
     }
 
-    /// Returns true if a tenant may have one more token that names this many chunks.
+    /// Returns true if a tenant may have one more token with this many chunks.
     pub(super) fn has_room(&self, tenant: TenantId, chunks: usize) -> bool {
         let own = self.0.get(&tenant);
         own.is_none_or(|own| own.by_token.len() < SHARES_MOST && own.named + chunks <= NAMED_MOST)
@@ -78,12 +78,12 @@ impl Shares {
         own.by_token.insert(share, chunks);
     }
 
-    /// Removes all tokens of a tenant without programs.
+    /// Removes all tokens of a tenant that has no programs.
     pub(super) fn forget(&mut self, tenant: TenantId) {
         self.0.remove(&tenant);
     }
 
-    /// Returns the number of tokens and of the chunks that they name, for the tests' audit.
+    /// Returns the number of tokens and of the chunks in them, for the audit in tests.
     #[cfg(any(test, feature = "fuzz"))]
     pub(super) fn count(&self, tenant: TenantId) -> (usize, usize) {
         self.0.get(&tenant).map_or((0, 0), |own| {
@@ -117,11 +117,11 @@ mod tests {
         assert!(!shares.has_room(ONE, 1));
         assert!(shares.has_room(TWO, 1));
         assert_eq!(shares.sweep(ONE, |&(index, _)| index != 2), 2 * SWEPT_AT_ONCE);
-        assert!(shares.has_room(ONE, 1), "a token went with its chunk");
+        assert!(shares.has_room(ONE, 1), "the token was removed with its chunk");
         assert_eq!((shares.chunks(ONE, share(2)), shares.token(ONE, &[(2, 1), (1 << 20, 1)])), (None, None));
         assert_eq!(shares.chunks(TWO, share(6)), None, "another tenant's");
         shares.forget(ONE);
-        assert!(shares.0.is_empty(), "nothing is kept");
+        assert!(shares.0.is_empty(), "no tokens are left");
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Processes that are stopped while their gates are open: by a signal, a debugger, or a freezer such as `docker pause`.
 //!
-//! A stopped process submits nothing and cannot answer. Its turn overruns, so the other tenants do not wait for it. The
-//! turn ends when the process has no work in flight on the card: NVML's counts show no work of it between two polls
-//! after the recall. Without NVML the turn ends at the tenant's limit. The process is not given up for this: it reads
-//! the recall when it runs again, and gets its next turn after its answer. If it has left a kernel in flight,
-//! `occupation` finds it; if it holds memory that another tenant needs, `relocate` treats it like any process that does
-//! not answer.
+//! A stopped process submits nothing and cannot reply. Its turn overruns, but the other tenants need not wait for it.
+//! The turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
+//! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not given up
+//! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. If the process has
+//! left a kernel in flight, `occupation` finds it. If it holds memory that another tenant needs, `relocate` treats it
+//! like any unresponsive process.
 
 use super::Core;
 use super::given_up::Reason;
@@ -13,8 +13,8 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Checks if the processes are stopped whose turns overrun and that had no work on the card since the previous
-    /// poll.
+    /// Requests a check whether processes are stopped, for those whose turn overruns and that had no work on the card
+    /// since the previous poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();
         let idle = std::mem::take(&mut self.idle_overruns);
@@ -25,22 +25,22 @@ impl Core {
                 now_idle.insert(id);
             }
         }
-        // The previous poll may be from before the overrun.
+        // The previous poll may have been before the overrun.
         self.actions.extend(idle.intersection(&now_idle).map(|&session| Action::LookAt { session, is_overdue: false }));
         self.idle_overruns = now_idle;
     }
 
-    /// Records the state of a process whose turn overruns or has exceeded its limit.
+    /// Handles the state of a process whose turn overruns or has exceeded its limit.
     pub(super) fn looked_at(&mut self, id: SessionId, stopped: bool, is_overdue: bool) {
         let Some(session) = self.sessions.get_mut(&id).filter(|session| !session.stuck) else { return };
         let (Some(turn), Some(tenant)) = (session.run, session.tenant) else { return };
         if stopped {
-            tracing::info!(session = ?id, pid = session.pid, "a stopped program's turn ends");
+            tracing::info!(session = ?id, pid = session.pid, "the turn of a stopped program ends");
             (session.run, session.waiting, session.stopped_in) = (None, false, Some(turn));
             return self.look_whether_ended(tenant);
         }
         if is_overdue {
-            tracing::warn!(tenant = tenant.0, session = ?id, "work does not end within the tenant's limit");
+            tracing::warn!(tenant = tenant.0, session = ?id, "the work does not end within the tenant's limit");
             self.stuck(id, Reason::Turn);
         }
     }

@@ -1,4 +1,4 @@
-//! The owner's state machine with programs and workers that follow its orders, in any order.
+//! Runs the owner's state machine with programs and workers that execute its orders in any order.
 
 mod accounts;
 mod bounds;
@@ -22,7 +22,7 @@ use world::{CHUNK, MS, World, spec};
 fn two(card: u64, host: u64) -> World {
     let mut world = World::new(card, host);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     world
 }
@@ -61,9 +61,9 @@ fn memory_of_ended_program_is_free_and_not_leaked() {
 fn tenant_accepts_only_its_own_user_and_root() {
     let mut world = two(8, 8);
     let owned = TenantSpec { uid: Some(77), ..spec("private", 8, Limits::default()) };
-    world.core.add_tenant(owned).expect("it may be");
+    world.core.add_tenant(owned).expect("the request is valid");
     let stranger = world.connect_as("private", 1000, false);
-    assert!(!world.programs.contains_key(&stranger), "a stranger's connection ends");
+    assert!(!world.programs.contains_key(&stranger), "the connection of an unknown process is closed");
     let owner = world.connect_as("private", 77, false);
     assert_eq!(world.programs[&owner].tenant, Some(3));
     let root = world.connect_as("private", 0, false);
@@ -112,7 +112,7 @@ fn a_quota_that_is_lowered_takes_effect_on_a_running_program() {
     world.write(one);
     let id = world.core.tenant("one").expect("there");
     let lower = Limits { quota: 4, ..Limits::default() };
-    world.core.change_tenant(id, &spec("one", 64, lower)).expect("it may be");
+    world.core.change_tenant(id, &spec("one", 64, lower)).expect("the request is valid");
     world.pass(100 * MS);
     world.check();
     assert_eq!(world.places(one), (4, 8));
@@ -131,9 +131,9 @@ fn retired_tenant_releases_programs_memory_and_name() {
         world.pass(1_000 * MS);
         world.check();
         assert_eq!((world.core.tenant("one"), world.places(two)), (None, (6, 0)), "kills: {kills}");
-        // The name and the guarantee of the removed tenant are free.
+        // The name and the guarantee of the removed tenant are available again.
         let all = Limits { guarantee: 2, ..Limits::default() };
-        world.core.add_tenant(spec("one", 8, all)).expect("it may be");
+        world.core.add_tenant(spec("one", 8, all)).expect("the request is valid");
         let again = world.connect("one");
         world.ask(again, 1, 2);
         world.pass(1_000 * MS);
@@ -148,26 +148,26 @@ fn rules_change_while_programs_work() {
     world.ask(one, 1, 8);
     world.ask(two, 1, 8);
     world.pass(500 * MS);
-    assert_eq!(world.places(one).1 + world.places(two).1, 8, "they do not fit");
+    assert_eq!(world.places(one).1 + world.places(two).1, 8, "the chunks do not fit");
     let config = world.core.config().clone();
     let time = sched::Config { policy: sched::PolicyKind::Fifo, ..config.time };
     let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, ..config.quanta };
-    world.core.tune(time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     for session in [one, two] {
         world.say(session, FromTenant::Waiting { card: 0 });
     }
     world.pass(2_000 * MS);
     world.check();
-    assert!(world.core.memory_turn().is_some(), "they take turns with memory now");
+    assert!(world.core.memory_turn().is_some(), "the tenants take turns with memory now");
     world
         .core
         .tune(time, config.balance, vram::QuantaConfig { mode: vram::Mode::Off, ..quanta }, 0)
-        .expect("it may be");
+        .expect("the request is valid");
     world.pass(2_000 * MS);
     world.check();
-    assert!(world.core.memory_turn().is_none(), "and not any more");
+    assert!(world.core.memory_turn().is_none(), "the tenants no longer take turns");
     world.ask(one, 2, 1);
-    assert_eq!(world.programs[&one].refused, [2], "there is no host memory for more");
+    assert_eq!(world.programs[&one].refused, [2], "no host memory is left for more");
     let wrong = sched::Config { band: sched::BandParams { period_ns: 1, ..time.band }, ..time };
     assert!(world.core.tune(wrong, config.balance, quanta, config.host_bytes).is_err());
     assert_eq!(world.core.config().time, time, "nothing has changed");
@@ -179,7 +179,7 @@ fn exhaustion_is_as_declared() {
     for (name, on_full) in [("refuse", OnFull::Refuse), ("queue", OnFull::Queue), ("swap", OnFull::Swap)] {
         let guarantee = if on_full == OnFull::Refuse { 4 } else { 0 };
         let limits = Limits { on_full, guarantee, ..Limits::default() };
-        world.core.add_tenant(spec(name, 8, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 8, limits)).expect("the request is valid");
     }
     let first = world.connect("refuse");
     world.ask(first, 1, 4);
@@ -192,12 +192,12 @@ fn exhaustion_is_as_declared() {
     world.ask(swapped, 1, 2);
     assert_eq!(world.places(swapped).0 + world.places(swapped).1, 2);
     world.ask(swapped, 2, 7);
-    assert_eq!(world.programs[&swapped].refused, [2], "beyond what it believes to have");
+    assert_eq!(world.programs[&swapped].refused, [2], "beyond the tenant's memory limit");
     world.leave(first);
     let id = world.core.tenant("refuse").expect("there");
-    world.core.remove_tenant(id).expect("it has no programs");
+    world.core.remove_tenant(id).expect("the tenant has no programs");
     world.pass(300 * MS);
-    assert_eq!(world.places(queued), (2, 0), "its turn has come");
+    assert_eq!(world.places(queued), (2, 0), "the tenant has its turn");
 }
 
 #[test]
@@ -220,8 +220,8 @@ fn one_gate_opens_at_a_time_and_solo_program_is_unbounded() {
     let terms = world.programs[&one].run.expect("it runs");
     assert_eq!((terms.length_us, terms.run_ahead_us, terms.idle_us), (0, 0, 0));
     let two = world.connect("two");
-    let terms = world.programs[&one].run.expect("it runs still");
-    assert!(terms.run_ahead_us > 0 && terms.idle_us > 0, "it is bounded now");
+    let terms = world.programs[&one].run.expect("the program still runs");
+    assert!(terms.run_ahead_us > 0 && terms.idle_us > 0, "the work is limited now");
     world.say(two, FromTenant::Waiting { card: 0 });
     let mut held = BTreeMap::<SessionId, u32>::new();
     for _ in 0..200 {
@@ -241,25 +241,28 @@ fn one_gate_opens_at_a_time_and_solo_program_is_unbounded() {
 fn run_ahead_shrinks_while_better_class_is_connected() {
     let mut world = two(8, 8);
     let urgent = sched::VgpuParams { class: sched::LatencyClass::Interactive, ..sched::VgpuParams::default() };
-    world.core.add_tenant(TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) }).expect("it may be");
+    world
+        .core
+        .add_tenant(TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) })
+        .expect("the request is valid");
     let [one, _two] = ["one", "two"].map(|name| world.connect(name));
     let ahead = |world: &World, of: &SessionId| world.programs[of].run.expect("it runs").run_ahead_us;
     world.say(one, FromTenant::Waiting { card: 0 });
     let usual = ahead(&world, &one);
     let third = world.connect("urgent");
-    assert!(ahead(&world, &one) < usual, "it is told at once");
+    assert!(ahead(&world, &one) < usual, "the program is notified immediately");
     world.pass(300 * MS);
     world.check();
     let id = world.core.tenant("urgent").expect("there");
-    world.core.change_tenant(id, &spec("urgent", 8, Limits::default())).expect("it may be");
+    world.core.change_tenant(id, &spec("urgent", 8, Limits::default())).expect("the request is valid");
     world.event(Event::Tick);
-    assert_eq!(ahead(&world, &one), usual, "nobody is more urgent now");
+    assert_eq!(ahead(&world, &one), usual, "no tenant is more urgent now");
     world
         .core
         .change_tenant(id, &TenantSpec { time: urgent, ..spec("urgent", 8, Limits::default()) })
-        .expect("it may be");
+        .expect("the request is valid");
     world.leave(third);
-    assert_eq!(ahead(&world, &one), usual, "nor is anybody there");
+    assert_eq!(ahead(&world, &one), usual, "no other tenant has programs");
 }
 
 #[test]
@@ -285,7 +288,7 @@ fn program_that_ignores_order_is_killed_and_memory_freed() {
     world.ask(two, 1, 6);
     world.write(two);
     world.pass(9_000 * MS);
-    assert!(world.programs.contains_key(&one), "not before its patience is over");
+    assert!(world.programs.contains_key(&one), "not before the time limit");
     world.pass(2_000 * MS);
     assert!(!world.programs.contains_key(&one));
     world.pass(1_000 * MS);
@@ -307,7 +310,7 @@ fn an_owner_that_was_not_let_run_kills_no_one() {
     world.now += 60_000 * MS;
     world.event(Event::Tick);
     world.settle();
-    assert!(world.programs.contains_key(&one), "a minute in which nobody looked is not a minute of silence");
+    assert!(world.programs.contains_key(&one), "a minute without polls does not count as a minute without a reply");
 }
 
 #[test]
@@ -320,7 +323,7 @@ fn memory_is_not_copied_again_and_again_for_a_program_that_ends() {
     world.ask(two, 1, 8);
     world.pass(1_000 * MS);
     world.check();
-    assert!((1..=4).contains(&world.told), "{} batches were copied for nothing", world.told);
+    assert!((1..=4).contains(&world.told), "{} batches were copied unnecessarily", world.told);
     world.leave(one);
     world.pass(1_000 * MS);
     assert_eq!(world.places(two), (8, 0));
@@ -349,7 +352,7 @@ fn host_memory_is_not_pinned_ahead_while_chunks_move() {
         }
         longest = longest.max(world.now - *since.get_or_insert(world.now));
         let stocking = world.core.pieces.stocking();
-        assert!(stocking <= before, "{stocking} pieces are made for the stock, {before} were");
+        assert!(stocking <= before, "{stocking} pieces are being made for the stock, and {before} before");
     }
     assert!(longest > 2 * RESTOCK_NS, "chunks move for {} ms while the stock is short", longest / MS);
 }
@@ -363,9 +366,9 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // The program also does not report if it has empty chunks.
+    // The program does not report whether it has empty chunks either.
     world.pass(50 * MS);
-    let order = world.programs[&one].quiet.expect("it is asked to be quiet");
+    let order = world.programs[&one].quiet.expect("the program gets an order to quiesce");
     let program = world.programs.get_mut(&one).expect("there");
     (program.quiet, program.mute) = (None, false);
     program.answers.clear();
@@ -414,7 +417,7 @@ fn memory_waits_for_programs_of_earlier_owner_to_return() {
     world.ask(one, 1, 4);
     assert_eq!(world.places(one), (0, 0));
     world.pass(2_100 * MS);
-    assert_eq!(world.places(one), (4, 0), "who has not come by now does not come");
+    assert_eq!(world.places(one), (4, 0), "a program that has not reconnected by now never will");
 }
 
 #[test]
@@ -451,7 +454,7 @@ fn invalid_message_ends_only_its_own_connection() {
         world.say(one, message);
     }
     world.settle();
-    assert_eq!(world.core.view(0).memory.summary.free, 6, "nothing is lost");
+    assert_eq!(world.core.view(0).memory.summary.free, 6, "no data is lost");
     world.check();
     assert_eq!(world.programs[&other].ended, None::<End>);
 }
@@ -463,21 +466,21 @@ fn next_program_is_notified_shortly_before_recalled_slice_ends() {
     world.say(one, FromTenant::Waiting { card: 0 });
     world.settle();
     world.say(other, FromTenant::Waiting { card: 0 });
-    let turn = world.programs[&one].run.expect("it has the turn").turn;
+    let turn = world.programs[&one].run.expect("the program has the turn").turn;
     let ending = FromTenant::Ending { card: 0, turn, in_us: u32::MAX };
     world.say(one, ending.clone());
-    assert_eq!(world.programs[&other].soon, None, "the turn goes on");
-    // The slice ends; the program has not answered yet.
+    assert_eq!(world.programs[&other].soon, None, "the turn continues");
+    // The slice ends before the program has replied.
     for program in world.programs.values_mut() {
         program.mute = true;
     }
     world.pass(20 * MS);
     assert_eq!(world.programs[&one].run.map(|run| run.turn), Some(turn));
     world.say(third, ending.clone());
-    assert_eq!(world.programs[&other].soon, None, "it is not the one that has the turn");
+    assert_eq!(world.programs[&other].soon, None, "the program does not have the turn");
     world.say(one, ending);
-    assert_eq!(world.programs[&other].soon, Some(1000), "as long as anybody attends to it");
-    assert_eq!(world.programs[&third].soon, None, "it waits for nothing");
+    assert_eq!(world.programs[&other].soon, Some(1000), "as long as the owner is polled");
+    assert_eq!(world.programs[&third].soon, None, "the tenant does not wait");
     assert!(world.work.iter().any(|action| matches!(action, Action::Attend { ns } if *ns <= 2 * MS)));
 }
 
@@ -493,7 +496,7 @@ fn previous_library_version_gets_only_known_messages() {
         world.say(session, FromTenant::Waiting { card: 0 });
         world.settle();
     }
-    let turn = world.programs[&one].run.expect("it has the turn").turn;
+    let turn = world.programs[&one].run.expect("the program has the turn").turn;
     for program in world.programs.values_mut() {
         program.mute = true;
     }
@@ -502,7 +505,7 @@ fn previous_library_version_gets_only_known_messages() {
     assert_eq!(world.programs[&other].soon, None);
     world.version = 0;
     let ancient = world.connect("two");
-    assert_eq!(world.programs.get(&ancient).and_then(|program| program.ended), None::<End>, "it is gone");
+    assert_eq!(world.programs.get(&ancient).and_then(|program| program.ended), None::<End>, "the program is gone");
     assert!(!world.programs.contains_key(&ancient));
 }
 
@@ -517,7 +520,7 @@ fn programs_returning_to_smaller_card_keep_contents() {
     core.expect([102], 2_000 * MS);
     let sessions = world.restart(core);
     world.check();
-    assert_eq!(world.places(sessions[0]), (4, 4), "as much as the card has now");
+    assert_eq!(world.places(sessions[0]), (4, 4), "as much memory as the card has now");
     assert_eq!(world.core.view(0).memory.summary.free, 0);
     let other = world.connect("two");
     world.ask(other, 1, 4);
@@ -528,7 +531,7 @@ fn programs_returning_to_smaller_card_keep_contents() {
     world.check();
     let places = [sessions[0], other].map(|session| world.places(session));
     assert_eq!(places.map(|(card, host)| card + host), [8, 4]);
-    assert_eq!(places.map(|(card, _)| card).iter().sum::<usize>(), 4, "and the card goes on being shared");
+    assert_eq!(places.map(|(card, _)| card).iter().sum::<usize>(), 4, "the card is still shared");
 }
 
 #[test]
@@ -536,12 +539,12 @@ fn a_chunk_that_is_given_up_while_it_is_adopted_is_no_violation() {
     let mut world = two(8, 16);
     let one = world.connect("one");
     world.ask(one, 1, 4);
-    let chunk = *world.programs[&one].chunks.keys().next().expect("it has some");
+    let chunk = *world.programs[&one].chunks.keys().next().expect("the tenant has some chunks");
     let sessions = world.restart_and(two(8, 16).core, |world, session| {
         world.programs.get_mut(&session).expect("there").chunks.remove(&chunk);
         world.say(session, FromTenant::Free { chunks: vec![chunk] });
     });
-    assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
+    assert!(world.programs.contains_key(&sessions[0]), "the program did nothing wrong");
     assert_eq!(world.core.view(0).memory.summary.free, 5);
     world.check();
 }

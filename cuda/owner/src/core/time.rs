@@ -1,4 +1,4 @@
-//! Turns and quanta: they decide which gate is open.
+//! Turns and quanta. They decide which gates are open.
 
 use super::Core;
 use super::types::{Action, SessionId};
@@ -9,24 +9,24 @@ use tenancy::Deadline;
 use tenancy::Holds;
 use vram::TenantId;
 
-/// Longest time, in microseconds, for which the owner polls at a turn's end: announcing the end too often costs a
+/// Maximum time for which the owner polls at a turn's end, in microseconds. Announcing the end too often costs a
 /// program no more than this each time.
 const ATTENDED_US: u32 = 1000;
 
-/// Limit of work in flight, in microseconds, while all others wait for their quantum: events then cost the card less
-/// time, and the end of a quantum, which must drain it, costs far more anyway.
+/// Limit on work in flight while all other tenants wait for their quantum, in microseconds. With a high limit, events
+/// cost the card less time. The end of a quantum, which must drain the work, costs far more anyway.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idleness after which a turn ends while all others wait for their quantum, in microseconds: long for a program that
-/// works, short compared to a change of the quantum, which idleness can cause.
+/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. It is long for a
+/// working program, but short compared to a change of the quantum, which idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds: a fraction of the lag of work after which
-/// another member gets the card alone.
+/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the lag in work at
+/// which another member gets the card alone.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 impl Core {
-    /// Executes the orders of the turns.
+    /// Executes orders about turns.
     pub(super) fn carry_out_orders(&mut self) {
         loop {
             let orders = self.turns.take_orders();
@@ -81,8 +81,8 @@ impl Core {
         self.send(id, FromOwner::Run(run));
     }
 
-    /// Returns the current terms of a tenant's turns. A lone process with all its memory on the card is not measured,
-    /// and limits itself; memory that returns from the host waits for all work in flight.
+    /// Returns the current terms of a tenant's turns. A lone process with all its memory on the card is not measured
+    /// and limits itself, because memory that returns from the host waits for all work in flight.
     fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
@@ -94,27 +94,28 @@ impl Core {
         let unless_alone = |us| if alone { 0 } else { us };
         let mut others = present().filter(|other| *other != tenant);
         let waits = |id: TenantId| self.machine.residency.is_held(id);
-        // No other tenant can use the card: giving the turn back in each pause would only add the cost of starting the
+        // No other tenant can use the card, so giving up the turn in each pause would only add the cost of starting the
         // next one.
         let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
-        // A member that has had more than its part of the group's work leaves the card to the others sooner.
+        // A member that has had more than its part of the group's work leaves the card to the other members sooner.
         let ahead = if self.turns.is_ahead(tenant) { ahead.min(urgently) } else { ahead };
         let report_us = if self.turns.is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us }
     }
 
-    /// Renews the terms of processes with open gates: a process was added or removed, or a tenant's class has changed.
+    /// Updates the terms of processes with open gates, because a process was added or removed, or a tenant's class has
+    /// changed.
     pub(super) fn renew_terms(&mut self) {
         let tenants: Vec<TenantId> = self.tenants.keys().copied().collect();
         self.renew_terms_of(&tenants);
     }
 
-    /// Renews the terms of the processes of some tenants.
+    /// Updates the terms of the processes of some tenants.
     fn renew_terms_of(&mut self, tenants: &[TenantId]) {
-        // Computing a tenant's terms takes time for each process, so this is done once per tenant.
+        // Computing a tenant's terms takes time for each of its processes, so compute them once per tenant.
         let mut by_tenant: BTreeMap<TenantId, Run> = BTreeMap::new();
         let mut concerned = Vec::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some()) {
@@ -143,7 +144,7 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// Asks the programs of a tenant to give the turn back when they wait for a result.
+    /// Requests that the programs of a tenant give up the turn when they wait for a result.
     fn ask_to_yield(&mut self, tenant: TenantId) {
         let understands = |id: &SessionId| self.sessions.get(id).is_some_and(|s| s.version >= VERSION_CONCURRENT);
         let sessions: Vec<_> = self.sessions_of(tenant).filter(understands).collect();
@@ -158,7 +159,7 @@ impl Core {
         let running = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.run.is_some());
         let sessions: Vec<_> = self.sessions_of(tenant).filter(running).collect();
         for session in sessions {
-            // A stopped process cannot answer, and is not given up for that.
+            // A stopped process cannot reply, and is not given up for this reason.
             self.actions.push(Action::LookAt { session, is_overdue: true });
         }
     }
@@ -192,7 +193,7 @@ impl Core {
             return;
         }
         if session.run != Some(turn) {
-            // The process stopped by itself while new terms were in transit: the new terms apply.
+            // The process stopped by itself while new terms were in transit. The new terms apply.
             return;
         }
         (session.run, session.waiting) = (None, waiting);
@@ -203,9 +204,9 @@ impl Core {
         self.look_whether_ended(tenant);
     }
 
-    /// A turn that was recalled is about to end: notifies the next tenant, so that the card idles as briefly as
-    /// possible. If the next tenant's work started before the end, the hardware would switch back and forth between the
-    /// two.
+    /// Handles the notice that a recalled turn is about to end: notifies the next tenant, so that the card idles as
+    /// briefly as possible. If the next tenant's work started before the end, the hardware would switch back and forth
+    /// between the two tenants.
     pub(super) fn ending(&mut self, id: SessionId, tenant: TenantId, turn: u32, in_us: u32) {
         let is_it = self.sessions.get(&id).is_some_and(|session| session.run == Some(turn));
         let open = self.sessions_of(tenant).filter(|id| self.sessions.get(id).is_some_and(|s| s.run.is_some())).count();
@@ -229,7 +230,7 @@ impl Core {
         self.actions.push(Action::Attend { ns: u64::from(in_us + ATTENDED_US / 2) * 1000 });
     }
 
-    /// Notes the use that a process reports, bounded by the time for which its gate was open.
+    /// Records the use that a process reports, limited to the time for which its gate was open.
     pub(super) fn used(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         let clock = self.clock;
         let Some(session) = self.sessions.get_mut(&id).filter(|session| session.run.is_some()) else { return };
@@ -242,7 +243,7 @@ impl Core {
         self.turns.used(tenant, busy, usage.launches.into(), self.now());
     }
 
-    /// Records a report within a turn. The terms may change with it.
+    /// Records a report during a turn. The report may change the terms.
     pub(super) fn reports(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         self.used(id, tenant, usage);
         if self.turns.is_joined(tenant) {
@@ -250,7 +251,7 @@ impl Core {
         }
     }
 
-    /// Ends a tenant's turn if all its gates are closed.
+    /// Ends a tenant's turn if all of the tenant's gates are closed.
     pub(super) fn look_whether_ended(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         if of_it().any(|session| session.run.is_some()) {
@@ -266,7 +267,7 @@ impl Core {
 
     pub(super) fn tick(&mut self) {
         if self.deadlines.take(Deadline::Reconnection, self.clock) && !self.expected.is_empty() {
-            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not come back");
+            tracing::warn!(processes = ?self.expected, "programs of an earlier daemon have not reconnected");
             self.expected.clear();
             self.needs_plan = true;
         }
@@ -280,7 +281,7 @@ impl Core {
         }
     }
 
-    /// Reports the tenants with work, and starts, changes or ends quanta of memory.
+    /// Reports the tenants that have work, and starts, changes or ends memory quanta.
     pub(super) fn take_quanta(&mut self) {
         let now = self.clock;
         let bytes = self.table.chunk_bytes();
@@ -288,15 +289,15 @@ impl Core {
         let holder = self.machine.residency.turn().map(|turn| turn.holder);
         let mut working = Vec::new();
         for (tenant, account) in self.table.vms() {
-            // A program that waits for its memory is not idle.
+            // A program that waits for memory is not idle.
             let waits =
                 self.waits_for_memory(tenant) || holder == Some(tenant) && self.machine.relocations.is_moving(tenant);
             if self.turns.is_busy(tenant) || waits {
                 working.push(tenant);
             }
             if self.turns.has_turn(tenant) {
-                // Kernels' reads over the link are not counted: assume for each poll that they read all memory in host
-                // memory. Memory beyond the tenant's quota cannot return, with or without quanta.
+                // Reads of kernels over the link are not counted, so assume at each poll that they read all memory in
+                // host memory. Memory beyond the tenant's quota cannot return, with or without quanta.
                 let may_return = account.limits.quota.saturating_sub(account.placed);
                 over_link += u64::from(account.host.min(may_return)) * bytes;
             }
@@ -308,13 +309,13 @@ impl Core {
         self.hold(holds);
     }
 
-    /// Returns true if a program of the tenant has requested memory that it has not received.
+    /// Returns true if a program of the tenant waits for memory that it has requested.
     pub(super) fn waits_for_memory(&self, tenant: TenantId) -> bool {
         let mut of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));
         of_it.any(|session| !session.pending.is_empty())
     }
 
-    /// Stops tenants during another tenant's quantum, or lets them run again.
+    /// Stops tenants during another tenant's quantum, and lets them run again afterwards.
     pub(super) fn hold(&mut self, holds: Holds) {
         for (tenant, _) in holds {
             self.pause_as_due(tenant);

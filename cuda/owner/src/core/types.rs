@@ -6,7 +6,7 @@ use sched::VgpuParams;
 use sched::groups::Sharing;
 use vram::{Limits, TenantId};
 
-/// A connection of a process, as the server numbers them. Numbers are never reused.
+/// A process's connection, as numbered by the server. Numbers are never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SessionId(pub u64);
 
@@ -14,11 +14,11 @@ pub struct SessionId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PieceId(pub u64);
 
-/// A batch of copies, by number.
+/// Number of a batch of copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BatchId(pub u64);
 
-/// Action on a tenant's process that holds the card or its memory and does not answer.
+/// Action on an unresponsive process of a tenant that has the card or memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnStuck {
     /// The process is killed.
@@ -33,7 +33,7 @@ pub enum OnStuck {
 pub struct TenantSpec {
     /// Name by which programs identify the tenant.
     pub name: String,
-    /// User whose processes may belong to this tenant; root's always may.
+    /// User whose processes may belong to this tenant. Processes of root always may.
     pub uid: Option<u32>,
     /// Size in bytes of the memory that the tenant sees.
     pub memory_bytes: u64,
@@ -41,7 +41,7 @@ pub struct TenantSpec {
     pub limits: Limits,
     /// The tenant's share of the card's time.
     pub time: VgpuParams,
-    /// Action on a program that does not answer.
+    /// Action on an unresponsive program.
     pub on_stuck: OnStuck,
     /// Group of tenants whose programs may use the card at the same time.
     pub share_group: Option<ShareGroup>,
@@ -52,7 +52,7 @@ pub struct TenantSpec {
 pub struct ShareGroup {
     /// Name of the group.
     pub name: String,
-    /// Way of sharing that the tenant accepts; the strictest of all members is that of the group.
+    /// Kind of sharing that the tenant accepts. The strictest kind among all members applies to the group.
     pub sharing: Sharing,
 }
 
@@ -63,18 +63,18 @@ pub enum Event {
     Connected {
         /// Number of the connection.
         session: SessionId,
-        /// Process, according to the socket's credentials.
+        /// Process ID from the socket's credentials.
         pid: u32,
-        /// User, from the same credentials.
+        /// User ID from the same credentials.
         uid: u32,
-        /// The tenant that the socket belongs to, if it is a tenant's own socket.
+        /// The tenant whose own socket the process connected to, if it did.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
     Said {
         /// The process's connection.
         session: SessionId,
-        /// The message. Descriptors that came with it have become the pieces in `pieces`, in order.
+        /// The message. Each descriptor that came with it became a piece in `pieces`, in order.
         message: FromTenant,
         /// Numbers that the server assigned to the message's descriptors.
         pieces: Vec<PieceId>,
@@ -84,7 +84,7 @@ pub enum Event {
         /// The process's connection.
         session: SessionId,
     },
-    /// A piece exists, zeroed if requested; `None` if it could not be made or imported.
+    /// A piece was made, zeroed if requested. `None` means that it could not be made or imported.
     Made {
         /// The piece.
         piece: PieceId,
@@ -100,50 +100,50 @@ pub enum Event {
         /// Duration of the copies, in ns.
         ns: u64,
     },
-    /// The driver has suspended a process, or could not.
+    /// The driver has suspended a process, or has failed to.
     Suspended {
         /// The process's connection.
         session: SessionId,
         /// Set on success.
         done: bool,
     },
-    /// A process that was given up or has left was sent SIGKILL, or could not be.
+    /// SIGKILL was sent to a process that was given up or has left, or could not be sent.
     Signalled {
         /// Tenant of the process.
         tenant: TenantId,
         /// Set if the signal was sent.
         done: bool,
     },
-    /// Answer to [`Action::LookAt`].
+    /// Result of [`Action::LookAt`].
     Looked {
         /// The process's connection.
         session: SessionId,
-        /// Set if the process is stopped by a signal, a debugger or a freezer: none of its threads runs.
+        /// Set if no thread of the process runs, because a signal, a debugger or a freezer has stopped it.
         stopped: bool,
         /// Same as `is_overdue` in [`Action::LookAt`].
         is_overdue: bool,
     },
-    /// A process that was given up has ended.
+    /// A process that was given up has exited.
     Ended {
-        /// Number of the process.
+        /// Process ID.
         pid: u32,
     },
-    /// Processes that use the card according to NVML, except the owner, which has `own` bytes of the card, if known.
+    /// NVML's list of the processes that use the card, without the owner, which uses `own` bytes of the card, if known.
     Users {
         /// The other processes.
         users: Vec<User>,
-        /// Number of bytes of the card that the owner has.
+        /// Number of bytes of the card that the owner uses.
         own: Option<u64>,
     },
-    /// NVML or the driver do not list the processes that use the card any longer.
+    /// NVML or the driver can no longer list the processes that use the card.
     Blind,
-    /// Number of bytes of the card that are in use and that NVML does not count for a process.
+    /// Number of used bytes of the card that NVML does not attribute to any process.
     InUseForNobody(u64),
     /// A piece of the card was released, and the card's free memory grew by less than its size.
     Missing {
         /// The tenant that had the piece.
         tenant: TenantId,
-        /// The tenant had reported the release; if not, its program may just be ending.
+        /// Set if the tenant had reported the release; otherwise its program may just be exiting.
         sure: bool,
         /// Number of missing bytes.
         bytes: u64,
@@ -155,11 +155,11 @@ pub enum Event {
 /// A process that uses the card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Number of the process.
+    /// Process ID.
     pub pid: u32,
-    /// Name of the process's program; empty if the process has ended.
+    /// Name of the process's program; empty if the process has exited.
     pub program: String,
-    /// Number of bytes of the card that the process itself has, if known.
+    /// Number of bytes of the card that the process itself uses, if known.
     pub bytes: Option<u64>,
     /// Set if the process had work on the card since the previous poll.
     pub occupies: bool,
@@ -168,10 +168,10 @@ pub struct User {
 /// A process that bypasses the owner to use the card.
 pub type UnmanagedProcess = User;
 
-/// A process of a tenant with memory of the card beyond its account.
+/// A process of a tenant that has card memory beyond its account.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unaccounted {
-    /// Number of the process.
+    /// Process ID.
     pub pid: u32,
     /// Name of its program.
     pub program: String,
@@ -186,14 +186,14 @@ pub enum OnStranger {
     /// Report them.
     #[default]
     Report,
-    /// Kill them, if the owner has the right to.
+    /// Kill them, if the owner is permitted to.
     Kill,
 }
 
-/// An action to execute, in order.
+/// An action to execute. Actions are executed in order.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a message with the descriptors of these pieces.
+    /// Send a message, with the descriptors of these pieces.
     Send {
         /// The process's connection.
         session: SessionId,
@@ -202,77 +202,79 @@ pub enum Action {
         /// The pieces.
         pieces: Vec<PieceId>,
     },
-    /// Make a piece: allocate, map, zero. Answered by [`Event::Made`].
+    /// Make a piece: allocate, map and zero it. [`Event::Made`] reports the result.
     Make {
         /// Number of the piece.
         piece: PieceId,
         /// Memory of the piece.
         memory: Memory,
-        /// Set if the piece must be zeroed. Otherwise all of it is overwritten before a process sees it.
+        /// Set if the piece must be zeroed. Otherwise the whole piece is overwritten before a process gets it.
         zeroed: bool,
     },
-    /// Map a piece that came from a tenant. Answered by [`Event::Made`].
+    /// Map a piece that a tenant has sent. [`Event::Made`] reports the result.
     Import {
         /// Number of the piece.
         piece: PieceId,
     },
-    /// Release a piece. Later orders do not use it.
+    /// Release a piece. Later actions do not use it.
     Drop {
         /// Number of the piece.
         piece: PieceId,
     },
-    /// Copy pieces. Answered by [`Event::Copied`].
+    /// Copy pieces. [`Event::Copied`] reports the result.
     Copy {
-        /// Identifies the answer.
+        /// Number that identifies the result.
         batch: BatchId,
         /// Pairs of source and destination.
         pieces: Vec<(PieceId, PieceId)>,
         /// Memory of the destinations.
         to: Memory,
     },
-    /// Check whether a process is stopped. Answered by [`Event::Looked`].
+    /// Check whether a process is stopped. [`Event::Looked`] reports the result.
     LookAt {
         /// The process's connection.
         session: SessionId,
-        /// Set if its turn has exceeded its tenant's limit: the process is then given up unless it is stopped.
+        /// Set if the turn of the process has exceeded its tenant's limit. The process is then given up unless it is
+        /// stopped.
         is_overdue: bool,
     },
-    /// Suspend a process. Answered by [`Event::Suspended`].
+    /// Suspend a process. [`Event::Suspended`] reports the result.
     Suspend {
         /// The process's connection.
         session: SessionId,
     },
     /// Kill a process that has no connection.
     KillStranger {
-        /// Number of the process.
+        /// Process ID.
         pid: u32,
     },
-    /// Kill a process that is given up: it has no turn and no memory. Answered by [`Event::Signalled`], and by
-    /// [`Event::Ended`] once it has ended.
+    /// Kill a process that was given up; it has no turn and no memory. [`Event::Signalled`] reports the result, and
+    /// [`Event::Ended`] that the process has exited.
     Kill {
-        /// The process's connection, which ends.
+        /// The process's connection. It is closed.
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
     },
-    /// A process has reported all memory that it had before this connection; its earlier, unconnected record ends.
+    /// A process has reported all memory that it had before this connection. Its entry as a process without a
+    /// connection is no longer needed.
     Adopted {
         /// The process's connection.
         session: SessionId,
     },
-    /// Poll without sleeping for a while: a turn is about to change hands, and the card is idle until then.
+    /// Poll without sleeping for a while, because a turn is about to change and the card is idle until then.
     Attend {
         /// Duration of the polling, in ns.
         ns: u64,
     },
-    /// Close a connection, after the queued messages.
+    /// Close a connection after the queued messages were sent.
     Close {
         /// The process's connection.
         session: SessionId,
     },
 }
 
-/// Reason that a tenant cannot be added or changed.
+/// Reasons for which a tenant cannot be added or changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TenantError {
     /// The name is taken.
@@ -281,8 +283,8 @@ pub enum TenantError {
     /// The tenant does not exist.
     #[error("there is no tenant {0}")]
     Unknown(TenantId),
-    /// The tenant's programs have not ended.
-    #[error("tenant `{name}` has {sessions} programs: end them first")]
+    /// The tenant still has programs.
+    #[error("tenant `{name}` still has {sessions} programs: end them first")]
     Busy {
         /// Name of the tenant.
         name: String,

@@ -1,20 +1,20 @@
-//! Unmanaged processes that use the card: the library was bypassed, or they belong to no tenant.
+//! Unmanaged processes that use the card. They bypass the library, or do not belong to a tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Core;
 use super::types::{Action, OnStranger, UnmanagedProcess, User};
 
-/// Number of polls that must find a process before it counts as unmanaged: a process that is starting or ending may be
-/// found once.
+/// Number of polls that must list a process before it counts as unmanaged. A process that is starting or exiting may
+/// appear once.
 const MIN_POLLS_PRESENT: u32 = 2;
 
-/// Unmanaged processes, each with the number of polls that found it.
+/// Unmanaged processes, each with the number of polls that listed it.
 #[derive(Debug, Default)]
 pub(super) struct UnmanagedProcesses(BTreeMap<u32, (UnmanagedProcess, u32)>);
 
 impl Core {
-    /// Handles NVML's list of the processes that use the card, without the owner itself.
+    /// Handles NVML's list of the processes that use the card, except for the owner itself.
     pub(super) fn users(&mut self, users: Vec<User>) {
         let served: BTreeSet<u32> = self.pids().chain(self.expected.iter().copied()).collect();
         let mut before = std::mem::take(&mut self.strangers.0);
@@ -22,7 +22,7 @@ impl Core {
             let looks = before.remove(&pid).map_or(0, |(_, looks)| looks) + 1;
             if looks == MIN_POLLS_PRESENT {
                 let kills = self.config.on_stranger == OnStranger::Kill;
-                tracing::warn!(pid, program, ?bytes, kills, "a process uses the card past its owner");
+                tracing::warn!(pid, program, ?bytes, kills, "a process bypasses the card's owner");
                 if kills {
                     self.actions.push(Action::KillStranger { pid });
                 }

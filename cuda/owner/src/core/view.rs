@@ -1,4 +1,4 @@
-//! Views of a card and its tenants.
+//! Views of the state of a card and its tenants.
 
 use super::{Core, GivenUp, TenantSpec, Unaccounted};
 use owner_driver::Memory;
@@ -7,43 +7,43 @@ use sched::{Engine, Nanos};
 use tenancy::{MemoryView, TimeView};
 use vram::TenantId;
 
-/// The engine that turns are accounted on.
+/// The engine whose time is accounted.
 const ENGINE: Engine = Engine::Compute;
 
-/// The present state of a tenant, in addition to its memory and its time.
+/// The present state of a tenant, except its memory and its time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TenantView {
     /// Number of the tenant.
     pub id: TenantId,
-    /// Settings by the operator.
+    /// The operator's settings.
     pub spec: TenantSpec,
-    /// The tenant's programs: process and name.
+    /// Process ID and name of each program of the tenant.
     pub programs: Vec<(u32, String)>,
-    /// Part of its turns in which its work was in flight, according to its own events, in ns.
+    /// Part of its turns during which its work was in flight according to its own events, in ns.
     pub busy_ns: u64,
-    /// Part of `busy_ns` in which only copies were in flight, in ns.
+    /// Part of `busy_ns` during which only copies were in flight, in ns.
     pub copy_ns: u64,
-    /// Number of counted submissions. A lone tenant's submissions are not counted.
+    /// Number of counted submissions. Submissions are not counted while the tenant is alone.
     pub launches: u64,
-    /// Number of its programs that were killed because they did not answer.
+    /// Number of its programs that were killed because they did not reply.
     pub killed: u64,
-    /// Number of its programs that could not be killed: they run without a connection, turns and accounted memory.
+    /// Number of its programs that could not be killed. They run without a connection, turns and accounted memory.
     pub kill_failures: u64,
-    /// Number of its programs that were suspended because they did not answer.
+    /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,
-    /// The tenant's last programs that were given up, oldest first.
+    /// The last programs of the tenant that were given up, oldest first.
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun, in ns.
     pub overrun_ns: u64,
-    /// The tenant's processes with memory of the card beyond its account.
+    /// The tenant's processes that have card memory beyond their accounts.
     pub unaccounted: Vec<Unaccounted>,
-    /// Number of bytes of the card that the tenant released and that are still in use.
+    /// Number of bytes of the card that the tenant has released and that are still in use.
     pub kept_bytes: u64,
-    /// Total of this memory beyond the tenant's limits, in bytes.
+    /// Part of this memory that exceeds the tenant's limits, in bytes.
     pub over_quota_bytes: u64,
     /// State of the tenant within its group.
     pub membership: Option<Membership>,
-    /// Programs of a group's member that cannot run at the same time as other members' programs: process and name.
+    /// Process ID and name of each program that keeps a group's member from running concurrently with others.
     pub not_concurrent: Vec<(u32, String)>,
 }
 
@@ -56,28 +56,29 @@ pub struct CardView {
     pub time: TimeView,
     /// Number of pieces that exist on the card, and in host memory.
     pub pieces: (usize, usize),
-    /// Number of granted turns.
+    /// Number of turns granted so far.
     pub turns: u64,
-    /// Number of moved chunks.
+    /// Number of chunks moved so far.
     pub relocations: u64,
-    /// Number of orders that processes declined.
+    /// Number of orders that processes have declined.
     pub declined: u64,
     /// Number of polls of NVML and the driver.
     pub looks: u64,
-    /// Number of bytes in use that cannot be charged to a process or a tenant.
+    /// Number of used bytes that cannot be charged to any process or tenant.
     pub unexplained_bytes: u64,
     /// The card's tenants.
     pub tenants: Vec<TenantView>,
 }
 
 impl Core {
-    /// Returns the present state of the card, with the use of its time in intervals that begin at `since_ns` or later.
+    /// Returns the present state of the card. Includes the use of its time in intervals that start at or after
+    /// `since_ns`.
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
         let mut time = TimeView::new(self.turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
         let settings = |id| self.tenants.get(&id).map(|tenant| tenant.spec.time);
         time.divide_among(settings, self.turns.scheduler().config().queues);
-        // A member's account is that of its own work.
+        // A member of a group has an account of its own work.
         for (&id, of_it) in &mut time.tenants {
             if self.turns.membership(id).is_some() {
                 if let Some(engine) = of_it.engines.get_mut(&ENGINE) {
@@ -103,13 +104,13 @@ impl Core {
         }
     }
 
-    /// Returns the time of the machine's own clock, in ns.
+    /// Returns the time of the state machine's own clock, in ns.
     #[must_use]
     pub fn clock_ns(&self) -> u64 {
         self.clock
     }
 
-    /// Returns the holder of the card's memory quantum, while tenants take turns.
+    /// Returns the current memory quantum, if tenants take turns.
     #[must_use]
     pub fn memory_turn(&self) -> Option<&vram::Turn> {
         self.machine.residency.turn()
@@ -141,27 +142,27 @@ impl Core {
 
 #[cfg(test)]
 impl CardView {
-    /// Returns the memory of a tenant, by its position.
+    /// Returns the memory of the tenant at position `at`.
     pub(crate) fn memory_of(&self, at: usize) -> vram::VmSummary {
         self.memory.summary.vms[&self.tenants[at].id]
     }
 
-    /// Returns the time of a tenant, by its position.
+    /// Returns the time of the tenant at position `at`.
     pub(crate) fn time_of(&self, at: usize) -> &tenancy::TenantTime {
         &self.time.tenants[&self.tenants[at].id]
     }
 
-    /// Returns true if a tenant has the turn, by its position.
+    /// Returns true if the tenant at position `at` has the turn.
     pub(crate) fn runs(&self, at: usize) -> bool {
         self.time_of(at).in_flight > 0
     }
 
-    /// Returns the time that was charged to a tenant, in ns, by its position.
+    /// Returns the time charged to the tenant at position `at`, in ns.
     pub(crate) fn charged_ns(&self, at: usize) -> u64 {
         self.time_of(at).engines[&ENGINE].account.used
     }
 
-    /// Returns the number of a tenant's strikes, and whether it is quarantined, by its position.
+    /// Returns the number of strikes of the tenant at position `at`, and whether it is quarantined.
     pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
         let time = self.time_of(at);
         (time.strikes, time.quarantine != sched::Quarantine::Free)

@@ -1,7 +1,7 @@
-//! Connections: accepting, reading and ending them.
+//! Accepts, reads and closes connections.
 //!
-//! The serving thread does a bounded amount of work for each tenant before it serves the others, regardless of the
-//! number of the tenant's connections.
+//! The serving thread does a bounded amount of work for each tenant before it serves the other tenants, however many
+//! connections the tenant has.
 
 use super::limits::{Admission, FULL_NS, SILENT_NS};
 use super::lines::Cause;
@@ -13,15 +13,15 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 
-/// Maximum number of messages taken from one process before the tenant's other processes are served.
+/// Maximum number of messages from one process that are handled before the tenant's other processes are served.
 const MESSAGES_AT_ONCE: usize = 16;
-/// Maximum number of messages taken from one tenant's processes before other tenants are served.
+/// Maximum number of messages from one tenant's processes that are handled before other tenants are served.
 const TENANT_MESSAGES_AT_ONCE: usize = 64;
 /// The same limit in the state machine's units of work.
 const TENANT_STEPS_AT_ONCE: u64 = 4096;
 
 impl Serving {
-    /// Returns the tenant or user that a connection counts for.
+    /// Returns the tenant or user to which a connection is attributed.
     pub(super) fn cause_of(&self, session: SessionId) -> Option<Cause> {
         Some(match self.core.user_and_tenant(session)? {
             (_, Some(tenant)) => Cause::Tenant(tenant),
@@ -57,7 +57,7 @@ impl Serving {
             Admission::Admitted => {}
             Admission::Replaces(silent) => self.lose(silent),
             Admission::Refused => {
-                let why = "as many connections as this tenant or user may have are there: end programs of it";
+                let why = "this tenant or user already has the maximum number of connections: end some of its programs";
                 return self.refuse(Some(cause), &link, End::Crowded, why);
             }
         }
@@ -74,8 +74,8 @@ impl Serving {
         let _ = link.try_send(&FromOwner::Goodbye(end), &[]);
     }
 
-    /// Takes messages of the processes that have sent some. Alternates between tenants, and between processes of a
-    /// tenant.
+    /// Handles messages of the processes that have sent some. Alternates between tenants, and between the processes of
+    /// a tenant.
     pub(super) fn hear_all(&mut self, ready: Vec<SessionId>) {
         let mut by_cause: BTreeMap<Cause, Vec<SessionId>> = BTreeMap::new();
         for session in ready {
@@ -99,7 +99,7 @@ impl Serving {
         }
     }
 
-    /// Takes messages of a process. Returns their number.
+    /// Handles messages of a process. Returns their number.
     fn hear(&mut self, session: SessionId, limit: u64) -> usize {
         for number in 0..MESSAGES_AT_ONCE {
             let Some(connection) = self.sessions.get(&session) else { return number };
@@ -109,7 +109,8 @@ impl Serving {
             match connection.link.try_receive() {
                 Ok(received) => {
                     let greets = matches!(received.message, FromTenant::Hello(_));
-                    // The process may have exited since it connected, and passed the connection to another process.
+                    // The process may have exited since it connected, and may have passed the connection to another
+                    // process.
                     if greets && !self.peers.lives(session) {
                         self.lose(session);
                         return number;
@@ -126,7 +127,7 @@ impl Serving {
                 Err(LinkError::WouldBlock) => return number,
                 Err(error) => {
                     if !matches!(error, LinkError::Closed) {
-                        self.warn_of(session, "connection of a program fails", &error);
+                        self.warn_of(session, "the connection of a program failed", &error);
                     }
                     self.lose(session);
                     return number + 1;
@@ -136,26 +137,28 @@ impl Serving {
         MESSAGES_AT_ONCE
     }
 
-    /// Keeps a descriptor that came with a message, as a piece until the state machine decides about it.
+    /// Stores a descriptor that came with a message as a piece, until the state machine decides about it.
     fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
         let piece = self.core.piece_number();
         self.vault.receive(piece, descriptor);
         piece
     }
 
-    /// Returns the connections without `Hello`, each with the time of its start.
+    /// Returns the connections that have not sent `Hello`, each with the time of its start.
     fn silent(&self) -> impl Iterator<Item = (SessionId, u64)> + '_ {
         let silent = self.sessions.iter().filter(|(id, _)| !self.core.has_greeted(**id));
         silent.map(|(&id, connection)| (id, connection.since))
     }
 
-    /// Ends connections that have not sent `Hello` in time.
+    /// Closes connections that have not sent `Hello` in time.
     pub(super) fn end_silent(&mut self) {
         let now = self.now();
         let late: Vec<_> = self.silent().filter(|(_, since)| now >= since + SILENT_NS).map(|(id, _)| id).collect();
         for session in late {
             let cause = self.cause_of(session);
-            self.warn(cause, |left_out| tracing::warn!(?cause, left_out, "a connection without a message is ended"));
+            self.warn(cause, |left_out| {
+                tracing::warn!(?cause, left_out, "closing a connection that has sent no message")
+            });
             self.lose(session);
         }
     }
@@ -165,13 +168,13 @@ impl Serving {
         let (now, bounds) = (self.now(), self.limits.unread(self.core.tenant_count()));
         for (session, error) in self.outboxes.retry(&mut self.sessions, bounds, now) {
             if !matches!(error, LinkError::Closed) {
-                self.warn_of(session, "connection of a program fails", &error);
+                self.warn_of(session, "the connection of a program failed", &error);
             }
             self.lose(session);
         }
     }
 
-    /// Returns the time until connections need attention without a message, in ns.
+    /// Returns the time until connections need attention even without a message, in ns.
     pub(super) fn next_retry(&self) -> Option<u64> {
         let now = self.now();
         let silent = self.silent().map(|(_, since)| since + SILENT_NS).min();

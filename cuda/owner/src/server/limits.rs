@@ -1,4 +1,4 @@
-//! Limits of descriptors and connections.
+//! Limits on descriptors and connections.
 
 use super::lines::Cause;
 use super::outbox::{Connection, Unread};
@@ -9,23 +9,23 @@ use std::collections::BTreeMap;
 /// Maximum number of connections of all tenants.
 const CONNECTIONS_MOST: usize = 2048;
 /// Time limit for a connection to send `Hello`, in ns.
-// TIMEOUT: the library sends it at once; a busy host may take a second to run it.
+// TIMEOUT: the library sends it at once; a busy host may need a second to run the library.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
-/// Time for which connections are not accepted after the system had no descriptor, in ns.
-// TIMEOUT: a connection may end in the meantime; a connecting program waits for this like it waits for the owner.
+/// Time for which no connections are accepted after the system had no descriptor left, in ns.
+// TIMEOUT: a connection may end in the meantime; to a connecting program this is like waiting for the owner.
 pub(super) const FULL_NS: u64 = 100_000_000;
-/// Descriptors for other uses: logs, sockets, the driver's own files.
+/// Number of descriptors for other uses: logs, sockets, the driver's own files.
 const RESERVED_DESCRIPTORS: u64 = 128;
 
-/// Division of the process's descriptors.
+/// Limits that divide the process's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Maximum number of connections, each with two descriptors.
+    /// Maximum number of connections. Each uses two descriptors.
     pub(super) connections: usize,
-    /// Maximum number of pieces of memory, each with one descriptor.
+    /// Maximum number of pieces of memory. Each uses one descriptor.
     pub(super) pieces: usize,
-    /// Descriptors in flight to programs: half of the kernel's limit for one user, to leave some for other owners of
-    /// the same user.
+    /// Maximum number of descriptors in flight to programs. It is half of the kernel's limit for one user, to leave
+    /// some for other owners of the same user.
     unread: usize,
 }
 
@@ -46,7 +46,7 @@ impl Limits {
         Self { connections, pieces: count(pieces), unread: count(descriptors / 2) }
     }
 
-    /// Returns the number of connections that one tenant, or one user without a tenant, may have among this many
+    /// Returns the number of connections that one tenant, or one user without a tenant, may have if there are this many
     /// tenants.
     pub(super) fn of_cause(&self, tenants: usize) -> usize {
         (self.connections / (tenants + 1)).max(2)
@@ -56,8 +56,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about a new connection. If all places are taken, it replaces the oldest connection without `Hello`: one
-    /// of its own tenant or user if they have used up their places, otherwise any.
+    /// Decides about a new connection. If all places are taken, the new connection replaces the oldest one that has not
+    /// sent `Hello`: one of its own tenant or user if that has used up its places, otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,
@@ -78,13 +78,13 @@ impl Limits {
     }
 }
 
-/// Outcome for a new connection.
+/// Decision about a new connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Admission {
     Admitted,
-    /// The new connection replaces another one, which ends.
+    /// The new connection replaces another one, which is closed.
     Replaces(SessionId),
-    /// The tenant or user of the connection already has the maximum number of connections.
+    /// The connection's tenant or user already has the maximum number of connections.
     Refused,
 }
 
@@ -137,13 +137,13 @@ mod tests {
         assert_eq!(own as usize, limits.of_cause(1));
         assert_eq!(limits.admit(&connections, |id| id.0 < 5, cause(1), 1), Admission::Replaces(SessionId(5)));
         assert_eq!(limits.admit(&connections, |_| false, cause(2), 1), Admission::Admitted);
-        // Connections of many users, a few of each.
+        // Many users connect, a few times each.
         while connections.len() < limits.connections {
             number += 1;
             connections.insert(SessionId(number), connection(number as u32, number));
         }
         let admission = limits.admit(&connections, |id| id.0 <= own, cause(1 << 20), 1);
-        assert_eq!(admission, Admission::Replaces(SessionId(own + 1)), "the oldest silent one ends");
+        assert_eq!(admission, Admission::Replaces(SessionId(own + 1)), "the oldest silent connection is replaced");
         assert_eq!(limits.admit(&connections, |_| true, cause(1 << 20), 1), Admission::Refused);
         assert_eq!(limits.admit(&connections, |id| id.0 <= own, cause(1), 1), Admission::Refused, "others' stay");
     }

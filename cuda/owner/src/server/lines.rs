@@ -1,4 +1,4 @@
-//! Rate limit of log lines that programs cause: excess lines of one cause are dropped, and all others are written.
+//! Limits the rate of log lines that programs cause. Drops excess lines of one cause without affecting other causes.
 
 use std::collections::BTreeMap;
 
@@ -6,34 +6,33 @@ use vram::TenantId;
 
 /// Maximum number of lines in a burst.
 const AT_ONCE: u64 = 10;
-/// Interval at which one more line may be written, in ns.
+/// Interval after which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Maximum number of distinguished causes. Beyond this number, the cause that has been silent for longest is forgotten.
+/// Maximum number of distinguished causes. Beyond it, the cause with the oldest last line is forgotten.
 const CAUSES_MOST: usize = 1024;
 
-/// Cause of a line.
+/// Cause of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Cause {
     /// A tenant's programs.
     Tenant(TenantId),
-    /// Programs of a user without a tenant.
+    /// Programs of a user that belong to no tenant.
     User(u32),
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
-    /// Time until which the rate is used up, in ns: the next line is omitted if this time is too far ahead.
+    /// Time until which the rate is used up, in ns. The next line is omitted if this time is too far in the future.
     until: u64,
     left_out: u64,
 }
 
-/// Lines by their causes.
+/// Log lines by cause.
 #[derive(Debug, Default)]
 pub(super) struct Lines(BTreeMap<Cause, Count>);
 
 impl Lines {
-    /// If one more line about this cause may be written at `now`, returns the number of lines that were omitted before
-    /// it.
+    /// Returns the number of previously omitted lines if one more line with this cause may be written at `now`.
     pub(super) fn may_write(&mut self, cause: Cause, now: u64) -> Option<u64> {
         if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
             let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);
@@ -63,7 +62,7 @@ mod tests {
         let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();
         assert_eq!(written as u64, AT_ONCE);
         assert_eq!(lines.may_write(two, 5), Some(0));
-        assert_eq!(lines.may_write(one, 5 + EACH_NS), Some(1000 - AT_ONCE), "what was left out is told");
+        assert_eq!(lines.may_write(one, 5 + EACH_NS), Some(1000 - AT_ONCE), "the number of omitted lines is reported");
         assert_eq!(lines.may_write(one, 6 + EACH_NS), None);
         assert_eq!(lines.may_write(one, 1000 * EACH_NS), Some(1));
     }

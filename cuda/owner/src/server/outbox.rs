@@ -1,12 +1,12 @@
 //! Messages in transit to processes, and the descriptors that no process has received yet.
 //!
-//! The kernel counts the descriptors that a user has sent and no process has received, and refuses more than the
-//! sender's limit of open files (`ETOOMANYREFS`). So the number of such descriptors is limited to less than that for
-//! each connection, each tenant and in total. A message beyond a limit waits here, like a message that does not fit
-//! into the socket: a process that does not read only delays messages to its own tenant. A full queue ends a connection
-//! only if its process does not read requested answers.
+//! The kernel counts the descriptors that a user has sent and that no process has received, and refuses more than the
+//! sender's limit on open files (`ETOOMANYREFS`). Therefore this module keeps the number of such descriptors below that
+//! limit, for each connection, for each tenant, and in total. A message beyond a limit waits here, like a message that
+//! does not fit into the socket. A process that does not read delays only messages to its own tenant. A full queue
+//! closes a connection only if its process does not read replies that it has requested.
 //!
-//! UNSAFETY: queries the unread bytes of a socket, which no library does.
+//! UNSAFETY: queries the unread bytes of a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::lines::Cause;
@@ -16,48 +16,48 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Maximum number of messages without descriptors that wait for one process. The number of messages with descriptors is
-/// limited by the process's chunks.
+/// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
+/// messages with descriptors.
 const WAITING_MOST: usize = 256;
-/// Maximum number of unread descriptors of one connection; beyond it the next message with descriptors waits.
+/// Maximum number of unread descriptors of one connection. Beyond it, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
 /// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
-/// Time after which a deferred message is first retried, in ns; doubled after each retry.
+/// Delay before a deferred message is first retried, in ns. The delay doubles with each retry.
 // TIMEOUT: a process that reads takes 256 descriptors in less time; the longest delay is a tenth of a second.
 const AGAIN_NS: u64 = 1_000_000;
-/// Maximum number of doublings of that time.
+/// Maximum number of times that this delay doubles.
 const DOUBLINGS_MOST: u32 = 6;
 
 /// A message with its descriptors.
 type Packet = (FromOwner, Vec<Arc<OwnedFd>>);
 
-/// A connection with its waiting messages.
+/// A connection with its queued messages.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) link: Link,
-    /// The tenant or user that it counts for.
+    /// The tenant or user to which the connection is attributed.
     pub(super) cause: Cause,
-    /// Time of its start, in ns.
+    /// Time at which the connection was made, in ns.
     pub(super) since: u64,
-    /// Messages about turns, which do not wait for messages about chunks: other messages do not depend on their order.
+    /// Messages about turns. They may overtake messages about chunks, because no other message depends on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
-    /// Number of messages in `waiting` without descriptors.
+    /// Number of messages without descriptors in `waiting`.
     plain: usize,
-    /// Upper bound of the descriptors that the process has not read.
+    /// Upper bound on the number of descriptors that the process has not read.
     unread: usize,
     /// Number of failed attempts, and the time of the next attempt.
     tries: u32,
     again: u64,
 }
 
-/// Limits of descriptors in transit.
+/// Limits on descriptors in transit.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Unread {
-    /// Limit for all connections.
+    /// Limit for all connections together.
     pub(super) all: usize,
-    /// Number of tenants among which the limit is divided.
+    /// Number of tenants that share the limit.
     pub(super) tenants: usize,
 }
 
@@ -68,7 +68,7 @@ impl Unread {
     }
 }
 
-/// Descriptors in transit by tenant, and the connections with such descriptors or waiting messages.
+/// Descriptors in transit by tenant, and the connections that have such descriptors or queued messages.
 #[derive(Debug, Default)]
 pub(super) struct Outboxes {
     unread: BTreeMap<Cause, usize>,
@@ -82,17 +82,17 @@ impl Connection {
         Self { link, cause, since, urgent, waiting, plain: 0, unread: 0, tries: 0, again: 0 }
     }
 
-    /// Returns the next message to be sent.
+    /// Returns the next message to send.
     fn next(&self) -> Option<&Packet> {
         self.urgent.front().or(self.waiting.front())
     }
 }
 
 impl Outboxes {
-    /// Sends a message, after the waiting ones.
+    /// Sends a message after the queued ones.
     ///
     /// # Errors
-    /// If the process does not read its answers, or the connection fails.
+    /// Returns an error if the process does not read its replies, or if the connection fails.
     pub(super) fn send(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -154,7 +154,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be descriptors of other connections, or of this one: the owner cannot tell.
+                // The cause may be descriptors of other connections or of this one; the owner cannot tell which.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;
@@ -196,7 +196,7 @@ impl Outboxes {
         self.waiters.remove(&id);
     }
 
-    /// Counts a connection for another tenant or user from now on.
+    /// Attributes a connection to another tenant or user from now on.
     pub(super) fn belongs(&mut self, connection: &mut Connection, cause: Cause) {
         let unread = connection.unread;
         self.forget(connection);
@@ -207,12 +207,12 @@ impl Outboxes {
         }
     }
 
-    /// Returns the time at which a waiting message is due, in ns.
+    /// Returns the time at which a queued message is due, in ns.
     pub(super) fn due(&self, connections: &BTreeMap<SessionId, Connection>) -> Option<u64> {
         self.waiters.iter().filter_map(|id| connections.get(id)).map(|connection| connection.again).min()
     }
 
-    /// Retries the messages that are due. Returns the connections that fail.
+    /// Retries the messages that are due. Returns the connections that have failed.
     pub(super) fn retry(
         &mut self,
         connections: &mut BTreeMap<SessionId, Connection>,
@@ -243,14 +243,14 @@ impl Outboxes {
         failed
     }
 
-    /// Returns the descriptors in transit to one tenant or user.
+    /// Returns the number of descriptors in transit to one tenant or user.
     #[cfg(test)]
     pub(super) fn unread(&self, cause: Cause) -> usize {
         self.unread.get(&cause).copied().unwrap_or(0)
     }
 }
 
-/// Returns true if the other side has received all sent messages.
+/// Returns true if the other end has received all messages.
 fn is_read(socket: BorrowedFd<'_>) -> bool {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the descriptor is open, and the kernel writes one integer.
@@ -284,7 +284,7 @@ mod tests {
     }
 
     impl Sides {
-        /// Connections of the tenants with these numbers.
+        /// Creates connections of the tenants with these numbers.
         fn new(tenants: &[u32]) -> Self {
             let (mut connections, mut programs) = (BTreeMap::new(), Vec::new());
             for (at, &tenant) in tenants.iter().enumerate() {
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(sides.unread(1), BOUNDS.of_tenant());
         sides.send(8, grant(&file)).expect("sent");
         assert_eq!(sides.programs[8].receive().expect("received").descriptors.len(), MAX_CHUNKS);
-        // Once it reads, it receives all messages, in order.
+        // Once the process reads, it receives all messages in order.
         let mut received = 0;
         for _ in 0..1000 {
             for program in &sides.programs[..8] {
@@ -357,7 +357,7 @@ mod tests {
             sides.retry();
         }
         let stop = kinds.iter().position(|message| matches!(message, FromOwner::Stop { .. })).expect("it came");
-        assert_eq!(stop, UNREAD_MOST / MAX_CHUNKS, "behind what was sent before only");
+        assert_eq!(stop, UNREAD_MOST / MAX_CHUNKS, "after earlier messages only");
         assert_eq!(kinds.last(), Some(&FromOwner::Fixed { request: 7 }));
         assert_eq!(kinds.len(), 12);
     }

@@ -1,9 +1,9 @@
-//! Processes at the other ends of connections: their identity, their state, and signals to them.
+//! The processes at the other ends of connections: their identity, their state, and signals to them.
 //!
-//! The tenants' turns and memory do not depend on this module: the state machine has taken both away when a process is
-//! signalled, and a failed signal is reported and retried for a while.
+//! The tenants' turns and memory do not depend on this module. When a process is signalled, the state machine has
+//! already taken its turn and memory. A failed signal is reported and retried for a while.
 //!
-//! UNSAFETY: queries the peer of a socket, with options of the system that no library has.
+//! UNSAFETY: queries the peer of a socket with system options that no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use crate::core::SessionId;
@@ -18,16 +18,17 @@ use vram::TenantId;
 
 /// Time between two polls of processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process that has left but still runs is killed: it would keep uncounted chunks.
+/// Number of polls after which a process that has left but still runs is killed, because it would keep uncounted
+/// chunks.
 // TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
-/// Maximum number of processes that have left and may reconnect; further processes are killed at the next poll.
+/// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
 /// Maximum number of signals sent to one process, one at each poll.
 const SIGNALS_MOST: u32 = 50;
-/// `SO_PEERPIDFD` of Linux 6.5, a descriptor of the process that has connected.
+/// `SO_PEERPIDFD` of Linux 6.5: a descriptor of the process that has connected.
 const SO_PEERPIDFD: libc::c_int = 77;
-/// Maximum number of process ends that are taken at a time.
+/// Maximum number of exited processes that are handled at a time.
 const ENDS_AT_ONCE: usize = 64;
 
 /// A process that has connected.
@@ -35,50 +36,50 @@ const ENDS_AT_ONCE: usize = 64;
 pub(super) struct Peer {
     pid: Pid,
     uid: u32,
-    /// Identifies the process even if its number is reused.
+    /// Identifies the process even if its process ID is reused.
     handle: OwnedFd,
 }
 
-/// Reason that a connection is refused at once.
+/// Reasons for refusing a connection immediately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Refused {
     /// Another, unknown process uses the connection.
     #[error("the process that made the connection has exited: connect from the process that uses the card")]
     Exited,
-    /// The process could not be signalled or identified.
+    /// The process cannot be signalled or identified.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
-    /// The owner has given the process up, but the process still runs.
-    #[error("the process was given up since it did not answer: end it")]
+    /// The owner has given up the process, but the process still runs.
+    #[error("the owner has given up the process because it did not respond: end it")]
     GivenUp,
-    /// The system does not identify the process.
+    /// The system cannot identify the process.
     #[error("the process cannot be identified: {0}")]
     System(Errno),
 }
 
-/// A process without its connection.
+/// A process that has lost its connection.
 #[derive(Debug)]
 struct Left {
     peer: Peer,
     tenant: Option<TenantId>,
     looks: u32,
     signals: u32,
-    /// Set if the owner has given the process up: it is signalled at once, and never served again.
+    /// Set if the owner has given up the process. The process is signalled at once, and never served again.
     given_up: bool,
-    /// Set if the failure to signal the process was reported.
+    /// Set if a failure to signal the process was reported.
     failed: bool,
 }
 
-/// Report about a process that the owner gave up or that has left.
+/// Report about a process that was given up or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
-    /// The process of this tenant was sent SIGKILL, or could not be.
+    /// SIGKILL was sent to the process of this tenant, or could not be sent.
     Signalled(Option<TenantId>, bool),
-    /// A process that was given up has ended.
+    /// A process that was given up has exited.
     Ended(u32),
 }
 
-/// All processes, including processes that have left but still run.
+/// All processes, including those that have left but still run.
 #[derive(Debug)]
 pub(super) struct Peers {
     peers: BTreeMap<SessionId, Peer>,
@@ -91,7 +92,7 @@ pub(super) struct Peers {
 impl Peer {
     /// Returns the process at the other end of `socket`.
     pub(super) fn from_socket(socket: BorrowedFd<'_>) -> Result<Self, Refused> {
-        // SAFETY: all zeros are a valid value of the type.
+        // SAFETY: all zeros is a valid value of the type.
         let mut named: libc::ucred = unsafe { std::mem::zeroed() };
         option(socket, libc::SO_PEERCRED, &mut named).map_err(Refused::System)?;
         let pid = Pid::from_raw(named.pid).ok_or(Refused::Invisible)?;
@@ -99,7 +100,7 @@ impl Peer {
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
             // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-            // Before Linux 6.5. The number may belong to another process by now, if the first has exited.
+            // Before Linux 6.5, the process ID may belong to another process by now, if the first one has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
             Err(error) => return Err(refused(error)),
         };
@@ -129,7 +130,8 @@ impl Peer {
 /// Reads an option of a socket into `value`.
 fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result<(), Errno> {
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: the pointers are to locals of the callers, with the given length; any bytes are valid for both types.
+    // SAFETY: the pointers are to local variables of the callers, and have the given length; any bytes are valid for
+    // both types.
     let done = unsafe {
         let value = std::ptr::from_mut(value).cast();
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, name, value, &raw mut length)
@@ -139,7 +141,7 @@ fn option<T>(socket: BorrowedFd<'_>, name: libc::c_int, value: &mut T) -> Result
 
 fn refused(error: Errno) -> Refused {
     match error {
-        // The kernel's version determines the type.
+        // The kernel's version determines the error.
         Errno::SRCH | Errno::INVAL | Errno::NODATA => Refused::Exited,
         other => Refused::System(other),
     }
@@ -162,12 +164,12 @@ impl Peers {
         Ok(())
     }
 
-    /// Returns a descriptor that is readable when a connected process has exited.
+    /// Returns a descriptor that becomes readable when a connected process has exited.
     pub(super) fn ends(&self) -> BorrowedFd<'_> {
         self.ends.as_fd()
     }
 
-    /// Returns connections whose processes have exited: another process holds them open.
+    /// Returns connections whose processes have exited and that other processes keep open.
     pub(super) fn ended(&self) -> Vec<SessionId> {
         let mut events = Vec::with_capacity(ENDS_AT_ONCE);
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -186,7 +188,7 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills a process that the owner has given up, and closes its connection.
+    /// Kills a process that was given up, and closes its connection.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -197,13 +199,13 @@ impl Peers {
         news
     }
 
-    /// Records the end of a connection. `held`: the process had chunks.
+    /// Records the end of a connection. `held` is set if the process had chunks.
     pub(super) fn gone(&mut self, session: SessionId, tenant: Option<TenantId>, held: bool) {
         let Some(peer) = self.remove(session).filter(|_| held) else { return };
-        // One entry per process, however often it reconnects.
+        // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each process uses one of the owner's descriptors. Many at a time are not an accident.
+            // Each process uses one of the owner's descriptors. If there are many at a time, this is not an accident.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }
@@ -227,7 +229,7 @@ impl Peers {
         (!self.left.is_empty()).then_some(LOOK_NS)
     }
 
-    /// Forgets processes that have ended, and kills those that have left but still run. `adopts` returns whether the
+    /// Forgets processes that have exited, and kills those that have left but still run. `adopts` returns true if the
     /// process of a connection is reporting its memory to the owner.
     pub(super) fn look(&mut self, adopts: impl Fn(SessionId) -> bool) -> Vec<News> {
         if self.left.is_empty() || self.looked.is_some_and(|at| at.elapsed() < Duration::from_nanos(LOOK_NS)) {
@@ -254,7 +256,7 @@ impl Peers {
                     let pid = left.peer.pid();
                     tracing::warn!(
                         pid,
-                        "program goes on without its connection, with memory of the card: it is killed"
+                        "killing a program that continues without its connection and has memory of the card"
                     );
                 }
                 left.given_up = true;
@@ -267,7 +269,8 @@ impl Peers {
 }
 
 impl Left {
-    /// Sends SIGKILL, unless that was done or has failed often enough. Reports the first failure, and the success.
+    /// Sends SIGKILL, unless it has already been sent or has failed too often. Returns a report of the first failure,
+    /// and of success.
     fn signal(&mut self) -> Option<News> {
         if self.signals >= SIGNALS_MOST {
             return None;
@@ -278,15 +281,16 @@ impl Left {
                 self.signals = SIGNALS_MOST;
                 Some(News::Signalled(self.tenant, true))
             }
-            // The process has ended in the meantime; the next poll detects that.
+            // The process has exited in the meantime. The next poll detects this.
             Err(Errno::SRCH) => None,
             Err(error) => {
                 let first = !std::mem::replace(&mut self.failed, true);
                 first.then(|| {
                     tracing::error!(
                         pid = self.peer.pid(), uid = self.peer.uid, %error,
-                        "a program that was given up cannot be killed: it has lost its connection, its turn and its memory in \
-                         the accounts, and goes on: end it by hand, and give the daemon CAP_KILL (docs/guides/operating.md)"
+                        "a program that was given up cannot be killed: it has lost its connection, its turn and its \
+                         accounted memory, but still runs. End it manually, and give the daemon CAP_KILL \
+                         (docs/guides/operating.md)"
                     );
                     News::Signalled(self.tenant, false)
                 })
@@ -295,16 +299,16 @@ impl Left {
     }
 }
 
-/// Kills a process whose number was just found.
+/// Kills a process whose process ID was just read.
 pub(super) fn kill(pid: u32) {
     let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return };
     let killed = pidfd_open(pid, PidfdFlags::empty()).and_then(|handle| pidfd_send_signal(handle, Signal::KILL));
     if let Err(error) = killed {
-        tracing::warn!(?pid, %error, "a process that uses the card past its owner cannot be killed");
+        tracing::warn!(?pid, %error, "a process that bypasses the card's owner cannot be killed");
     }
 }
 
-/// Reports if this process may not signal programs of other users.
+/// Logs a warning if this process may not signal programs of other users.
 pub(super) fn report_rights() {
     use rustix::thread::{CapabilitySet, capabilities};
     let may = capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::KILL));

@@ -1,4 +1,4 @@
-//! Sockets with an operator's access rights.
+//! Sockets with access rights that an operator sets.
 
 use super::ServerError;
 use cuda_protocol::{Link, LinkError};
@@ -19,11 +19,11 @@ pub struct Rights {
     pub gid: Option<u32>,
 }
 
-/// The file of a socket that this owner created.
+/// The file of a socket that this owner has created.
 #[derive(Debug)]
 pub(super) struct Bound {
     path: PathBuf,
-    /// Device and inode.
+    /// Device and inode of the file.
     id: (u64, u64),
 }
 
@@ -37,8 +37,8 @@ impl Bound {
         &self.path
     }
 
-    /// Removes the file, unless the next owner has replaced it: an owner whose daemon was killed may end after the
-    /// start of the next owner.
+    /// Removes the file, unless the next owner has replaced it. An owner whose daemon was killed may exit after the
+    /// next owner has started.
     pub(super) fn remove(&self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
             let _ = std::fs::remove_file(&self.path);
@@ -51,7 +51,7 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
 }
 
 impl Rights {
-    /// Listens at `path`, replacing an existing file. Processes cannot connect before the socket has its rights.
+    /// Listens at `path` and replaces an existing file. Processes cannot connect before the rights are set.
     pub(super) fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ServerError> {
         let failed = |source| ServerError::Listen { path: path.to_owned(), source };
         let hidden = path.with_extension("new");
@@ -66,14 +66,14 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
-    /// Sets the rights of the socket at `path`, through one descriptor: if another user may write to the folder, the
-    /// path may be replaced in the meantime.
+    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user who may write
+    /// to the folder could replace the file in the meantime.
     fn give(&self, path: &Path) -> io::Result<()> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let there = rustix::fs::fstat(&file)?;
         let is_ours = there.st_uid == rustix::process::geteuid().as_raw();
         if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
-            return Err(io::Error::other("another file has taken the socket's place"));
+            return Err(io::Error::other("another file has replaced the socket"));
         }
         if self.uid.is_some() || self.gid.is_some() {
             let (uid, gid) = (self.uid.map(Uid::from_raw), self.gid.map(Gid::from_raw));
@@ -117,7 +117,7 @@ mod tests {
         let _listener = Rights { mode: Some(0o620), ..Rights::default() }.listen(&path).expect("listens");
         assert_eq!(std::fs::metadata(&path).expect("there").permissions().mode() & 0o777, 0o620);
         assert!(Link::connect(&path).is_ok());
-        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "nothing else is left");
+        assert_eq!(std::fs::read_dir(folder.path()).expect("readable").count(), 1, "no other file is left");
     }
     #[test]
     fn an_owner_that_ends_late_leaves_the_socket_of_the_next() {

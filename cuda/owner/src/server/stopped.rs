@@ -1,23 +1,23 @@
-//! Stopped processes, according to `/proc` and the control group's freezer.
+//! Detects stopped processes through `/proc` and the control group's freezer.
 
 use std::fs;
 use std::path::Path;
 
-/// Returns true if no thread of a process runs: it is stopped by a signal or a debugger (proc_pid_stat(5), states `T`
-/// and `t`), or its control group is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
+/// Returns true if no thread of a process runs: a signal or a debugger has stopped it (proc_pid_stat(5), states `T` and
+/// `t`), or its control group is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
 pub(super) fn is_stopped(pid: u32) -> bool {
     let process = format!("/proc/{pid}");
     let read = |name: &str| fs::read_to_string(format!("{process}/{name}")).unwrap_or_default();
     is_stopped_state(&read("stat")) || is_frozen(&read("cgroup"), Path::new("/sys/fs/cgroup"))
 }
 
-/// Returns true if `/proc/PID/stat` has the state of a stopped process, after the program's name in parentheses.
+/// Returns true if `/proc/PID/stat` contains the state of a stopped process after the program's name in parentheses.
 fn is_stopped_state(stat: &str) -> bool {
     let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
     matches!(state, Some('T' | 't'))
 }
 
-/// Returns true if `/proc/PID/cgroup` names a group that is frozen.
+/// Returns true if `/proc/PID/cgroup` names a frozen group.
 fn is_frozen(groups: &str, mount: &Path) -> bool {
     let Some(group) = groups.lines().find_map(|line| line.strip_prefix("0::/")) else { return false };
     let events = fs::read_to_string(mount.join(group).join("cgroup.events")).unwrap_or_default();

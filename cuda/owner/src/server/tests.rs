@@ -1,5 +1,5 @@
-//! The threads, over a real socket, with the model of a driver: programs are threads of this process that act like the
-//! library, and access their chunks through the descriptors.
+//! Tests the threads over a real socket with the model of a driver. Programs are threads of this process that act like
+//! the library and access their chunks through the descriptors.
 
 use super::*;
 use crate::core::{OnStuck, TenantSpec};
@@ -16,7 +16,7 @@ fn config(card: u64) -> CardConfig {
         host_bytes: 32 * CHUNK,
         chunk_bytes: CHUNK,
         host_ready_bytes: 2 * CHUNK,
-        // Chunks are shared here, without quanta.
+        // Chunks are shared in these tests, without quanta.
         quanta: vram::QuantaConfig { mode: vram::Mode::Off, ..vram::QuantaConfig::default() },
         ..CardConfig::new(card * CHUNK)
     }
@@ -36,15 +36,15 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
             on_stuck: OnStuck::Kill,
             share_group: None,
         };
-        server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("it may be");
+        server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("the request is valid");
     }
     server
 }
 
-/// Memory of a program: each chunk with the descriptor of its mapping.
+/// Memory of a program: the place of each chunk, and the descriptor of its mapping.
 type Chunks = BTreeMap<ChunkId, (cuda_protocol::Place, File)>;
 
-/// A program whose library answers orders on a separate thread.
+/// A program whose library replies to orders on a separate thread.
 struct Program {
     link: Arc<Link>,
     chunks: Arc<Mutex<Chunks>>,
@@ -101,7 +101,7 @@ impl Program {
         self.chunks.lock().expect("whole").values().filter(|(place, _)| *place == cuda_protocol::Place::Host).count()
     }
 
-    /// Closes the program's connection; the caller keeps its chunks.
+    /// Closes the program's connection. The caller keeps its chunks.
     fn leave(mut self) -> Chunks {
         rustix::net::shutdown(&*self.link, rustix::net::Shutdown::Both).expect("shut down");
         self.thread.take().expect("once").join().expect("no panic");
@@ -159,14 +159,14 @@ fn two_programs_share_undersized_card_and_leave_no_memory() {
     let server = start(&driver, 8, folder.path());
     let one = Program::connect(server.socket(), "one", None);
     one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 8 });
-    until("the first's chunks come", || one.count() == 8);
+    until("the first program's chunks arrive", || one.count() == 8);
     assert!(one.holds(0), "new chunks are zeroed");
     one.write(1);
     one.say(FromTenant::Waiting { card: 0 });
     let two = Program::connect(server.socket(), "two", None);
     two.say(FromTenant::Waiting { card: 0 });
     two.say(FromTenant::Allocate { request: 1, card: 0, chunks: 8 });
-    until("the second's chunks come", || two.count() == 8);
+    until("the second program's chunks arrive", || two.count() == 8);
     until("memory is shared", || one.in_host().abs_diff(4) <= 1 && two.in_host().abs_diff(4) <= 1);
     assert!(one.holds(1) && two.holds(0), "contents follow their chunks");
     until("both have turns", || [&one, &two].iter().all(|p| p.runs.load(std::sync::atomic::Ordering::Relaxed) > 2));
@@ -193,7 +193,7 @@ fn a_new_owner_takes_programs_over() {
     let one = Program::connect(server.socket(), "one", Some(kept));
     until("its chunks are adopted", || server.call(|core| core.view(0)).expect("it serves").memory.summary.free == 2);
     one.say(FromTenant::Allocate { request: 2, card: 0, chunks: 1 });
-    until("it gets another one", || one.count() == 7);
+    until("the program gets another chunk", || one.count() == 7);
     let kept = one.leave();
     assert_eq!(
         kept.values()
@@ -223,7 +223,7 @@ fn invalid_chunk_descriptors_end_only_their_connection() {
     for (number, file) in [odd, short].into_iter().enumerate() {
         let chunks = BTreeMap::from([(ChunkId(number as u64), (cuda_protocol::Place::Device, file))]);
         let mut liar = Program::connect(server.socket(), "two", Some(chunks));
-        liar.thread.take().expect("once").join().expect("its connection ends");
+        liar.thread.take().expect("once").join().expect("its connection is closed");
     }
     assert!(one.holds(0));
     drop(one.leave());
@@ -248,9 +248,9 @@ fn silent_connections_end_and_block_no_other_tenant() {
     let silent: Vec<Link> = (0..300).filter_map(|_| Link::connect(&path("one")).ok()).collect();
     let two = Program::connect(&path("two"), "two", None);
     two.say(FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
-    until("a neighbour's chunks come", || two.count() == 4);
+    until("the neighbour's chunks arrive", || two.count() == 4);
     let ended = |link: &Link| matches!(link.try_receive_from_owner(), Err(LinkError::Closed));
-    until("they end without a word", || silent.iter().all(ended));
+    until("the connections are closed without a message", || silent.iter().all(ended));
     let one = Program::connect(&path("one"), "one", None);
     one.say(FromTenant::Allocate { request: 1, card: 0, chunks: 1 });
     until("its own programs are served again", || one.count() == 1);
@@ -275,7 +275,7 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
             break share;
         }
     };
-    // Descriptors of 20 times 100 times 16 chunks would be in transit: more than the limit.
+    // The descriptors of 20 times 100 times 16 chunks would be in transit, which exceeds the limit.
     for request in 0..100 {
         for link in &deaf {
             link.send(&FromTenant::Open { request, share }, &[]).expect("sent");
@@ -283,14 +283,14 @@ fn program_that_reads_no_chunks_does_not_block_neighbour() {
     }
     for request in 0..50 {
         two.say(FromTenant::Allocate { request, card: 0, chunks: 1 });
-        until("a neighbour's chunk comes", || two.count() == 1);
+        until("the neighbour's chunk arrives", || two.count() == 1);
         let chunks = two.chunks.lock().expect("whole").keys().copied().collect();
         two.chunks.lock().expect("whole").clear();
         two.say(FromTenant::Free { chunks });
     }
-    // Once the programs read, they get all chunks that they requested, without a loss.
+    // Once the programs read, they get all chunks that they have requested.
     let mut granted = vec![0; deaf.len()];
-    until("all that was asked for comes", || {
+    until("all requested chunks arrive", || {
         for (link, granted) in deaf.iter().zip(&mut granted) {
             while let Ok(received) = link.try_receive_from_owner() {
                 match received.message {

@@ -20,20 +20,21 @@ const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two polls.
 // TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time before NVML is polled again after a failure, doubled each time, up to [`AGAIN_MOST`].
+/// Delay before NVML is polled again after a failure. The delay doubles each time, up to [`AGAIN_MOST`].
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);
-/// Maximum of that time.
-// TIMEOUT: a driver that is replaced, or a card that is reset, is available again within minutes.
+/// Maximum of that delay.
+// TIMEOUT: if a driver is replaced or a card is reset, it is available again within minutes.
 const AGAIN_MOST: Duration = Duration::from_secs(60);
 
-/// Minimum part of an NVML sample during which an occupying process had work on the card, in percent.
+/// Minimum part of an NVML sample, in percent, during which a process must have had work to count as occupying the
+/// card.
 const OCCUPIES_PERCENT: u32 = 10;
 
 /// Maximum wait for the first poll.
-// TIMEOUT: NVML answers within a fraction of a second; without an answer an owner serves anyway.
+// TIMEOUT: NVML replies within a fraction of a second; an owner starts to serve even without a reply.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The thread. Dropping it ends the thread.
+/// Handle of the thread. Dropping it stops the thread.
 #[derive(Debug)]
 pub(super) struct Users {
     end: Option<Sender<()>>,
@@ -41,8 +42,8 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// Begins to monitor the card with this identity; `driver` is the path of the driver's library, which is in the
-    /// same folder as NVML. Returns after the first poll, or if NVML has failed.
+    /// Starts to monitor the card with this identity. `driver` is the path of the driver's library; NVML's library is
+    /// in the same folder. Returns after the first poll, or if NVML has failed.
     pub(super) fn start(driver: &Path, uuid: [u8; 16], card: &Arc<dyn Driver>, notes: &Notes) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
@@ -59,7 +60,7 @@ impl Users {
             loop {
                 let put = |note| {
                     notes.put(note);
-                    // The caller only waits for the first poll.
+                    // The caller waits only for the first poll.
                     let _ = first.send(());
                 };
                 let watched = watch(&path, uuid, &*card, &put, &ended, &mut fails);
@@ -71,7 +72,8 @@ impl Users {
                 if fails.0 == 1 {
                     tracing::warn!(
                         %path, %error, again_in = ?again,
-                        "NVML cannot say who uses the card: nobody learns who bypasses its owner until it can"
+                        "NVML cannot list the processes that use the card: until it can, processes that bypass the \
+                         owner are not detected"
                     );
                 } else {
                     tracing::debug!(%path, %error, again_in = ?again, "NVML fails still");
@@ -95,27 +97,27 @@ impl Drop for Users {
     }
 }
 
-/// Consecutive failures of NVML.
+/// Number of consecutive failures of NVML.
 #[derive(Debug, Default)]
 struct Fails(u32);
 
 impl Fails {
-    /// Records a failure of NVML; returns the time until the next attempt.
+    /// Records a failure of NVML. Returns the delay before the next attempt.
     fn again(&mut self) -> Duration {
         let wait = MIN_RETRY_DELAY.saturating_mul(2u32.saturating_pow(self.0)).min(AGAIN_MOST);
         self.0 = self.0.saturating_add(1);
         wait
     }
 
-    /// Records an answer of NVML.
+    /// Records a successful call of NVML.
     fn none(&mut self) {
         if std::mem::take(&mut self.0) > 0 {
-            tracing::info!("NVML says again who uses the card");
+            tracing::info!("NVML lists the processes that use the card again");
         }
     }
 }
 
-/// Polls until the monitoring ends, or NVML fails.
+/// Polls until monitoring is stopped or NVML fails.
 fn watch(
     path: &Path,
     uuid: [u8; 16],
@@ -137,7 +139,8 @@ fn watch(
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
-        // The owner has a context: if NVML does not list it, as in a container, its other numbers are not valid either.
+        // The owner has a context. If NVML does not list it, as in a container, NVML's other numbers are not valid
+        // either.
         let (mine, others): (Vec<_>, Vec<_>) = users.into_iter().partition(|user| user.pid == std::process::id());
         let own = !mine.is_empty();
         if own {
@@ -149,13 +152,13 @@ fn watch(
                     let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
                     Event::InUseForNobody(used.saturating_sub(of_processes))
                 }
-                // Some systems do not report the bytes of a process.
+                // Some systems do not report the memory of a process.
                 _ => Event::Blind,
             }));
         }
         if comparable != Some(own) && !own {
             put(Note::Event(Event::Blind));
-            tracing::info!("NVML does not show this process: nobody learns who bypasses the card's owner");
+            tracing::info!("NVML does not list this process: processes that bypass the card's owner are not detected");
         }
         comparable = Some(own);
         if ended.recv_timeout(POLL_INTERVAL) != Err(RecvTimeoutError::Timeout) {
@@ -164,7 +167,7 @@ fn watch(
     }
 }
 
-/// Returns the processes that occupied the card since the time of `sampled`. Returns an empty set if NVML does not
+/// Returns the processes that have occupied the card since the time of `sampled`. The set is empty if NVML does not
 /// report this.
 fn occupants(device: &Device<'_>, sampled: &mut u64) -> BTreeSet<u32> {
     let samples = device.process_utilization_stats(*sampled).unwrap_or_default();
@@ -183,7 +186,7 @@ fn users(device: &Device<'_>, sampled: &mut u64) -> Result<Vec<User>, NvmlError>
                 UsedGpuMemory::Used(bytes) => Some(bytes),
                 UsedGpuMemory::Unavailable => None,
             };
-            // A process chooses its name: it must not start a new log line or send commands to a terminal.
+            // A process chooses its name, which must not start a new log line or send commands to a terminal.
             let program = program.trim().replace(char::is_control, "\u{fffd}");
             User { pid: process.pid, program, bytes, occupies: occupants.contains(&process.pid) }
         })

@@ -1,4 +1,4 @@
-//! The physical pieces: handles, the owner's own mappings of them, and descriptors.
+//! The physical pieces: their handles, the owner's own mappings of them, and their descriptors.
 
 use crate::core::PieceId;
 use owner_driver::{Address, Driver, DriverError, Handle, Memory, Queue};
@@ -16,12 +16,12 @@ pub(super) struct New {
 }
 
 impl New {
-    /// Returns true if zeroing the piece takes less time than the wait for the card.
+    /// Returns true if zeroing the piece takes less time than waiting for the card.
     pub(super) fn is_quick(&self) -> bool {
         self.memory == Memory::Device && self.zeroed
     }
 
-    /// Returns the queue that zeroes it, if any.
+    /// Returns the queue that zeroes the piece, if it must be zeroed.
     fn queue(&self) -> Option<Queue> {
         self.zeroed.then_some(match self.memory {
             Memory::Device => Queue::Zero,
@@ -30,7 +30,7 @@ impl New {
     }
 }
 
-/// A piece that exists.
+/// A piece that was made.
 #[derive(Clone, Debug)]
 struct Physical {
     handle: Handle,
@@ -42,22 +42,22 @@ struct Physical {
 #[derive(Debug)]
 struct State {
     pieces: BTreeMap<PieceId, Physical>,
-    /// Descriptors of pieces that came with a message and are not mapped.
+    /// Descriptors of pieces that came with a message and are not mapped yet.
     received: BTreeMap<PieceId, OwnedFd>,
-    /// Unmapped addresses of a chunk's size.
+    /// Unmapped address ranges of a chunk's size.
     free: Vec<Address>,
     /// Pieces that were ordered and are still wanted.
     ordered: BTreeSet<PieceId>,
 }
 
 impl State {
-    /// Returns the number of descriptors of pieces.
+    /// Returns the number of descriptors held for pieces.
     fn descriptors(&self) -> usize {
         self.pieces.len() + self.received.len()
     }
 }
 
-/// All pieces of a card. The lock is never held during a call of the driver.
+/// All pieces of a card. The lock is never held during a driver call.
 pub(super) struct Vault {
     driver: Arc<dyn Driver>,
     bytes: u64,
@@ -67,7 +67,7 @@ pub(super) struct Vault {
 }
 
 impl Vault {
-    /// Creates a vault for at most this many pieces of `bytes` bytes, with this many descriptors.
+    /// Creates a vault for at most `most` pieces of `bytes` bytes, with at most `descriptors_most` descriptors.
     pub(super) fn new(
         driver: Arc<dyn Driver>,
         bytes: u64,
@@ -75,7 +75,7 @@ impl Vault {
         descriptors_most: usize,
     ) -> Result<Self, DriverError> {
         let start = driver.reserve(bytes * most)?;
-        // The lowest addresses are used first.
+        // Use the lowest addresses first.
         let free = (0..most).rev().map(|at| start.plus(at * bytes)).collect();
         let (pieces, received, ordered) = Default::default();
         Ok(Self { driver, bytes, descriptors_most, state: Mutex::new(State { pieces, received, free, ordered }) })
@@ -90,7 +90,7 @@ impl Vault {
         &*self.driver
     }
 
-    /// Keeps a descriptor that came with a message, if the limit allows: otherwise it cannot be imported.
+    /// Stores a descriptor that came with a message, if the limit allows. Otherwise the piece cannot be imported.
     pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {
@@ -98,17 +98,17 @@ impl Vault {
         }
     }
 
-    /// Orders a piece. [`Self::cancel`] can cancel the order until the piece is being made.
+    /// Orders a piece. [`Self::cancel`] can cancel the order until a worker starts to make the piece.
     pub(super) fn order(&self, piece: PieceId) {
         self.lock().ordered.insert(piece);
     }
 
-    /// Cancels the order of a piece, if the piece is not being made yet.
+    /// Cancels the order of a piece, unless a worker is already making the piece.
     pub(super) fn cancel(&self, piece: PieceId) {
         self.lock().ordered.remove(&piece);
     }
 
-    /// Returns true if an ordered piece is still wanted: from now on [`Self::drop_piece`] releases it.
+    /// Returns true if an ordered piece is still wanted. From now on, [`Self::drop_piece`] releases it.
     pub(super) fn begins(&self, piece: PieceId) -> bool {
         self.lock().ordered.remove(&piece)
     }
@@ -146,7 +146,7 @@ impl Vault {
         begun.into_iter().map(end).collect()
     }
 
-    /// Makes a piece and begins to zero it, if requested.
+    /// Makes a piece and starts to zero it, if requested.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
             return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));
@@ -168,7 +168,7 @@ impl Vault {
         }
     }
 
-    /// Maps a piece that a program brought.
+    /// Maps a piece that a program has brought.
     pub(super) fn import(&self, piece: PieceId) -> Result<Memory, DriverError> {
         let descriptor = self.lock().received.remove(&piece).ok_or(DriverError::Missing("descriptor of a chunk"))?;
         let handle = self.driver.import(descriptor.as_fd())?;
@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards: the
-    /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
+    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards, because
+    /// the memory is still in use elsewhere, or because another process has allocated the same amount in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));
@@ -213,7 +213,7 @@ impl Vault {
         }
     }
 
-    /// Copies pieces and waits for the copies.
+    /// Copies pieces and waits until the copies complete.
     pub(super) fn copy(&self, queue: Queue, pieces: &[(PieceId, PieceId)]) -> Result<(), DriverError> {
         let places: Vec<(Address, Address)> = {
             let state = self.lock();
@@ -221,7 +221,7 @@ impl Vault {
             pieces.iter().filter_map(|(from, to)| Some((at(from)?, at(to)?))).collect()
         };
         if places.len() != pieces.len() {
-            return Err(DriverError::Missing("piece that is to be copied"));
+            return Err(DriverError::Missing("the piece to copy"));
         }
         for (from, to) in places {
             self.driver.copy(queue, to, from, self.bytes)?;
@@ -242,13 +242,14 @@ impl Vault {
         let done = self.driver.unmap(at, self.bytes).and_then(|()| self.driver.release(handle));
         match done {
             Ok(()) => self.lock().free.push(at),
-            Err(error) => tracing::error!(%error, "a chunk's memory cannot be given up"),
+            Err(error) => tracing::error!(%error, "the memory of a chunk cannot be released"),
         }
     }
 }
 
 impl Drop for Vault {
-    /// Releases the owner's part of all pieces. Programs keep their parts, and bring them to the next owner.
+    /// Releases the owner's references to all pieces. Programs keep their references, and bring the pieces to the next
+    /// owner.
     fn drop(&mut self) {
         let pieces = std::mem::take(&mut self.lock().pieces);
         for Physical { handle, at, descriptor, .. } in pieces.into_values() {

@@ -1,4 +1,4 @@
-//! Threads that call the driver.
+//! The threads that call the driver.
 
 use super::vault::{New, Vault};
 use super::{Note, Notes};
@@ -14,24 +14,25 @@ use vram::TenantId;
 
 /// Maximum number of pieces that are released together, between two readings of the card's free memory.
 const GIVEN_UP_TOGETHER: usize = 64;
-/// Zeroed pieces of the card that are awaited together: zeroing one takes less time than its wait for the card.
+/// Maximum number of zeroed card pieces that are awaited together. Zeroing a piece takes less time than waiting for the
+/// card.
 const MAX_ZEROED_PER_WAIT: usize = 16;
 
-/// Task of a worker.
+/// A worker's task.
 #[derive(Debug)]
 enum Job {
     Make(New),
     Import(PieceId),
-    /// Releases a piece, with the tenant that had it, and whether the tenant had reported the release.
+    /// Releases a piece. Contains the tenant that had it, and whether the tenant had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
 
-/// Maximum number of processes that the driver suspends at a time.
+/// Maximum number of processes that the driver suspends concurrently.
 const SUSPENDING_MOST: usize = 16;
 
-/// The workers. On drop, each worker completes its orders and ends, except suspensions: the driver waits without limit
-/// for a stopped process.
+/// The workers. On drop, each worker completes its orders and ends. Suspensions are not awaited, because the driver
+/// waits for a stopped process without a limit.
 pub(super) struct Workers {
     card: Option<Sender<Job>>,
     host: Option<Sender<Job>>,
@@ -68,12 +69,12 @@ impl Workers {
         put(&self.card, Job::Import(piece));
     }
 
-    /// Releases a piece, after the earlier orders for its memory.
+    /// Releases a piece after the earlier orders for its memory.
     pub(super) fn drop_piece(&self, piece: PieceId, memory: Option<Memory>, by: Option<(TenantId, bool)>) {
         self.vault.cancel(piece);
         match memory {
             Some(memory) => put(self.maker(memory), Job::Drop(piece, by)),
-            // Either worker may be making the piece; the second one finds no order.
+            // Either worker may be making the piece. The second one finds no order.
             None => {
                 put(&self.card, Job::Drop(piece, None));
                 put(&self.host, Job::Drop(piece, None));
@@ -88,13 +89,13 @@ impl Workers {
         }
     }
 
-    /// Makes the driver suspend a process, on a separate thread: a call that does not return does not delay others.
+    /// Makes the driver suspend a process on a separate thread, so that a call that hangs does not delay others.
     pub(super) fn suspend(&self, session: SessionId, pid: u32) {
         let (vault, notes, suspending) = (Arc::clone(&self.vault), self.notes.clone(), Arc::clone(&self.suspending));
         let failed = Event::Suspended { session, done: false };
         if suspending.fetch_add(1, Ordering::SeqCst) >= SUSPENDING_MOST {
             suspending.fetch_sub(1, Ordering::SeqCst);
-            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: this one is killed");
+            tracing::warn!(pid, most = SUSPENDING_MOST, "too many programs are being suspended: killing this program");
             return self.notes.put(Note::Event(failed));
         }
         let body = move || {
@@ -106,7 +107,7 @@ impl Workers {
             notes.put(Note::Event(Event::Suspended { session, done: done.is_ok() }));
         };
         if let Err(error) = std::thread::Builder::new().name("cuda-suspend".into()).spawn(body) {
-            tracing::warn!(pid, %error, "no thread to suspend a program: it is killed");
+            tracing::warn!(pid, %error, "no thread to suspend a program: killing the program");
             self.suspending.fetch_sub(1, Ordering::SeqCst);
             self.notes.put(Note::Event(failed));
         }
@@ -149,7 +150,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
                         Err(_) => break,
                     }
                 }
-                // Requests of a connection that has ended are no longer served.
+                // Requests of a closed connection are no longer served.
                 together.retain(|new| vault.begins(new.piece));
                 for (New { piece, memory, .. }, made) in vault.make(together) {
                     if let Err(error) = &made {
@@ -200,7 +201,7 @@ fn work(vault: &Vault, notes: &Notes, jobs: &Receiver<Job>) {
     }
 }
 
-/// Ends the owner if the card was lost.
+/// Stops the owner if the card was lost.
 fn note_lost(error: &DriverError, notes: &Notes) {
     if error.is_card_lost() {
         notes.put(Note::CardLost(error.to_string()));

@@ -1,13 +1,13 @@
 //! Takes as much card memory as possible beyond its account, through ordinary calls or by bypassing the library.
-//! Another mode searches for cards. Used by the `hostile` tests.
+//! Another mode searches for cards. The `hostile` tests use this program.
 //!
-//! UNSAFETY: none; the calls are made by [`cuda_rig::Cuda`].
+//! UNSAFETY: none; [`cuda_rig::Cuda`] makes the calls.
 
 use anyhow::{Context as _, Result};
 use clap::{Parser, Subcommand};
 use cuda_rig::{Cuda, Failed, nvml};
 
-/// Number of bytes per allocation.
+/// Size of an allocation in bytes.
 const STEP_BYTES: u64 = 2 << 20;
 
 #[derive(Parser)]
@@ -18,20 +18,20 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum What {
-    /// Maps memory that only the driver can have, and releases its handle, until the driver refuses or a limit is
+    /// Maps memory that only the driver can provide, and releases its handle, until the driver refuses or a limit is
     /// reached.
     Released {
         /// Maximum size in MiB.
         #[arg(long, default_value_t = 96)]
         mib: u64,
     },
-    /// Bypasses the library to call the driver, after it has become a tenant's program.
+    /// Bypasses the library and calls the driver after it has become a tenant's program.
     Past {
         /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Bypasses the library to occupy the card, and requests a turn in the meantime.
+    /// Bypasses the library to occupy the card, and requests a turn while it does so.
     Occupy {
         /// Time in milliseconds.
         #[arg(long)]
@@ -43,7 +43,7 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Sets limits of its context that consume memory: stack, heap and the buffer of `printf`.
+    /// Raises the limits of its context that consume memory: stack, heap and `printf` buffer.
     Limits {
         /// Size of each limit in MiB.
         #[arg(long)]
@@ -55,18 +55,18 @@ enum What {
         #[arg(long)]
         count: u64,
     },
-    /// Allocates from a pool that can be shared, until the driver refuses.
+    /// Allocates from a shareable pool until the driver refuses.
     Pool,
     /// Allocates managed memory until the driver refuses.
     Managed,
-    /// Prints the cards that it finds as JSON: through the driver, through NVML, and through the names of the first
+    /// Prints the cards that it finds as JSON: through the driver, through NVML, and by the identities of the first
     /// machine's cards.
     Cards,
 }
 
 fn main() -> Result<()> {
     let what = Args::parse().what;
-    // numba, warp and ffmpeg do the same. The name that is opened second must be the same library.
+    // numba, warp and ffmpeg open both names. The second name must refer to the same library.
     let first = Cuda::load("libcuda.so")?;
     if let What::Cards = what {
         return cards(first);
@@ -92,15 +92,15 @@ fn main() -> Result<()> {
             cuda.release(handle)
         })?,
         What::Past { mib } => {
-            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
-            // This process already uses the card: open another library of the same name, or the driver by its path.
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
+            // This process already uses the card. Open another library with the same name, or the driver by its path.
             let real = Cuda::open(&path)?;
             take(mib, &mut || real.alloc(STEP_BYTES).map(drop))?;
         }
         What::Occupy { ms } => {
             let word = cuda.alloc(4096)?;
             cuda.set(word, 0, 8)?;
-            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("no driver is named")?;
+            let path = std::env::var(cuda_protocol::DRIVER_VARIABLE).context("the driver's path is missing")?;
             let real = Cuda::open(&path)?;
             real.launch(real.kernel("spin")?, &[ms * 1000, word], real.stream()?)?;
             taken = ms;
@@ -114,8 +114,7 @@ fn main() -> Result<()> {
             taken = mib;
         }
         What::Limits { mib } => {
-            // A stack limit adds bytes beyond 1 KiB for each of 1024 threads; other limits are the total number of
-            // bytes.
+            // The stack limit takes memory for each of 1024 threads beyond the first KiB; the other limits are totals.
             cuda.limit(0, 1024 + (mib << 10))?;
             cuda.limit(1, (mib << 20) + (1 << 20))?;
             cuda.limit(2, (mib << 20) + (8 << 20))?;

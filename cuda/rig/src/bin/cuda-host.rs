@@ -1,5 +1,5 @@
-//! A CUDA program for tests that uses pinned memory, functions of the host in a stream, large copies of pageable
-//! memory, the thread's own default stream and events. It checks each result, and prints a checksum.
+//! A CUDA program for tests. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
+//! thread's own default stream and events. It checks each result and prints a checksum.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words of the buffers: more than fits into any staging memory.
+/// Number of words in the buffers. They exceed any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
@@ -26,8 +26,8 @@ fn function<T: Copy>(library: *mut c_void, name: &str) -> Result<T> {
     let name = CString::new(name)?;
     // SAFETY: the library is loaded.
     let found = unsafe { libc::dlsym(library, name.as_ptr()) };
-    ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "no function {name:?}");
-    // SAFETY: the caller names the type of the function, which is as large as a pointer.
+    ensure!(!found.is_null() && size_of::<T>() == size_of::<usize>(), "function {name:?} does not exist");
+    // SAFETY: the caller specifies the type of the function, which has the size of a pointer.
     Ok(unsafe { std::mem::transmute_copy(&found) })
 }
 
@@ -40,7 +40,7 @@ type Launch = unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void), *mut 
 
 fn main() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
-    // SAFETY: the library is loaded already; this is another reference.
+    // SAFETY: the library is already loaded; this adds a reference.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     let alloc: unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int = function(library, "cuMemHostAlloc")?;
     let free: unsafe extern "C" fn(*mut u64) -> c_int = function(library, "cuMemFreeHost")?;
@@ -54,25 +54,25 @@ fn main() -> Result<()> {
     cuda.write(at, &data)?;
     ensure!(cuda.read(at, WORDS)? == data, "pageable bytes changed");
 
-    // Pinned memory: the card and the program see the same bytes at the same address.
+    // Pinned memory: the card and the program access the same bytes at the same address.
     let mut pinned = std::ptr::null_mut::<u64>();
     // SAFETY: the pointer points to a local.
     good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
-    // SAFETY: the memory has that many words, and nothing else uses it now.
+    // SAFETY: the memory has this many words, and no other code uses it now.
     unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);
     cuda.copy(at, pinned as u64, BYTES as u64, stream)?;
     cuda.launch(add, &[at, WORDS as u64, 5], stream)?;
     cuda.copy(pinned as u64, at, BYTES as u64, stream)?;
-    // A host function runs after the copy and sees its bytes, and later work waits for it.
-    // SAFETY: the function takes any argument.
+    // A host function runs after the copy and sees its bytes, and later work waits for the function. SAFETY: the
+    // function accepts any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 3 as *mut c_void) })?;
     // SAFETY: as above.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 4 as *mut c_void) })?;
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 7, "host functions ran: {SEEN:?}");
-    // A host function in a graph runs at each launch; any other host function runs once.
+    // A host function in a graph runs at each launch; any other host function runs only once.
     cuda.begin_capture(stream)?;
-    // SAFETY: the function takes any argument.
+    // SAFETY: the function accepts any argument.
     good("cuLaunchHostFunc", unsafe { launch(stream, count, 100 as *mut c_void) })?;
     let graph = cuda.end_capture(stream)?;
     for _ in 0..3 {
@@ -82,16 +82,16 @@ fn main() -> Result<()> {
     }
     cuda.finish(stream)?;
     ensure!(SEEN.load(Ordering::SeqCst) == 310, "host functions of a graph ran: {SEEN:?}");
-    // SAFETY: the copy is done.
+    // SAFETY: the copy is complete.
     let copied = unsafe { std::slice::from_raw_parts(pinned, WORDS) };
     ensure!(copied.iter().zip(&data).all(|(a, b)| *a == b.wrapping_add(5)), "pinned bytes are wrong");
 
     // A kernel writes pinned memory directly.
     cuda.launch(fill, &[pinned as u64, 1000, 42], stream)?;
     cuda.finish(stream)?;
-    // SAFETY: the kernel is done.
+    // SAFETY: the kernel has finished.
     ensure!(unsafe { pinned.add(999).read_volatile() } == 1041, "the kernel wrote elsewhere");
-    // SAFETY: the memory is not used any longer.
+    // SAFETY: the memory is no longer used.
     good("cuMemFreeHost", unsafe { free(pinned) })?;
 
     // Each thread has its own default stream.

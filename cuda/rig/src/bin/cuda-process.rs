@@ -1,10 +1,10 @@
-//! A CUDA program with its own process management: it forks, handles signals, starts children, and closes descriptors
-//! and libraries.
+//! A CUDA program that manages processes itself: it forks, handles signals, starts children, and closes descriptors and
+//! libraries.
 //!
-//! Each subcommand prints the same output as without the library, or fails.
+//! Each subcommand prints the same output as without the library, or it fails.
 //!
-//! UNSAFETY: calls driver functions knowing only their number of arguments, and the C library's process and signal
-//! functions.
+//! UNSAFETY: calls driver functions of which only the number of arguments is known, and the C library's process and
+//! signal functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_int, c_void};
@@ -27,7 +27,7 @@ struct Args {
 /// Methods of creating a child.
 #[derive(Clone, Copy, ValueEnum)]
 enum Way {
-    /// `fork`, which runs the handlers of libraries.
+    /// `fork`, which runs the handlers that libraries have registered.
     Fork,
     /// The bare system call.
     Clone,
@@ -35,39 +35,40 @@ enum Way {
 
 #[derive(Subcommand)]
 enum What {
-    /// Forks after the driver was initialised, and calls each function in the child, however it was found.
+    /// Forks after the driver was initialised, and calls each function in the child, with each way to find the
+    /// function.
     Fork {
         /// Method of creating the child.
         #[arg(long, default_value = "fork")]
         way: Way,
     },
-    /// Forks after the driver was found but before it is initialised, and works in a grandchild.
+    /// Forks after the driver was found and before it is initialised, and works in a grandchild.
     ForkBefore,
-    /// Receives SIGTERM, which was blocked during the driver's initialisation, through a descriptor. Prints the threads
-    /// that block no signals.
+    /// Receives SIGTERM through a descriptor. The signal was blocked during the driver's initialisation. Prints the
+    /// threads that do not block signals.
     Signals,
-    /// Prints the limit of open files of this process and of its children, and the descriptors that a child inherits.
+    /// Prints the limit on open files of this process and of its children, and the descriptors that a child inherits.
     Children {
-        /// Size of the memory to allocate first, in MiB.
+        /// Amount of memory to allocate first, in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Closes the standard descriptors, then initialises the driver and works; writes to a file which of them are open
-    /// after that.
+    /// Closes the standard descriptors, then initialises the driver and works. Writes to a file which standard
+    /// descriptors are open afterwards.
     Closed {
         /// The file.
         file: String,
     },
     /// Frees all memory except one word, in a stream and directly, and then works without a pause until standard input
-    /// ends. Prints the MiB of free memory.
+    /// ends. Prints the free memory in MiB.
     Freed {
-        /// Size of the freed memory in MiB.
+        /// Amount of memory to free, in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Forgets its environment and its working directory, waits for a line on standard input, and allocates.
+    /// Clears its environment, changes its working directory, waits for a line on standard input, and allocates.
     Forgets,
-    /// Loads the library by hand, initialises the driver and closes the library while its thread runs.
+    /// Loads the library explicitly, initialises the driver, and closes the library while the library's thread runs.
     Unload,
 }
 
@@ -75,10 +76,10 @@ enum What {
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
-/// A function of the driver, with at least as many arguments as any function has.
+/// A driver function, called with at least as many arguments as any function has.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// Functions that the library replaces or that pass its gate, and others; all need an initialised driver.
+/// Functions that the library replaces, functions that pass its gate, and others. All need an initialised driver.
 const FUNCTIONS: [&str; 24] = [
     "cuInit",
     "cuDeviceGetCount",
@@ -119,9 +120,9 @@ fn main() -> Result<()> {
     }
 }
 
-/// The driver's library, found through the loader; only [`unload`] closes it.
+/// Returns the driver's library, found through the loader. Only [`unload`] closes it.
 fn library() -> Result<*mut c_void> {
-    // SAFETY: every program loads this library in this way.
+    // SAFETY: every program loads this library in the same way.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     ensure!(!library.is_null(), "no libcuda.so.1");
     Ok(library)
@@ -136,16 +137,16 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 }
 
 fn call(function: *mut c_void) -> c_int {
-    // SAFETY: every function refuses zeros and ignores further arguments.
+    // SAFETY: every function refuses zeros and ignores surplus arguments.
     unsafe {
         let function: Function = std::mem::transmute(function);
         function(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
     }
 }
 
-/// Runs `work` in a child and returns its result. Fails if the child did not end by itself.
+/// Runs `work` in a child and returns its result. Fails if a signal killed the child.
 fn in_child(way: Way, work: impl FnOnce() -> i32) -> Result<i32> {
-    // SAFETY: the child calls the driver and the system, and ends without running the parent's code.
+    // SAFETY: the child calls the driver and the system, and exits without running the parent's code.
     let child = unsafe {
         match way {
             Way::Fork => libc::fork(),
@@ -183,7 +184,7 @@ fn fork(way: Way) -> Result<()> {
     let status = in_child(way, || {
         let said = found.iter().map(|&(name, how, function)| (name, how, call(function)));
         let mut text = String::new();
-        // The numbers of the library's descriptors now refer to the child's own sockets.
+        // The descriptor numbers that the library used now belong to the child's own sockets.
         let sockets: Vec<_> = (0..64).filter_map(|_| UnixStream::pair().ok()).collect();
         for (name, how, code) in said.filter(|said| said.2 != 3) {
             let _ = writeln!(text, "{name} by {how}: {code}");
@@ -195,7 +196,7 @@ fn fork(way: Way) -> Result<()> {
                     let mut end = end;
                     end.read(&mut [0; 4096])
                 } {
-                    let _ = writeln!(text, "{bytes} bytes in a socket of the child's");
+                    let _ = writeln!(text, "{bytes} bytes in a socket of the child");
                 }
             }
         }
@@ -216,7 +217,7 @@ fn fork_before() -> Result<()> {
     let library = library()?;
     let version = symbol(library, "cuDriverGetVersion")?;
     ensure!(call(version) == 1, "a null pointer is refused, by the driver");
-    // A server that has loaded the library starts its workers, which start their own workers.
+    // A server that has loaded the library starts workers, which start their own workers.
     let work = || {
         let works = || -> Result<()> {
             let cuda = Cuda::open("libcuda.so.1")?;
@@ -234,20 +235,20 @@ fn fork_before() -> Result<()> {
         }
     };
     let status = in_child(Way::Fork, || in_child(Way::Fork, work).unwrap_or(2))?;
-    ensure!(status == 0, "the child's child ended with {status}");
+    ensure!(status == 0, "the grandchild ended with {status}");
     let status = in_child(Way::Fork, work)?;
     ensure!(status == 0, "the child ended with {status}");
     println!("children work");
     Ok(())
 }
 
-/// Returns the threads of this process by name, each with the signals that it blocks.
+/// Returns the threads of this process by name, each with the set of signals that it blocks.
 fn threads() -> Result<Vec<(String, u64)>> {
     let mut threads = Vec::new();
     for entry in std::fs::read_dir("/proc/self/task")? {
         let status = std::fs::read_to_string(entry?.path().join("status"))?;
         let field = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
-        let blocked = u64::from_str_radix(field("SigBlk:").context("a thread has a mask")?, 16)?;
+        let blocked = u64::from_str_radix(field("SigBlk:").context("the thread's signal mask is unreadable")?, 16)?;
         threads.push((field("Name:").unwrap_or_default().to_owned(), blocked));
     }
     Ok(threads)
@@ -256,7 +257,7 @@ fn threads() -> Result<Vec<(String, u64)>> {
 fn signals() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;
-    // SAFETY: only this thread blocks the signal, as in a program without other threads.
+    // SAFETY: only this thread blocks the signal, as in a program with a single thread.
     let mut taken = unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
@@ -267,19 +268,19 @@ fn signals() -> Result<()> {
         std::fs::File::from(OwnedFd::from_raw_fd(descriptor))
     };
     for _ in 0..3 {
-        // SAFETY: a signal to this process.
+        // SAFETY: the signal goes to this process.
         unsafe { libc::kill(libc::getpid(), libc::SIGTERM) };
         let mut information = [0; size_of::<libc::signalfd_siginfo>()];
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Signals that can be blocked: the C library reserves two for itself, and a sandbox around the program answers a
-    // thread's own system call with SIGSYS.
+    // Signals that can be blocked. The C library reserves two signals for itself, and a sandbox around the program
+    // responds to a thread's own system call with SIGSYS.
     let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGSYS - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
         threads()?.into_iter().filter(|(name, blocked)| name != main.trim() && blocked | own != !0).collect();
-    ensure!(open.is_empty(), "threads that take the program's signals: {open:x?}");
+    ensure!(open.is_empty(), "threads that do not block the program's signals: {open:x?}");
     println!("signals are the program's");
     Ok(())
 }
@@ -297,7 +298,7 @@ fn open_descriptors() -> Result<Vec<i32>> {
     numbers.collect()
 }
 
-/// Returns the limit of open files that a new program finds, and the number of its descriptors.
+/// Returns the limit on open files in a new program, and the number of its descriptors.
 fn child() -> Result<Vec<String>> {
     let script = "ulimit -n; ls /proc/self/fd | wc -l";
     let child = Command::new("/bin/sh").args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::null()).output()?;
@@ -308,17 +309,17 @@ fn children(mib: u64) -> Result<()> {
     let soft = 256;
     let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
     // SAFETY: the pointer points to a local.
-    ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "the limit stays");
+    ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "cannot set the limit");
     let before: Vec<i32> = open_descriptors()?;
     let expected = child()?;
     ensure!(expected.first().is_some_and(|said| *said == soft.to_string()), "a child says {expected:?}");
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(mib << 20)?;
     cuda.set(at, 1, mib << 20)?;
-    ensure!(limit()? == (soft, limits.rlim_max), "the limit is {:?} now", limit()?);
+    ensure!(limit()? == (soft, limits.rlim_max), "the limit is now {:?}", limit()?);
     let said = child()?;
     ensure!(said == expected, "a child of the program says {said:?} instead of {expected:?}");
-    // `fork` without `exec` does not copy a descriptor that keeps card memory or the connection alive.
+    // After a `fork` without `exec`, the child has no descriptor that keeps card memory or the connection alive.
     let (mut reader, writer) = std::io::pipe()?;
     let status = in_child(Way::Fork, || {
         let sockets = open_descriptors().unwrap_or_default();
@@ -337,15 +338,15 @@ fn children(mib: u64) -> Result<()> {
     let names = low.iter().map(|number| std::fs::read_link(format!("/proc/self/fd/{number}")));
     let sockets: Vec<_> =
         names.filter_map(Result::ok).filter(|name| name.to_string_lossy().starts_with("socket")).collect();
-    ensure!(sockets.is_empty(), "the library has {sockets:?} in the program's place");
-    println!("the limit is the program's: {}", cuda.read(at, 1)?[0]);
+    ensure!(sockets.is_empty(), "the library uses the low numbers {sockets:?}");
+    println!("the limit is not the program's: {}", cuda.read(at, 1)?[0]);
     Ok(())
 }
 
 fn closed(file: &str) -> Result<()> {
     let mut output = std::fs::File::create(file)?;
     for number in 0..3 {
-        // SAFETY: these are the program's own descriptors, which are no longer used here.
+        // SAFETY: the descriptors belong to the program, and are not used here any more.
         unsafe { libc::close(number) };
     }
     let cuda = Cuda::open("libcuda.so.1")?;
@@ -393,8 +394,8 @@ fn forgets() -> Result<()> {
     let at = cuda.alloc(3 << 20)?;
     cuda.set(at, 1, 3 << 20)?;
     std::env::set_current_dir("/")?;
-    // SAFETY: no other thread of the program reads the environment; the library's thread must not read it.
-    ensure!(unsafe { libc::clearenv() } == 0, "the environment stays");
+    // SAFETY: no other thread of the program reads the environment, and the library's thread must not read it.
+    ensure!(unsafe { libc::clearenv() } == 0, "cannot clear the environment");
     println!("forgot");
     std::io::stdin().read_line(&mut String::new())?;
     let more = cuda.alloc(3 << 20)?;
@@ -411,7 +412,7 @@ fn unload() -> Result<()> {
         ensure!(init(0) == 0, "cuInit");
         libc::dlclose(library);
     }
-    // In the meantime the library's thread tries to reach its owner.
+    // Meanwhile the library's thread tries to connect to its owner.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;

@@ -1,7 +1,7 @@
-//! A CUDA program for tests: finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all its
-//! memory.
+//! A CUDA program for tests. It finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all
+//! its memory.
 //!
-//! The results depend only on the arguments, so that two runs under different conditions can be compared.
+//! The results depend only on the arguments, so two runs under different conditions can be compared.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,8 @@ struct Args {
 
 #[derive(Subcommand)]
 enum What {
-    /// Allocates memory, adds to all words in rounds, through launches and through a graph, and checks each word.
+    /// Allocates memory, adds to all words in several rounds, through launches and through a graph, and checks each
+    /// word.
     Train {
         /// Total size of large allocations of 5 MiB each, in MiB.
         #[arg(long, default_value_t = 40)]
@@ -25,11 +26,11 @@ enum What {
         /// Number of rounds.
         #[arg(long, default_value_t = 50)]
         rounds: u64,
-        /// Additional card time in each round, in microseconds.
+        /// Additional card time per round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
     },
-    /// Keeps the card busy for some wall time; prints the card time that it got, in microseconds.
+    /// Keeps the card busy for some wall time. Prints the card time that it got, in microseconds.
     Busy {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -38,20 +39,20 @@ enum What {
         #[arg(long)]
         ms: u64,
     },
-    /// Keeps the card busy until standard input ends; for each line of input, prints the card time that it got, in
+    /// Keeps the card busy until standard input ends. For each line of input, prints the card time that it got, in
     /// microseconds.
     Count {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
         kernel_us: u64,
-        /// Submits to the thread's own default stream, one kernel at a time, and waits for each.
+        /// Submits to the thread's own default stream, one kernel at a time, and waits for each kernel.
         #[arg(long)]
         own: bool,
-        /// Size of the memory that it also holds, in MiB.
+        /// Amount of memory that it also allocates, in MiB.
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
-    /// Allocates until the driver refuses; prints the total size in MiB.
+    /// Allocates until the driver refuses. Prints the total size in MiB.
     Fill {
         /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 6)]
@@ -63,39 +64,39 @@ enum What {
         #[arg(long, default_value_t = 300)]
         steps: u64,
     },
-    /// Creates a handle of one chunk in each of many threads at the same time.
+    /// Creates a one-chunk handle in each of many threads at the same time.
     Burst {
         /// Number of threads.
         #[arg(long, default_value_t = 100)]
         threads: usize,
     },
-    /// Allocates and frees five lengths alternately after a long kernel in a stream; prints how often an allocation got
-    /// the same address again.
+    /// Allocates and frees memory of five sizes alternately after a long kernel in a stream. Prints how often an
+    /// allocation got a previous address again.
     Cycle {
         /// Number of rounds.
         #[arg(long, default_value_t = 5)]
         rounds: u64,
     },
-    /// Holds memory and waits until standard input ends.
+    /// Allocates memory and waits until standard input ends.
     Hold {
         /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Like `hold`; after a line of standard input, the library's thread no longer answers its owner.
+    /// Like `hold`, but after a line on standard input, the library's thread no longer replies to its owner.
     Stall {
         /// Size of the memory in MiB.
         #[arg(long)]
         mib: u64,
     },
-    /// Measures single calls; prints the nanoseconds of each as JSON.
+    /// Measures single calls. Prints the duration of each in nanoseconds as JSON.
     Calls {
         /// Number of calls of each kind.
         #[arg(long, default_value_t = 2000)]
         count: u32,
     },
-    /// Works on all of its memory and prints its progress until standard input ends; each line of input makes it
-    /// allocate 4 MiB more.
+    /// Works on all of its memory and prints its progress until standard input ends. For each line of input, allocates
+    /// 4 MiB more.
     Live {
         /// Initial size of the memory in MiB.
         #[arg(long)]
@@ -104,7 +105,7 @@ enum What {
         #[arg(long)]
         own: bool,
     },
-    /// Maps its memory itself, at several addresses, and works on it while mappings are created and removed.
+    /// Maps its memory itself at several addresses, and works on it while mappings are created and removed.
     Own {
         /// Size of the memory in MiB.
         #[arg(long, default_value_t = 44)]
@@ -112,21 +113,21 @@ enum What {
         /// Number of rounds.
         #[arg(long, default_value_t = 60)]
         rounds: u64,
-        /// Additional card time in each round, in microseconds.
+        /// Additional card time per round, in microseconds.
         #[arg(long, default_value_t = 0)]
         spin_us: u64,
-        /// Requests memory that can be exported and accessed over the network, like PyTorch.
+        /// Requests memory that can be exported and accessed over the network, as PyTorch does.
         #[arg(long)]
         shareable: bool,
     },
-    /// Shares memory: prints a handle; for each line of standard input, adds 1 to every word and prints the first word.
+    /// Shares memory. Prints a handle. For each line of standard input, adds 1 to every word and prints the first word.
     Share {
         /// Size of the memory in KiB.
         #[arg(long)]
         kib: u64,
     },
-    /// Opens memory that another process shares, and does the same with it; prints the error code if the memory cannot
-    /// be opened.
+    /// Opens memory that another process shares, and works on it like `share`. Prints the error code if the memory
+    /// cannot be opened.
     Attach {
         /// The handle.
         handle: String,
@@ -134,20 +135,20 @@ enum What {
         #[arg(long)]
         kib: u64,
     },
-    /// Runs graphs that allocate; prints the reduction of free memory in MiB, and the results of graphs that request
-    /// too much.
+    /// Runs graphs that allocate. Prints how much the free memory shrinks in MiB, and the results of graphs that
+    /// request too much.
     Graphs,
-    /// Builds a graph from nodes, encodes a tensor map, and asks for the occupancy of clusters; prints the results.
+    /// Builds a graph from nodes, encodes a tensor map, and queries the occupancy of clusters. Prints the results.
     Nodes,
-    /// Copies boxes and arrays, and uses textures and surfaces; prints digests, elements, and results of invalid calls.
+    /// Copies boxes and arrays, and uses textures and surfaces. Prints digests, elements, and results of invalid calls.
     Boxes,
     /// Builds graphs from kernels, copies and functions, and prints their effects.
     Work,
-    /// Registers memory of the program and copies it; prints the results.
+    /// Registers memory of the program and copies it. Prints the results.
     Register,
-    /// Reads more than pinned memory has, which only a guest's library refuses; prints the results.
+    /// Reads beyond the end of pinned memory, which only a guest's library refuses. Prints the results.
     Beyond,
-    /// Links inputs at run time; prints the result's size and digest.
+    /// Links inputs at run time. Prints the result's size and digest.
     Link {
         /// Size of the first input in KiB.
         #[arg(long, default_value_t = 200)]
@@ -155,36 +156,37 @@ enum What {
         /// File with the second input.
         file: std::path::PathBuf,
     },
-    /// For each line of standard input, prints facts that programs ask for often: `capture` begins a capture before,
-    /// `end` ends it, and `copy` copies pageable memory in its stream.
+    /// For each line of standard input, prints properties that programs often query. `capture` begins a capture first,
+    /// `end` ends it, and `copy` copies pageable memory in the capturing stream.
     Facts,
     /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
-    /// Maps its memory itself until it is refused, frees it, and repeats this; prints the MiB of both times.
+    /// Maps its memory itself until a request is refused, frees it, and repeats this. Prints the amount in MiB for both
+    /// rounds.
     OwnFill {
-        /// Size of one handle in MiB.
+        /// Size of a handle in MiB.
         #[arg(long, default_value_t = 6)]
         step_mib: u64,
     },
-    /// Forks after the driver was initialised: the child ends at once, the parent continues.
+    /// Forks after the driver was initialised. The child exits at once, and the parent continues.
     Fork,
-    /// Prints the answers of `cuGetProcAddress` and of memory information.
+    /// Prints the results of `cuGetProcAddress` and of memory queries.
     Look,
-    /// Keeps the card busy and requests memory until standard input ends; for each line of input, prints its gains
+    /// Keeps the card busy and requests memory until standard input ends. For each line of input, prints its progress
     /// since the last line.
     Neighbour {
         /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
         kernel_us: u64,
-        /// Size of the memory that it holds, in MiB.
+        /// Amount of memory that it keeps allocated, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
         /// Interval between two requests for memory, in milliseconds.
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work, opens a capture, and reports that. A line of standard input makes it end the capture, launch the
-    /// captured work, and print the card time of its work, in microseconds.
+    /// Submits work, opens a capture, and prints a line. After a line of standard input, it ends the capture, launches
+    /// the captured work, and prints the card time of its work, in microseconds.
     OpenCapture {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -195,32 +197,32 @@ enum What {
         /// Stream of the work before the capture.
         #[arg(long, value_enum, default_value_t = Where::Other)]
         stream: Where,
-        /// Number of kernels that are submitted one at a time during the capture, in another stream, after a line of
-        /// standard input.
+        /// Number of kernels to submit one at a time during the capture, in another stream, after a line of standard
+        /// input.
         #[arg(long, default_value_t = 0)]
         beside: u64,
     },
-    /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork; never calls the
+    /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork. Never calls the
     /// driver.
     Nvml,
-    /// Makes system calls in the driver's process, through a kernel of the fake driver, and prints their results. Calls
-    /// are separated by `/`; each has its number and up to six arguments: numbers, `last` for the result of the call
-    /// before, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
-    /// `program` for the number of this program's process.
+    /// Makes system calls in the driver's process through a kernel of the fake driver, and prints their results. Calls
+    /// are separated by `/`. Each consists of its number and up to six arguments: numbers, `last` for the result of the
+    /// previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
+    /// `program` for this program's process ID.
     #[command(allow_negative_numbers = true)]
     Syscalls {
         /// The calls.
         #[arg(required = true)]
         words: Vec<String>,
     },
-    /// Prints the processes that NVML shows on the card, and never calls the driver.
+    /// Prints the processes that NVML lists for the card. Never calls the driver.
     Processes,
 }
 
-/// Stream of work before a capture.
+/// Stream of the work before a capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Where {
-    /// A stream other than the capturing stream.
+    /// A stream other than the capturing one.
     Other,
     /// The default stream.
     Default,
@@ -228,9 +230,9 @@ enum Where {
     Thread,
     /// The per-thread default stream of another thread.
     OtherThread,
-    /// The stream that captures.
+    /// The capturing stream.
     Same,
-    /// A stream that is then destroyed.
+    /// A stream that is destroyed afterwards.
     Destroyed,
 }
 
@@ -314,7 +316,7 @@ fn train(cuda: Cuda, mib: u64, rounds: u64, spin_us: u64) -> Result<()> {
         if spin_us > 0 {
             cuda.launch(spin, &[spin_us, result], stream)?;
         }
-        // Make a small stream-ordered allocation and free it again.
+        // Make a small stream-ordered allocation, and free it again.
         let small = cuda.alloc_async(1000, stream)?;
         cuda.launch(fill, &[small, 10, round], stream)?;
         cuda.free_async(small, stream)?;
@@ -347,8 +349,8 @@ fn facts(cuda: Cuda) -> Result<()> {
         let result = match line?.as_str() {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
-            // A later call of the thread reports the error of the copy: the second one at the latest, because the first
-            // one waits for an answer while a capture is open.
+            // A later call of the thread returns the error of the copy. This is the second call at the latest, because
+            // the first one waits for a reply while a capture is open.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
@@ -412,7 +414,7 @@ fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: 
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     cuda.finish_all()?;
-    // A stream that waits for the default stream, and captures, keeps the default stream from being used.
+    // A stream that synchronizes with the default stream keeps the default stream from being used while it captures.
     let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
     let other = cuda.stream()?;
     let stream = match place {
@@ -508,7 +510,7 @@ fn cycle(cuda: Cuda, rounds: u64) -> Result<()> {
     }
     cuda.finish(stream)?;
     let sums = cuda.read(result + 8, LENGTHS as usize)?;
-    ensure!(sums.windows(2).all(|pair| pair[0] != pair[1]), "work has met another's memory: {sums:?}");
+    ensure!(sums.windows(2).all(|pair| pair[0] != pair[1]), "work has accessed other memory: {sums:?}");
     println!("{again}");
     Ok(())
 }
@@ -549,7 +551,7 @@ fn live(cuda: Cuda, mib: u64, own: bool) -> Result<()> {
     let input = lines();
     let (fill, add) = (cuda.kernel("fill")?, cuda.kernel("add")?);
     let stream = cuda.stream()?;
-    // Buffers, each with the contents of its first word.
+    // Buffers, each with the expected value of its first word.
     let mut buffers: Vec<(u64, u64)> = Vec::new();
     let mut wanted = (mib << 20) / EACH;
     let mut step = 0u64;
@@ -591,9 +593,9 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
     cuda.launch(cuda.kernel("fill")?, &[at, words, 100], 0)?;
     cuda.finish(0)?;
     let handle = cuda.share(at)?;
-    ensure!(cuda.share(at)? == handle, "asked for again it is the same");
+    ensure!(cuda.share(at)? == handle, "a second request returns the same handle");
     let own = cuda.attach(handle).err().map(|error| error.code);
-    ensure!(own == Some(201), "a process opens its own: {own:?}");
+    ensure!(own == Some(201), "a process cannot open its own memory: {own:?}");
     println!("{}", handle.0.map(|word| format!("{word:016x}")).join(""));
     rounds(cuda, at, words)?;
     cuda.free(at)?;
@@ -602,7 +604,7 @@ fn share(cuda: Cuda, kib: u64) -> Result<()> {
     Ok(())
 }
 
-/// Adds 1 to every word for each line of standard input; prints the first word if all other words are consistent with
+/// For each line of standard input, adds 1 to every word. Prints the first word if all other words are consistent with
 /// it.
 fn rounds(cuda: Cuda, at: u64, words: u64) -> Result<()> {
     let add = cuda.kernel("add")?;
@@ -629,11 +631,11 @@ fn attach(cuda: Cuda, handle: &str, kib: u64) -> Result<()> {
             return Ok(());
         }
     };
-    ensure!(cuda.attach(handle)? == at, "opened again it is at the same address");
+    ensure!(cuda.attach(handle)? == at, "a second open returns the same address");
     let (base, bytes) = cuda.range(at + 8)?;
-    ensure!(base == at && bytes >= kib << 10, "{at:#x} lies in {bytes} bytes from {base:#x}");
-    ensure!(cuda.share(at).err().map(|error| error.code) == Some(1), "it is shared on");
-    ensure!(cuda.free(at).is_err(), "it is freed by who opened it");
+    ensure!(base == at && bytes >= kib << 10, "{at:#x} is in {bytes} bytes at {base:#x}");
+    ensure!(cuda.share(at).err().map(|error| error.code) == Some(1), "the opened memory cannot be shared again");
+    ensure!(cuda.free(at).is_err(), "a process that opened memory cannot free it");
     println!("{}", cuda.read(at, 1)?[0]);
     rounds(cuda, at, kib * 128)?;
     cuda.detach(at)?;
@@ -667,17 +669,17 @@ fn graphs(cuda: Cuda) -> Result<()> {
     let (before, small) = (free()?, graph(20)?);
     let first = run(small)?;
     let used = before - free()?;
-    ensure!(run(small)? == first && before - free()? == used, "the second run takes more, or gives something else");
+    ensure!(run(small)? == first && before - free()? == used, "the second run uses more memory, or has another result");
     cuda.trim_graphs()?;
-    ensure!(free()? == before, "what was given up is not free");
-    ensure!(run(small)? == first, "after what it had was given up it gives something else");
+    ensure!(free()? == before, "the released memory is not free");
+    ensure!(run(small)? == first, "the result differs after the memory was released");
     cuda.trim_graphs()?;
     let (large, held) = (graph(40)?, cuda.alloc(30 * MIB)?);
     let refused = code(run(large));
-    ensure!(refused == 0 || free()? == before - 30, "something of a refused graph is left");
+    ensure!(refused == 0 || free()? == before - 30, "memory of a refused graph is left");
     cuda.free(held)?;
     let later = code(run(large));
-    // Exceeds this tenant's limit.
+    // The graph exceeds this tenant's limit.
     let never = code(graph(80));
     println!("{used} {refused} {later} {never}");
     Ok(())
@@ -715,7 +717,7 @@ fn look(cuda: Cuda) -> Result<()> {
 fn nvml_says() -> Result<()> {
     let said = nvml::memory()?;
     ensure!(said[0] == said[1], "the versions differ: {said:?}");
-    // SAFETY: the child makes the same call on its only thread and exits without running the parent's code.
+    // SAFETY: the child makes the same call on its only thread, and exits without running the parent's code.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let same = nvml::memory().is_ok_and(|again| again == said);
@@ -725,7 +727,7 @@ fn nvml_says() -> Result<()> {
     let mut status = 0;
     // SAFETY: this process created the child.
     unsafe { libc::waitpid(child, &raw mut status, 0) };
-    ensure!(status == 0, "the child learns something else");
+    ensure!(status == 0, "the child gets another result");
     println!("free={} total={}", said[0].0 >> 20, said[0].1 >> 20);
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! A client of the owner's protocol as a separate process that a test controls with commands: see [`cuda_rig::raw`].
+//! Runs a client of the owner's protocol as a separate process that a test controls through commands; see
+//! [`cuda_rig::raw`].
 
 use std::path::PathBuf;
 
@@ -10,7 +11,7 @@ struct Args {
     /// The owner's socket.
     #[arg(long)]
     socket: PathBuf,
-    /// User to which the process switches first.
+    /// User ID that the process switches to first.
     #[arg(long)]
     uid: Option<u32>,
 }

@@ -1,5 +1,5 @@
-//! A program that uses NVIDIA's CUDA runtime, for tests: loads the given `libcudart.so`, uses each part of it, verifies
-//! all results, and prints what it has done.
+//! A test program that uses NVIDIA's CUDA runtime. It loads the given `libcudart.so`, uses each part of it, verifies
+//! all results, and prints what it did.
 
 use std::ffi::OsString;
 
@@ -11,7 +11,7 @@ use cuda_rig::runtime::Runtime;
 struct Args {
     /// The runtime library.
     library: OsString,
-    /// Number of words of each buffer.
+    /// Number of words per buffer.
     #[arg(long, default_value_t = 100_000)]
     words: u64,
 }
@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let count = runtime.count()?;
     ensure!(count > 0, "no device");
     println!("runtime={own} driver={driver} devices={count} warp={}", runtime.attribute(WARP_SIZE)?);
-    // The second round begins after a reset, with a new context.
+    // The second round starts after a reset, with a new context.
     for round in 0..2 {
         work(&runtime, args.words, round).with_context(|| format!("round {round}"))?;
         runtime.reset()?;

@@ -18,22 +18,22 @@ struct Args {
     /// Chunk size in MiB.
     #[arg(long, default_value_t = 2)]
     chunk_mib: u64,
-    /// Maximum card memory of a process in MiB.
+    /// Maximum card memory per process in MiB.
     #[arg(long, default_value_t = 1024)]
     device_mib: u64,
-    /// Maximum total memory of a process in MiB.
+    /// Maximum total memory per process in MiB.
     #[arg(long, default_value_t = 1024)]
     quota_mib: u64,
     /// Interval between relocations in milliseconds; 0 disables them.
     #[arg(long, default_value_t = 0)]
     relocate_ms: u64,
-    /// Number of chunks in one relocation.
+    /// Number of chunks per relocation.
     #[arg(long, default_value_t = 32)]
     batch: usize,
-    /// Limit of work in flight in microseconds; 0 means no limit.
+    /// Limit on work in flight in microseconds; 0 means no limit.
     #[arg(long, default_value_t = 0)]
     run_ahead_us: u32,
-    /// Length of turns and of pauses in microseconds; 0 means one endless turn.
+    /// Length of turns and of the pauses between them in microseconds; 0 means one endless turn.
     #[arg(long, default_value_t = 0)]
     turn_us: u32,
 }

@@ -1,4 +1,4 @@
-//! Copies of boxes, arrays, textures and surfaces: functions that programs look up by name.
+//! Copies of boxes, arrays, textures and surfaces. Programs look up these functions by name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -79,7 +79,7 @@ struct Descriptor {
     flags: u32,
 }
 
-/// Descriptor of an array with this size, of bytes or of 32-bit numbers.
+/// Returns the descriptor of an array with this size, whose elements are bytes or 32-bit numbers.
 fn described([width, height, depth]: [usize; 3], is_wide: bool) -> Descriptor {
     Descriptor { width, height, depth, format: if is_wide { 3 } else { 1 }, channels: 1, flags: 0 }
 }
@@ -92,7 +92,7 @@ impl End2d {
 }
 
 impl End3d {
-    /// Linear memory with rows and layers of this size.
+    /// Creates an end in linear memory with rows and layers of this size.
     fn linear(kind: u32, address: u64, pitch: usize, rows: usize) -> Self {
         let (host, device) = if kind == HOST { (address, 0) } else { (0, address) };
         Self { kind, host, device, pitch, rows, ..Self::default() }
@@ -108,7 +108,7 @@ impl End3d {
 }
 
 impl Copy3d {
-    /// A copy of one row between two addresses of any kind.
+    /// Creates a copy of one row between two addresses of any kind.
     pub(super) fn line(to: u64, from: u64, bytes: usize) -> Self {
         let end = |address| End3d::linear(UNIFIED, address, bytes, 1);
         Self { from: end(from), to: end(to), width: bytes, height: 1, depth: 1 }
@@ -119,7 +119,7 @@ fn sum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum: u64, byte| (sum ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
 }
 
-/// Bytes that depend on their index.
+/// Returns bytes that depend on their index.
 fn pattern(count: usize) -> Vec<u8> {
     (0..count).map(|at| (at * 31 + at / 251) as u8).collect()
 }
@@ -129,11 +129,11 @@ fn address(bytes: &[u8]) -> u64 {
 }
 
 impl Cuda {
-    /// Copies boxes between pageable and pinned memory, the card and arrays. Returns digests of what came back, and
-    /// results of invalid calls.
+    /// Copies boxes between pageable memory, pinned memory, the card and arrays. Returns digests of the data that was
+    /// copied back, and results of invalid calls.
     pub fn copy_boxes(&self) -> Result<Vec<u64>, Failed> {
         let mut all = Vec::new();
-        // In a message, through the staging area, and with rows that are longer than its pieces.
+        // Copy in a message, through the staging area, and with rows longer than a staging piece.
         for (width, height, pitch) in [(200, 50, 300), (5000, 1000, 5120), (3_000_001, 2, 3_000_320)] {
             all.push(self.there_and_back(width, height, pitch)?);
         }
@@ -171,7 +171,7 @@ impl Cuda {
             width: width - 3,
             height: height - 1,
         };
-        // SAFETY: the structures are locals, and name memory of these sizes.
+        // SAFETY: the structures are local variables, and describe memory of these sizes.
         unsafe {
             check("cuMemcpy2DAsync", copy_async(&raw const to_card, stream))?;
             self.finish(stream)?;
@@ -185,7 +185,7 @@ impl Cuda {
         Ok(sum(&back))
     }
 
-    /// Copies layers to an array of three dimensions, and a part of it back to pageable and to pinned memory.
+    /// Copies layers to a three-dimensional array, and a part of it back to pageable and to pinned memory.
     fn copy_layers(&self) -> Result<Vec<u64>, Failed> {
         let create = function!(self, c"cuArray3DCreate", 12_000, fn(*mut u64, *const Descriptor));
         let describe = function!(self, c"cuArray3DGetDescriptor", 12_000, fn(*mut Descriptor, u64));
@@ -213,7 +213,7 @@ impl Cuda {
             height: 50,
             depth: 10,
         };
-        // SAFETY: the structures are locals, and name memory of these sizes.
+        // SAFETY: the structures are local variables, and describe memory of these sizes.
         unsafe {
             check("cuArray3DCreate", create(&raw mut array, &raw const description))?;
             check("cuArray3DGetDescriptor", describe(&raw mut known, array))?;
@@ -233,7 +233,7 @@ impl Cuda {
         }
     }
 
-    /// Copies between an array of one dimension and all kinds of memory.
+    /// Copies between a one-dimensional array and all kinds of memory.
     fn copy_rows_of_arrays(&self) -> Result<Vec<u64>, Failed> {
         let create = function!(self, c"cuArray3DCreate", 12_000, fn(*mut u64, *const Descriptor));
         let to_array = function!(self, c"cuMemcpyHtoA", 12_000, fn(u64, usize, u64, usize));
@@ -246,7 +246,7 @@ impl Cuda {
         let (source, back) = (pattern(2048), vec![0u8; 2048]);
         let description = described([2048, 0, 0], false);
         let (from, to) = (address(&source), address(&back));
-        // SAFETY: the structures are locals, and the memory has these sizes.
+        // SAFETY: the structures are local variables, and the memory has these sizes.
         unsafe {
             check("cuArray3DCreate", create(&raw mut array, &raw const description))?;
             check("cuMemcpyHtoA", to_array(array, 0, from, 1024))?;
@@ -261,7 +261,7 @@ impl Cuda {
         Ok(vec![sum(&back)])
     }
 
-    /// Copies in a batch.
+    /// Makes several copies in one batch.
     fn copy_batch(&self) -> Result<Vec<u64>, Failed> {
         type Words = *const u64;
         let batch = function!(
@@ -276,7 +276,7 @@ impl Cuda {
         let (order, index) = ([[1u32, 0, 0, 0, 0, 0], [3, 0, 0, 0, 0, 0]], [0u64, 1]);
         let run = |to: [u64; 3], from: [u64; 3], bytes: [u64; 3]| {
             let (to, from, bytes) = (to.as_ptr(), from.as_ptr(), bytes.as_ptr());
-            // SAFETY: all arrays are locals of these lengths.
+            // SAFETY: all arrays are local variables of these lengths.
             check("cuMemcpyBatchAsync", unsafe { batch(to, from, bytes, 3, order.as_ptr(), index.as_ptr(), 2, stream) })
         };
         let bytes = [10, 20_000, 270_000];
@@ -288,7 +288,7 @@ impl Cuda {
         Ok(vec![sum(&back)])
     }
 
-    /// Results of copies that are wrong.
+    /// Returns the results of invalid copies.
     fn copy_wrongly(&self) -> Result<Vec<u64>, Failed> {
         let copy = function!(self, c"cuMemcpy3D", 12_000, fn(*const Copy3d));
         let (card, host) = (self.alloc(4096)?, [0u8; 64]);
@@ -299,12 +299,12 @@ impl Cuda {
         let unknown = Copy3d { to: End3d { kind: 9, ..end }, ..fine };
         let from_host = Copy3d { from: End3d::linear(HOST, address(&host), 16, 4), ..fine };
         let empty = Copy3d { depth: 0, ..fine };
-        // SAFETY: the structures are locals.
+        // SAFETY: the structures are local variables.
         let codes = [fine, narrow, low, unknown, from_host, empty].map(|it| unsafe { copy(&raw const it) } as u64);
         Ok(codes.to_vec())
     }
 
-    /// Reads an array through a texture, and writes it through a surface. Returns the elements, and results of invalid
+    /// Reads an array through a texture and writes it through a surface. Returns the elements, and results of invalid
     /// calls.
     pub fn sample(&self) -> Result<Vec<u64>, Failed> {
         type Words = *const [u64; 18];
@@ -323,7 +323,7 @@ impl Cuda {
         let (stream, result) = (self.stream()?, self.alloc(4096)?);
         let settings = [0u32; 26];
         let mut resource = [0u64; 18];
-        // SAFETY: the structures are locals.
+        // SAFETY: the structures are local variables.
         unsafe {
             check("cuArray3DCreate", create(&raw mut array, &raw const description))?;
             let fill = Copy3d {
@@ -338,7 +338,7 @@ impl Cuda {
             let none = std::ptr::null();
             check("cuTexObjectCreate", texture_of(&raw mut texture, &raw const resource, &raw const settings, none))?;
             check("cuSurfObjectCreate", surface_of(&raw mut surface, &raw const resource))?;
-            // `CU_RESOURCE_TYPE_LINEAR`: bytes of the result.
+            // `CU_RESOURCE_TYPE_LINEAR` on the bytes of the result.
             let mut linear = [0u64; 18];
             linear[..4].copy_from_slice(&[2, result, 1 | 1 << 32, 4096]);
             check("cuTexObjectCreate", texture_of(&raw mut line, &raw const linear, &raw const settings, none))?;
@@ -350,7 +350,7 @@ impl Cuda {
         self.finish(stream)?;
         let mut all = self.read(result, 3)?;
         let wrong = [9u64; 18];
-        // SAFETY: the structures are locals.
+        // SAFETY: the structures are local variables.
         unsafe {
             all.push(surface_of(&raw mut surface, &raw const wrong) as u64);
             all.push(end_surface(surface) as u64);

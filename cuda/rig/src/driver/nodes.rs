@@ -1,5 +1,4 @@
-//! Graphs built from nodes, tensor maps, and the occupancy of clusters: functions that programs look up by
-//! name.
+//! Graphs built from nodes, tensor maps, and the occupancy of clusters. Programs look up these functions by name.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use super::arrays::Copy3d;
 use super::{Cuda, Failed, check};
 
-/// `CUDA_MEMSET_NODE_PARAMS`: bytes in one row.
+/// `CUDA_MEMSET_NODE_PARAMS` for bytes in one row.
 #[repr(C)]
 struct Fill {
     at: u64,
@@ -62,7 +61,7 @@ struct HostNode {
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
-/// Sum of the arguments of all functions that were called. Static: a function gets only its argument.
+/// Sum of the arguments of all called functions. Static: a function gets only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
 /// The stream of the last callback. Static: as above.
 static CALLER: AtomicU64 = AtomicU64::new(0);
@@ -78,7 +77,7 @@ unsafe extern "C" fn count_for_stream(stream: u64, result: c_int, data: u64) {
 
 /// `CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD`.
 const UPLOAD: u64 = 2;
-/// Number of bytes that each node fills.
+/// Number of bytes filled by each node.
 const FILLED: usize = 4096;
 
 impl Fill {
@@ -88,8 +87,8 @@ impl Fill {
 }
 
 impl Cuda {
-    /// Builds a graph of a fill, a child graph with another fill, and the record of an event. Launches it, and launches
-    /// it again with a changed fill. Returns the first words of both parts after each launch.
+    /// Builds a graph of a fill, a child graph with another fill, and an event record. Launches it, and launches it
+    /// again with a changed fill. Returns the first words of both parts after each launch.
     pub fn build_graph(&self) -> Result<[u64; 4], Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -110,7 +109,7 @@ impl Cuda {
         self.raw_event(&raw mut event, 0)?;
         let mut parameters = Instantiation { flags: UPLOAD, stream, node: 0, result: 0 };
         let none = std::ptr::null();
-        // SAFETY: all pointers point to locals of the structures' sizes.
+        // SAFETY: all pointers point to local variables of the structures' sizes.
         unsafe {
             check("cuGraphCreate", create(&raw mut graph, 0))?;
             check("cuGraphCreate", create(&raw mut child, 0))?;
@@ -130,7 +129,7 @@ impl Cuda {
         check("cuEventQuery", unsafe { query(event) })?;
         let [a, b] = look()?;
         let changed = Fill::new(at, 0x33);
-        // SAFETY: the pointer points to a local.
+        // SAFETY: the pointer points to a local variable.
         let result = unsafe { change(made, nodes[0], &raw const changed, self.context) };
         check("cuGraphExecMemsetNodeSetParams", result)?;
         self.raw_graph(made, stream)?;
@@ -139,10 +138,10 @@ impl Cuda {
         Ok([a, b, c, d])
     }
 
-    /// Builds a graph from a kernel, a copy and a function of the program, and launches it: as it is, with changed
+    /// Builds a graph from a kernel, a copy and a function of the program. Launches it unchanged, with changed
     /// parameters of the executable graph, and after a change of the graph itself. Returns the words that the kernel
-    /// filled and the copy took after each launch, the sum of the functions' arguments, the result of a call without
-    /// parameters, an attribute, and the argument of a callback.
+    /// filled and that the copy copied after each launch, the sum of the functions' arguments, the result of a call
+    /// without parameters, an attribute, and the argument of a callback.
     pub fn build_work(&self) -> Result<Vec<u64>, Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));
@@ -188,7 +187,7 @@ impl Cuda {
             Ok::<(), Failed>(())
         };
         self.set(at, 0, 4096)?;
-        // SAFETY: all pointers point to locals of the structures' sizes.
+        // SAFETY: all pointers point to local variables of the structures' sizes.
         unsafe {
             let [a, b, c, d] = &mut nodes;
             check("cuGraphCreate", create(&raw mut graph, 0))?;
@@ -215,7 +214,7 @@ impl Cuda {
         Ok(seen)
     }
 
-    /// Adds a callback to a stream. Returns what the callback has counted.
+    /// Adds a callback to a stream. Returns the callback's count.
     fn call_back(&self, stream: u64, data: u64) -> Result<u64, Failed> {
         let add = function!(self, c"cuStreamAddCallback", 12_000, fn(u64, StreamCallback, u64, u32));
         COUNTED.store(0, Ordering::SeqCst);
@@ -228,7 +227,7 @@ impl Cuda {
         Ok(COUNTED.load(Ordering::SeqCst))
     }
 
-    /// Encodes a tensor map of three dimensions. Returns true if the same arguments give the same result, and another
+    /// Encodes a three-dimensional tensor map. Returns true if the same arguments give the same result, and a different
     /// address gives a different result.
     pub fn encode_map(&self) -> Result<bool, Failed> {
         let encode = function!(
@@ -250,7 +249,7 @@ impl Cuda {
                 c_int,
             )
         );
-        /// `cuTensorMap` must be aligned to 64 bytes.
+        /// `cuTensorMap`, which must be aligned to 64 bytes.
         #[repr(align(64))]
         struct Map([u64; 16]);
         let at = self.alloc(1 << 20)?;
@@ -258,8 +257,8 @@ impl Cuda {
         let (block, steps) = ([16u32, 8, 4], [1u32; 3]);
         let map = |at| {
             let mut map = Map([0; 16]);
-            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill.
-            // SAFETY: all pointers point to locals of the right lengths.
+            // `CU_TENSOR_MAP_DATA_TYPE_FLOAT32`, no interleaving, no swizzle, no promotion, no fill. SAFETY: all
+            // pointers point to local variables of the right lengths.
             let code = unsafe {
                 encode(
                     &raw mut map.0,
@@ -282,10 +281,10 @@ impl Cuda {
         Ok(one == same && one != other && one != [0; 16])
     }
 
-    /// Returns the number of clusters of two blocks of a kernel that fit on the card.
+    /// Returns how many clusters of two blocks of a kernel fit on the card.
     pub fn clusters(&self, function: u64) -> Result<i32, Failed> {
         let count = function!(self, c"cuOccupancyMaxActiveClusters", 12_000, fn(*mut c_int, u64, *const Configuration));
-        // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the number, four bytes, three sizes.
+        // `CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION`: the number of the attribute, four bytes of padding, three sizes.
         let mut attribute = [0u32; 18];
         attribute[..5].copy_from_slice(&[4, 0, 2, 1, 1]);
         let configuration = Configuration {
@@ -296,7 +295,7 @@ impl Cuda {
             count: 1,
         };
         let mut clusters = 0;
-        // SAFETY: the pointers point to locals.
+        // SAFETY: the pointers point to local variables.
         check("cuOccupancyMaxActiveClusters", unsafe { count(&raw mut clusters, function, &raw const configuration) })?;
         Ok(clusters)
     }

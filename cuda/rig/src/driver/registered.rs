@@ -1,4 +1,4 @@
-//! Memory that programs register, links at run time, and facts that a guest answers itself.
+//! Memory that programs register, links at run time, and queries that the guest's library answers itself.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -12,14 +12,14 @@ use super::{Cuda, Failed, check};
 pub struct Registration {
     /// Results in the order of the calls.
     pub codes: Vec<c_int>,
-    /// Types of memory as `cuPointerGetAttribute` reports them: while it is registered, and after.
+    /// Types of the memory as `cuPointerGetAttribute` reports them: while it is registered, and afterwards.
     pub kinds: Vec<(c_int, u32)>,
-    /// True if the memory came back from the card unchanged.
+    /// True if the memory was copied to the card and back without changes.
     pub is_equal: bool,
 }
 
 impl Cuda {
-    /// Registers memory of the program, copies it there and back, and ends the registration. Also prefetches managed
+    /// Registers memory of the program, copies it to the card and back, and unregisters it. Also prefetches managed
     /// memory.
     pub fn register_memory(&self) -> Result<Registration, Failed> {
         let register = function!(self, c"cuMemHostRegister", 12_000, fn(u64, usize, u32));
@@ -34,11 +34,11 @@ impl Cuda {
         let card = self.alloc(bytes as u64)?;
         let kind = |at| {
             let mut kind = 0u32;
-            // SAFETY: the place is a local.
+            // SAFETY: the pointer points to a local variable.
             (unsafe { (self.functions.raw_attribute)((&raw mut kind).cast::<c_void>(), 2, at) }, kind)
         };
         let (mut device, mut supported) = (0, [0; 2]);
-        // SAFETY: the memory exists, and the places are locals.
+        // SAFETY: the memory exists, and the pointers point to local variables.
         let codes = unsafe {
             check("cuDeviceGetAttribute", attribute(&raw mut supported[0], 99, 0))?;
             check("cuDeviceGetAttribute", attribute(&raw mut supported[1], 91, 0))?;
@@ -57,7 +57,7 @@ impl Cuda {
         };
         let prefetch = function!(self, c"cuMemPrefetchAsync", 12_000, fn(u64, usize, c_int, u64));
         let managed = self.alloc_managed(8192)?;
-        // SAFETY: a hint reads no memory.
+        // SAFETY: a hint does not read memory.
         let hints = unsafe {
             [prefetch(managed, 8192, 0, stream), prefetch(managed, 8193, 0, stream), prefetch(card, 8, 0, stream)]
         };
@@ -72,15 +72,15 @@ impl Cuda {
         Ok(Registration { codes: [&codes[..], &ends, &hints].concat(), kinds, is_equal })
     }
 
-    /// Reads more than a piece of pinned memory has, again and again. Returns the results.
+    /// Reads beyond the end of pinned memory several times. Returns the results.
     pub fn read_too_much(&self) -> Result<Vec<c_int>, Failed> {
         let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
         let (bytes, mut pinned) = (8usize << 20, 0u64);
         let mut back = vec![0u8; bytes + (4 << 20)];
-        // SAFETY: the place is a local.
+        // SAFETY: the pointer points to a local variable.
         check("cuMemHostAlloc", unsafe { pin(&raw mut pinned, bytes, 0) })?;
         let read = |back: &mut Vec<u8>| {
-            // SAFETY: the room has that many bytes; a guest's library refuses to read beyond the pinned memory.
+            // SAFETY: the buffer has this size; a guest's library refuses to read beyond the pinned memory.
             unsafe { (self.functions.raw_read)(back.as_mut_ptr().cast(), pinned, back.len()) }
         };
         let codes = (0..20).map(|_| read(&mut back)).collect();
@@ -89,7 +89,7 @@ impl Cuda {
         Ok(codes)
     }
 
-    /// Links two inputs, of which one is a file. Returns the bytes of the result, and results of wrong calls.
+    /// Links two inputs, one of which is a file. Returns the bytes of the result, and results of invalid calls.
     pub fn link(&self, data: &[u8], file: &std::path::Path) -> Result<(Vec<u8>, Vec<c_int>), Failed> {
         type Options = *const c_int;
         type Values = *const u64;
@@ -105,11 +105,12 @@ impl Cuda {
         let destroy = function!(self, c"cuLinkDestroy", 12_000, fn(u64));
         let path = CString::new(file.as_os_str().as_encoded_bytes()).map_err(|_| Failed { call: "path", code: 1 })?;
         let (mut link, mut result, mut bytes) = (0u64, std::ptr::null(), 0usize);
-        // A log's buffer and its size, the time, and a level of optimization.
+        // The buffer for a log and its size, the duration, and an optimization level.
         let mut log = [0u8; 64];
         let (kinds, values) = ([3, 4, 2, 7], [log.as_mut_ptr().addr() as u64, 64, 0, 3]);
         let none = (std::ptr::null(), std::ptr::null());
-        // SAFETY: the arguments are locals of these sizes, and the result lives until the link ends.
+        // SAFETY: the arguments are local variables of these sizes, and the result is valid until the link is
+        // destroyed.
         unsafe {
             check("cuLinkCreate", create(4, kinds.as_ptr(), values.as_ptr(), &raw mut link))?;
             check("cuLinkAddData", add(link, 1, data.as_ptr(), data.len(), c"data".as_ptr(), 0, none.0, none.1))?;
@@ -121,8 +122,8 @@ impl Cuda {
         }
     }
 
-    /// Returns the state of a stream's capture twice, a limit of the context, an occupancy, and whether an address is
-    /// memory of the first card: facts that programs ask for in each step.
+    /// Returns properties that programs query in each step: the state of a stream's capture (twice), a limit of the
+    /// context, an occupancy, and whether an address is memory of the first card.
     pub fn facts(&self, stream: u64, function: u64, at: u64) -> Result<[u64; 5], Failed> {
         let is_capturing = function!(self, c"cuStreamIsCapturing", 12_000, fn(u64, *mut c_int));
         let information = function!(
@@ -136,7 +137,7 @@ impl Cuda {
             function!(self, c"cuOccupancyMaxActiveBlocksPerMultiprocessor", 12_000, fn(*mut c_int, u64, c_int, usize));
         let (mut state, mut detail, mut stack, mut count) = (7, 7, 0usize, 0);
         let none = std::ptr::null_mut();
-        // SAFETY: the places are locals.
+        // SAFETY: the pointers point to local variables.
         unsafe {
             check("cuStreamIsCapturing", is_capturing(stream, &raw mut state))?;
             check("cuStreamGetCaptureInfo", information(stream, &raw mut detail, none, none, none, none))?;

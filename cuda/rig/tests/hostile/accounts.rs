@@ -1,4 +1,4 @@
-//! Memory and time beyond the accounts: the owner notices, charges and reports it.
+//! Tests memory and time beyond the accounts. The owner must notice, charge and report them.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde_json::Value;
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, owner};
 
-/// A third tenant, with 16 MiB.
+/// A third tenant with 16 MiB.
 const SMALL: [&str; 2] = ["--tenant", "h:16"];
 const H: usize = 2;
-/// Returns a number of a tenant's account in MiB.
+/// Returns a value of a tenant's account in MiB.
 fn mib(view: &Value, key: &str) -> u64 {
     account(view, H, key) >> 20
 }
@@ -27,13 +27,13 @@ fn hoard(rig: &Rig, tenant: &str, arguments: &[&str]) -> Program {
     Program::start(command.args(arguments))
 }
 
-/// Returns the MiB that the program reports in its first line.
+/// Returns the amount in MiB that the program reports in its first line.
 fn taken(program: &mut Program) -> u64 {
     let line = program.line();
     line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
 }
 
-/// Returns a tenant's memory beyond its accounts according to NVML, in MiB.
+/// Returns the amount of a tenant's memory beyond its accounts according to NVML, in MiB.
 fn past(view: &Value) -> u64 {
     let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
     list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20
@@ -70,25 +70,25 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each return. A first excess is tolerated before that, and a
-    // second one if a neighbour returns memory at the same moment.
+    // The owner measures the card's free memory around each release. It tolerates one excess before the measurement,
+    // and a second one if a neighbour releases memory at the same moment.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
-    let view = until_accounts(&mut serving, "it is charged", |view| {
+    let view = until_accounts(&mut serving, "the tenant is charged", |view| {
         let chunks = account(view, H, "chunks_on_card") + account(view, H, "chunks_in_host");
         mib(view, "kept_bytes") >= 16 && chunks == 8
     });
     for tenant in [0, 1] {
-        assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour pays for nothing: {view}");
+        assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour is not charged: {view}");
     }
-    // In addition to cached chunks and requests that are refused because of them.
+    // This is in addition to cached chunks, and to requests that are refused because of them.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let asks = || {
         raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);
     };
     assert_keeps(&mut serving, &mut neighbour, || drop(rig.program("a", &["hold", "--mib", "4"]).end()), asks);
     drop(raw);
-    until_accounts(&mut serving, "its end frees it", |view| mib(view, "kept_bytes") == 0);
+    until_accounts(&mut serving, "its memory is freed when the program exits", |view| mib(view, "kept_bytes") == 0);
     neighbour.end();
     super::support::describe(serving);
     rig.until_free();
@@ -123,19 +123,21 @@ fn program_bypassing_library_is_charged_and_named() {
     let mut serving = serve(&rig, &[]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     let mut program = hoard(&rig, "h", &["past", "--mib", "90"]);
-    assert_eq!(taken(&mut program), 90, "nothing can refuse it");
-    let view = until_accounts(&mut serving, "it is found", |view| past(view) == 90);
+    assert_eq!(taken(&mut program), 90, "the allocation cannot be refused");
+    let view = until_accounts(&mut serving, "the excess is detected", |view| past(view) == 90);
     assert_eq!(view["tenants"][H]["unaccounted"][0][0], program.child.id(), "{view}");
     assert_eq!(mib(&view, "over_quota_bytes"), 90 - 16, "{view}");
-    assert_eq!(account(&view, H, "chunks_on_card"), 8, "it uses its quota: {view}");
+    assert_eq!(account(&view, H, "chunks_on_card"), 8, "the tenant uses its quota: {view}");
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // Further requests through the library are refused.
+    // The library's further requests are refused.
     let mut second = hoard(&rig, "h", &["released"]);
     assert_eq!(taken(&mut second), 0);
     second.kill();
     assert_eq!(account(&accounts(&mut serving), 1, "kept_bytes"), 0);
     program.kill();
-    until_accounts(&mut serving, "its end frees it", |view| past(view) == 0 && account(view, H, "chunks_on_card") == 0);
+    until_accounts(&mut serving, "its memory is freed when the program exits", |view| {
+        past(view) == 0 && account(view, H, "chunks_on_card") == 0
+    });
     neighbour.end();
     super::support::describe(serving);
 }
@@ -152,7 +154,7 @@ fn program_bypassing_library_is_killed_when_configured() {
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(9), "{status}");
     let view = until_accounts(&mut serving, "it counts", |view| account(view, H, "killed") == 1 && past(view) == 0);
     assert_eq!(view["tenants"][H]["killed"], 1, "{view}");
-    assert_eq!(honest.end(), "held", "its program that did nothing goes on");
+    assert_eq!(honest.end(), "held", "its innocent program continues");
     super::support::describe(serving);
 }
 
@@ -165,10 +167,10 @@ fn driver_overhead_of_program_is_charged() {
     {
         let mut program = hoard(&rig, "h", arguments);
         taken(&mut program);
-        let view = until_accounts(&mut serving, "it is found", |view| past(view) >= mib);
+        let view = until_accounts(&mut serving, "the excess is detected", |view| past(view) >= mib);
         assert_eq!(past(&view), mib, "{arguments:?}: {view}");
         program.kill();
-        until_accounts(&mut serving, "its end frees it", |view| past(view) == 0);
+        until_accounts(&mut serving, "its memory is freed when the program exits", |view| past(view) == 0);
     }
     super::support::describe(serving);
 }
@@ -182,10 +184,10 @@ fn contexts_beyond_the_first_are_charged() {
     assert_eq!(honest.line(), "holds");
     let mut program = hoard(&rig, "h", &["contexts", "--count", "3"]);
     taken(&mut program);
-    let view = until_accounts(&mut serving, "they are found", |view| past(view) >= 30);
-    assert_eq!(past(&view), 30, "a context of each process is in no account, as the owner's own: {view}");
+    let view = until_accounts(&mut serving, "the excesses are detected", |view| past(view) >= 30);
+    assert_eq!(past(&view), 30, "the contexts of processes are not accounted, like that of the owner: {view}");
     program.kill();
-    until_accounts(&mut serving, "its end frees them", |view| past(view) == 0);
+    until_accounts(&mut serving, "their memory is freed when the program exits", |view| past(view) == 0);
     assert_eq!(honest.end(), "held");
     super::support::describe(serving);
 }

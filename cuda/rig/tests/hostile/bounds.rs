@@ -1,4 +1,4 @@
-//! Checks that one message, or one tenant's many messages, do not delay any other tenant.
+//! Tests that one message, or many messages of one tenant, do not delay any other tenant.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::{Rig, describe, owner, owner_by};
 /// Arguments for an owner: see [`NEVER_IDLE`].
 const QUIET: [&str; 4] = ["--quanta", "off", NEVER_IDLE[0], NEVER_IDLE[1]];
 
-/// Connects a client that does not read, sends `Hello`, and opens a token this many times.
+/// Connects a client that does not read, sends `Hello`, and opens a token `times` times.
 fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     let deaf = raw.connect(Through::Itself, None);
     raw.say(deaf, FromTenant::Hello(hello("a", false)), 1);
@@ -32,8 +32,8 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 #[test]
 fn unread_chunks_do_not_disconnect_neighbour() {
     let rig = Rig::new(256);
-    // Root is not subject to the limit of unread descriptors. The owner must have only its own rights, and few enough
-    // descriptors that the attack reaches the limit.
+    // The limit on unread descriptors does not apply to root. The owner must run without root's additional rights, and
+    // with so few descriptors that the attack reaches the limit.
     let open = |mode| std::fs::Permissions::from_mode(mode);
     for folder in [rig.folder.path(), rig.socket().parent().expect("a folder")] {
         std::fs::set_permissions(folder, open(0o777)).expect("its own folder");
@@ -54,14 +54,14 @@ fn unread_chunks_do_not_disconnect_neighbour() {
         open_deaf(&mut raw, share, 60);
     }
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // Uses a new process each time: a process that continues without its connections is killed.
+    // Use a new process each time, because a process that continues without its connections is killed.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
             open_deaf(&mut other, share, times);
         }
     };
-    // A well-behaved client opens the token once each time.
+    // A well-behaved client opens the token only once.
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(60));
     neighbour.end();
     drop(raw);
@@ -76,10 +76,10 @@ fn silent_connections_leave_a_neighbour_its_own() {
     let mut raw = Raw::start(&rig, None);
     let links: Vec<usize> = (0..187).map(|_| raw.connect(Through::Itself, Some(Manner::default()))).collect();
     assert_has_share(&mut serving, &mut neighbour, 1000);
-    // A program that connects now replaces a silent one.
+    // A program that connects now replaces a silent connection.
     let mut second = Neighbour::start(&rig, "b", &["--kernel-us", "100"]);
     assert_has_share(&mut serving, &mut second, 1000);
-    // All of the connections are ended after a while, without a message.
+    // All of the connections are closed after a while, without a message.
     for link in [links[0], links[186]] {
         let (_, closed) = raw.hear(link, 1, Duration::from_secs(30));
         assert!(closed);
@@ -105,14 +105,14 @@ fn many_opens_and_their_end_do_not_hold_a_neighbour_up() {
     let mut raw = Raw::start(&rig, None);
     let (reader, _) = raw.hello("a", Through::Itself, Some(Manner::honest()));
     let share = share(&mut raw, reader, 16);
-    // Uses a new process each time: a process that continues without its connections is killed.
+    // Use a new process each time, because a process that continues without its connections is killed.
     let attack = |times| {
         let mut other = Raw::start(&rig, None);
         for _ in 0..4 {
             let (link, _) = other.hello("a", Through::Itself, Some(Manner::honest()));
             other.say(link, FromTenant::Open { request: 3, share }, times);
         }
-        // 65,536 ranges of 16 chunks end at the same time.
+        // This ends 65,536 ranges of 16 chunks at the same time.
     };
     assert_keeps(&mut serving, &mut neighbour, || attack(1), || attack(2_500));
     drop(raw);
@@ -139,7 +139,7 @@ fn requests_without_end_do_not_hold_a_neighbour_up() {
     };
     ask(1, bytes, 1000, 20);
     let ask = std::cell::RefCell::new(ask);
-    // A well-behaved client requests the available chunks, once each time. The chunks are freed when it ends.
+    // A well-behaved client requests the available chunks once. The chunks are freed when it exits.
     assert_keeps(
         &mut serving,
         &mut neighbour,
@@ -156,7 +156,7 @@ fn many_threads_allocating_at_once_get_all_available_memory() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &QUIET);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The card has 64 MiB in chunks of 2 MiB. The remaining threads are told that no memory is left.
+    // The card has 64 MiB in chunks of 2 MiB. The remaining threads get an out-of-memory error.
     let burst = |threads: &str| rig.program("a", &["burst", "--threads", threads]).end();
     assert_eq!(burst("100").trim(), "32 32");
     assert_has_share(&mut serving, &mut neighbour, 1000);

@@ -1,11 +1,11 @@
-//! Cards that a tenant does not have, on a machine with several cards: its programs cannot find them.
+//! Tests that programs cannot find cards that their tenant does not have, on a machine with several cards.
 
 use serde_json::{Value, json};
 
 use super::support::hostile::*;
 use super::support::{Program, Rig, built, describe, owner};
 
-/// Sets up a machine with two cards, of which the second has an owner.
+/// Creates a machine with two cards. The second one has an owner.
 fn second() -> (Rig, Program) {
     let mut rig = Rig::new(256);
     rig.cards = 2;
@@ -13,7 +13,7 @@ fn second() -> (Rig, Program) {
     (rig, serving)
 }
 
-/// Returns the results of a search for cards, with this value in NVIDIA's variable.
+/// Returns the results of a search for cards. `seen` is the value of NVIDIA's variable.
 fn cards(rig: &Rig, library: &str, seen: Option<&str>) -> Value {
     let mut command = rig.command(built("cuda-hoard"), library);
     if library == "shim" {
@@ -36,7 +36,7 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
     let plain = cards(&rig, "plain", None);
     assert_eq!(plain["devices"].as_array().map(Vec::len), Some(2), "{plain}");
     assert_eq!(plain["nvml_found"], json!([0, 0, 0, 0]), "{plain}");
-    // The variable chooses among the tenant's cards, by number or by name, and is unchanged for the program.
+    // The variable selects among the tenant's cards, by number or by name. Its value is unchanged in the program.
     for seen in [None, Some("0"), Some("0,1"), Some(SECOND)] {
         let found = cards(&rig, "shim", seen);
         assert_eq!(found["devices"], json!([["fake cuda card 1", "0000:02:00.0"]]), "{seen:?}: {found}");
@@ -51,7 +51,11 @@ fn tenant_of_second_card_sees_only_that_card_as_first() {
         assert_eq!(found["variable"].as_str(), seen, "{found}");
     }
     for seen in ["1", "", "-1", "GPU-66616b65-2063-7564-6120-636172642030"] {
-        assert_eq!(cards(&rig, "shim", Some(seen))["init"], 100, "{seen:?}: it is another's card, or none");
+        assert_eq!(
+            cards(&rig, "shim", Some(seen))["init"],
+            100,
+            "{seen:?}: the card belongs to another tenant, or does not exist"
+        );
     }
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     assert_keeps(
@@ -74,12 +78,12 @@ fn allocations_on_second_card_are_placed_and_counted_there() {
     let mut command = rig.command(built("cuda-hoard"), "shim");
     command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, "a");
     let mut managed = Program::start(command.arg("managed"));
-    assert_eq!(managed.line(), "44", "what the tenant of 64 MiB has left");
+    assert_eq!(managed.line(), "44", "the remaining memory of the tenant of 64 MiB");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
     assert_has_share(&mut serving, &mut neighbour, 1000);
     neighbour.end();
     let looked = rig.free();
-    assert!(looked.starts_with("free=256"), "the first card is as it was: {looked}");
+    assert!(looked.starts_with("free=256"), "the first card is unchanged: {looked}");
     managed.kill();
     assert_eq!(program.end(), "held");
     describe(serving);

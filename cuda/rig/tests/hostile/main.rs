@@ -1,4 +1,4 @@
-//! Hostile programs next to an honest neighbour, under the real owner on the fake driver: real processes.
+//! Tests hostile programs next to an honest neighbour, under the real owner on the fake driver, as real processes.
 
 #[path = "../support/mod.rs"]
 mod support;

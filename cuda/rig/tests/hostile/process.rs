@@ -1,4 +1,4 @@
-//! A program's own process: children, signals, limits, descriptors, and memory that it has freed.
+//! Tests a program's own process: children, signals, limits, descriptors, and memory that it has freed.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -92,12 +92,12 @@ fn memory_freed_by_busy_program_is_reused_without_copy() {
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
     let said = busy.line();
     let free: u64 = said.strip_prefix("free ").and_then(|mib| mib.parse().ok()).unwrap_or_else(|| panic!("{said:?}"));
-    assert_eq!(free, 64 - 2, "all is free but the chunk of its word");
+    assert_eq!(free, 64 - 2, "all memory is free except the chunk of its word");
     let mut other = rig.program("b", &["hold", "--mib", "48"]);
     assert_eq!(other.line(), "holds");
-    // The first program was alone, and may have had a tenth of a second of work in flight.
-    let view = until_accounts(&mut serving, "what is free is kept", |view| account(view, 1, "chunks_on_card") == 24);
-    assert_eq!(account(&view, 0, "moved_out"), 0, "chunks that nothing lies in were copied: {view}");
+    // The first program was alone, so it may have had a tenth of a second of work in flight.
+    let view = until_accounts(&mut serving, "free chunks are kept", |view| account(view, 1, "chunks_on_card") == 24);
+    assert_eq!(account(&view, 0, "moved_out"), 0, "empty chunks were copied: {view}");
     other.end();
     assert_eq!(busy.end(), "worked");
     describe(serving);
@@ -111,8 +111,8 @@ fn memory_freed_by_busy_program_returns_without_demand() {
     let mut busy = Program::start(&mut as_tenant(&rig, &["freed", "--mib", "48"]));
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
     assert!(busy.line().starts_with("free"));
-    until_accounts(&mut serving, "what is free is kept", |view| account(view, 0, "chunks_on_card") == 1);
-    // Both tenants always want the card.
+    until_accounts(&mut serving, "free chunks are kept", |view| account(view, 0, "chunks_on_card") == 1);
+    // Both tenants always request the card.
     assert_has_share(&mut serving, &mut neighbour, 500);
     neighbour.end();
     assert_eq!(busy.end(), "worked");
@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Returns chunks in host memory that were granted to a program, with their files.
+/// Allocates chunks in host memory for a program. Returns them with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();
@@ -181,13 +181,13 @@ fn host_memory_is_not_shared_between_programs_of_tenant() {
     let mut text = [0; MINE.len()];
     for (id, file) in host_chunks(&second, 1, 16) {
         file.read_exact_at(&mut text, 4096).expect("read");
-        assert_eq!(text, [0; MINE.len()], "{id:?} holds what the first program wrote");
+        assert_eq!(text, [0; MINE.len()], "{id:?} contains data of the first program");
         file.write_all_at(YOURS, 8192).expect("written");
     }
     let mut text = [0; YOURS.len()];
     for (id, file) in &had {
         file.read_exact_at(&mut text, 8192).expect("read");
-        assert_eq!(text, [0; YOURS.len()], "{id:?} shows the first program what the second wrote");
+        assert_eq!(text, [0; YOURS.len()], "{id:?} shows data of the second program to the first");
     }
     drop((first, second));
     describe(serving);

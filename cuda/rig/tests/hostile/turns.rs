@@ -1,4 +1,4 @@
-//! Turns and memory that depend on a signal, or on a program that lies, stops or exits.
+//! Tests turns and memory that depend on a signal, or on a program that lies, stops or exits.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use cuda_protocol::{End, FromOwner, FromTenant, Usage};
 use crate::support::hostile::*;
 use crate::support::{Program, Rig, describe, owner, owner_by};
 
-/// Starts a neighbour, and then a raw client of tenant `a` that gets the turn and does not give it back.
+/// Starts a neighbour, and then a raw client of tenant `a` that gets the turn and does not give it up.
 fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> (usize, Neighbour) {
     let mut neighbour = Neighbour::start(rig, "b", &[]);
     let (link, answer) = raw.hello("a", through, Some(Manner::default()));
@@ -20,16 +20,16 @@ fn holder(rig: &Rig, serving: &mut Program, raw: &mut Raw, through: Through) -> 
     (link, neighbour)
 }
 
-/// Checks that the neighbour works with its whole share, and that the accounts no longer contain the attacker.
+/// Checks that the neighbour works with its full share, and that the accounts no longer contain the attacker.
 fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     neighbour.works();
-    until_accounts(serving, "the attacker has nothing", |view| {
+    until_accounts(serving, "the attacker has no turn and no memory", |view| {
         ["programs", "chunks_on_card", "chunks_in_host"].iter().all(|key| account(view, 0, key) == 0)
     });
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Waits until an overrun turn of the attacker has ended, so that the attacker is not charged any further.
+/// Waits until an overrun turn of the attacker has ended, after which the attacker is not charged any more.
 fn until_turn_ends(serving: &mut Program) {
     let last = std::cell::Cell::new((0, 0));
     until_accounts(serving, "the attacker's turn ends", |view| {
@@ -39,19 +39,19 @@ fn until_turn_ends(serving: &mut Program) {
     });
 }
 
-/// The owner's turn limit in these tests, in ms.
+/// The owner's limit on turns in these tests, in ms.
 const LIMIT_MS: u32 = 1500;
 
-/// Checks that the neighbour waited once, by design, until the limit of the attacker's turn.
+/// Checks that the neighbour waited exactly once, until the limit of the attacker's turn, as designed.
 fn waited_once_for_the_limit(neighbour: &mut Neighbour) {
     let report = neighbour.report();
     let limit = f64::from(LIMIT_MS);
-    // The time beyond the limit covers closing the connection and a busy host.
+    // The additional time covers closing the connection on a busy host.
     assert!(report.longest_wait_ms <= limit + 1000.0, "{report:?}");
     assert!(report.refused == 0, "requests for memory do not wait for the turn: {report:?}");
 }
 
-/// Waits until no thread of a process runs, which may be later than the signal on a busy host.
+/// Waits until no thread of a process runs. On a busy host this may be some time after the signal.
 fn until_stopped(pid: &str) {
     let tasks = || std::fs::read_dir(format!("/proc/{pid}/task")).expect("readable").flatten();
     let runs = |task: std::fs::DirEntry| {
@@ -88,7 +88,7 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
         let welcome = messages.iter().any(|message| matches!(message, FromOwner::Welcome(_)));
         assert!(closed && !welcome, "{through:?}: {messages:?}");
     }
-    // The owner logs a warning if it did not see the process alive in time.
+    // The owner logs a warning if the process had already exited when the owner checked.
     for through in [Through::Child, Through::Zombie] {
         let pid = serving.child.id().to_string();
         crate::support::daemon::signal("-STOP", &pid);
@@ -106,16 +106,16 @@ fn a_connection_of_a_process_that_has_exited_is_refused() {
 #[test]
 fn process_that_abandons_connection_loses_slice_and_memory() {
     let rig = Rig::new(256);
-    // The turn does not end because of a limit of its work.
+    // The turn must not end because of the limit on its work.
     let limits = ["--quanta", "off", "--max-run-ms", "600000"];
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
     raw.say(link, FromTenant::Allocate { request: 1, card: 0, chunks: 4 }, 1);
-    until_accounts(&mut serving, "it has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
-    // From now on the client's child answers and keeps the connection open.
+    until_accounts(&mut serving, "the client has its chunks", |view| account(view, 0, "chunks_on_card") == 4);
+    // From now on, the client's child replies and keeps the connection open.
     raw.desert();
-    until_accounts(&mut serving, "its connection ends", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "its connection is closed", |view| account(view, 0, "programs") == 0);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     neighbour.end();
     drop(raw);
@@ -128,20 +128,20 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The packaged unit's rights, without permission to signal other users' processes.
+    // The rights of the packaged unit, without permission to signal other users' processes.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, Some(4242));
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
-    until_accounts(&mut serving, "it is given up", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "the program is given up", |view| account(view, 0, "programs") == 0);
     waited_once_for_the_limit(&mut neighbour);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     let (_, closed) = raw.hear(link, 1000, Duration::from_secs(10));
-    assert!(closed, "its connection has ended");
+    assert!(closed, "its connection is closed");
     let view = accounts(&mut serving);
     assert_eq!((account(&view, 0, "killed"), account(&view, 0, "kill_failures")), (0, 1), "{view}");
-    // The process continues, and is not served again.
+    // The process continues, but is not served again.
     let (_, answer) = raw.hello("a", Through::Itself, Some(Manner::default()));
     assert!(!matches!(answer, Some(FromOwner::Welcome(_))), "{answer:?}");
     serves_the_neighbour_only(&mut serving, &mut neighbour);
@@ -157,7 +157,7 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, is_root().then_some(4242));
     let (_, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
-    until_accounts(&mut serving, "it is given up", |view| account(view, 0, "programs") == 0);
+    until_accounts(&mut serving, "the program is given up", |view| account(view, 0, "programs") == 0);
     waited_once_for_the_limit(&mut neighbour);
     serves_the_neighbour_only(&mut serving, &mut neighbour);
     assert!(!raw.program.child.wait().expect("ends").success());
@@ -167,8 +167,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// Runs a client that fills the card and answers orders in this manner, next to a neighbour that requests the same
-/// amount. Returns the chunks that the neighbour gets.
+/// Runs a client that fills the card and replies to orders in this manner, next to a neighbour that requests the same
+/// amount. Checks that the neighbour gets its turns and its part of the memory.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -205,7 +205,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     // This has the same effect as a full queue: the connection ends, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
-    until_accounts(&mut serving, "it is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
+    until_accounts(&mut serving, "the program is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
     // TIMEOUT: a process that continues without its connection is killed after 5 s.
     std::thread::sleep(Duration::from_secs(7));
     program.grow();
@@ -228,7 +228,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let asked = std::time::Instant::now();
     assert_eq!(raw.allocate(link, 1, 8).len(), 8);
     let view = accounts(&mut serving);
-    assert_eq!(account(&view, 0, "programs"), 1, "it is not given up yet: {view}");
+    assert_eq!(account(&view, 0, "programs"), 1, "the program is not given up yet: {view}");
     assert!(asked.elapsed() < Duration::from_secs(3), "{:?}", asked.elapsed());
     drop(raw);
     let mut neighbour = Neighbour::begin(&rig, "b", &[]);
@@ -240,17 +240,21 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     });
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let view = accounts(&mut serving);
-    assert_eq!((account(&view, 0, "programs"), account(&view, 0, "killed")), (1, 0), "it is not given up: {view}");
+    assert_eq!(
+        (account(&view, 0, "programs"), account(&view, 0, "killed")),
+        (1, 0),
+        "the program is not given up: {view}"
+    );
     crate::support::daemon::signal("-CONT", &stopped.program.child.id().to_string());
     assert_has_share(&mut serving, &mut neighbour, 500);
-    assert!(stopped.report().kernels > 0, "it has its turns again");
+    assert!(stopped.report().kernels > 0, "the program has its turns again");
     stopped.end();
     neighbour.end();
     describe(serving);
 }
 
-/// Sets up a program that has 0.6 s of work in flight while it is alone on the card, and then opens a capture; after
-/// that the neighbour starts.
+/// Creates a program that has 0.6 s of work in flight while it is alone on the card, and then opens a capture. The
+/// neighbour starts after that.
 fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", max_run_ms];
@@ -262,14 +266,15 @@ fn capture(stream: &str, max_run_ms: &str) -> (Rig, Program, Program, Neighbour)
     (rig, serving, program, neighbour)
 }
 
-/// Streams of the work before the capture, in which the end of this work is visible while the capture is open.
+/// Streams of the work before the capture in which the end of this work can be observed while the capture is open.
 const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
 
 #[test]
 fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
     for stream in STREAMS {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "60000");
-        // The neighbour does not wait for its end: the card switches between the two, and each is charged for half.
+        // The neighbour does not wait for the work to end: the card switches between the two, and each tenant is
+        // charged for half of the time.
         neighbour.works();
         until_turn_ends(&mut serving);
         let charged = account(&accounts(&mut serving), 0, "charged_ns");
@@ -289,7 +294,8 @@ fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
 
 #[test]
 fn a_capture_that_stays_open_gets_its_own_program_killed() {
-    // Another thread's per-thread stream cannot be observed, so its tenant keeps the turn up to the limit.
+    // Work in another thread's per-thread stream cannot be observed, so the program's tenant keeps the turn up to the
+    // limit.
     for stream in ["other", "other-thread"] {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "1000");
         neighbour.works();
@@ -313,7 +319,8 @@ fn work_submitted_during_open_capture_is_charged() {
     program.say("more");
     assert_eq!(program.line(), "launched");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The neighbour does not wait for its end: the card switches between the two, and each is charged for half.
+    // The neighbour does not wait for the work to end: the card switches between the two, and each tenant is charged
+    // for half of the time.
     until_turn_ends(&mut serving);
     let charged = account(&accounts(&mut serving), 0, "charged_ns");
     assert!(charged >= 500_000_000, "{charged} ns");
@@ -326,12 +333,12 @@ fn work_submitted_during_open_capture_is_charged() {
 
 #[test]
 fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
-    // A fault would show in each of them.
+    // A fault would appear in every round.
     const ROUNDS: usize = 5;
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The work takes longer than a slice: an event that another thread records completes before this work, and so the
+    // The work takes longer than a slice. An event that another thread records completes before this work, so that the
     // turn ends too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
@@ -340,7 +347,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     };
     us(&mut program);
     let mut shares = Vec::new();
-    // A program that the host runs late after each kernel asks late for its next turn, and the neighbour works instead.
+    // If the host runs the program late after each kernel, the program requests its next turn late, and the neighbour
+    // works instead.
     let is_fair = (0..ROUNDS).any(|_| {
         let (before, used_before) = (accounts(&mut serving), us(&mut program));
         neighbour.during(Duration::from_secs(2));
@@ -351,8 +359,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
         assert!(mine / 1000 * 10 >= used * 9, "{used} us were used, {} charged", mine / 1000);
         let [mine, all] = [mine, mine + other].map(|ns| ns / 1_000_000);
         shares.push(format!("{mine} of {all} ms"));
-        // Both tenants always want the card. The neighbour gets 96 % of its half, except for a slice that a kernel
-        // overruns.
+        // Both tenants always request the card. The neighbour gets at least 96 % of its half, except for a slice that a
+        // kernel overruns.
         mine + 55 >= all * 48 / 100
     });
     assert!(is_fair, "{shares:?}");
@@ -365,7 +373,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
 fn unsuspendable_program_does_not_block_other_suspensions() {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--suspend", "--max-run-ms", "1000", "--patience-ms", "6000"];
-    // A program that is not alone gives the card back after 300 us without work, on a busy host before it stalls.
+    // A program that is not alone gives up the card after 300 us without work. On a busy host this may be before it
+    // stalls.
     let mut serving = owner(&rig, 64, &[&limits[..], &NEVER_IDLE].concat());
     let stuck = |tenant| {
         let mut program = rig.program(tenant, &["stall", "--mib", "8"]);
@@ -374,15 +383,16 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both programs have the card while no tenant waits, and do not answer. The neighbour needs the first program's
+    // Both programs have the card while no tenant waits, and do not reply. The neighbour needs the first program's
     // memory. The first program is stopped, and the driver waits for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());
     let mut neighbour = Neighbour::begin(&rig, "b", &["--mib", "60"]);
     neighbour.works();
-    let view = until_accounts(&mut serving, "the other one is suspended", |view| account(view, 0, "suspended") == 1);
+    let view =
+        until_accounts(&mut serving, "the other program is suspended", |view| account(view, 0, "suspended") == 1);
     assert_eq!(account(&view, 0, "killed"), 0, "{view}");
-    assert!(!first.child.wait().expect("ends").success(), "it is killed when the driver has had its time");
+    assert!(!first.child.wait().expect("ends").success(), "the program is killed after the driver's time limit");
     assert_has_share(&mut serving, &mut neighbour, 1000);
     neighbour.end();
     second.kill();
@@ -416,7 +426,7 @@ fn stopped_with_kernel_in_flight_costs_its_own_program() {
     let mut serving = owner(&rig, 64, &[&limits, &NEVER_IDLE[..]].concat());
     let mut raw = Raw::start(&rig, None);
     let (link, mut neighbour) = holder(&rig, &mut serving, &mut raw, Through::Itself);
-    // The kernel needs twelve times the limit.
+    // The kernel runs for twelve times the limit.
     raw.launch(60_000);
     let turn = raw.wait_for(link, |message| match message {
         FromOwner::Stop { turn, .. } => Some(turn),

@@ -1,4 +1,4 @@
-//! Runs a daemon with CUDA cards of the fake driver as a process, and sends it requests.
+//! Runs a daemon with CUDA cards of the fake driver as a process, and sends requests to it.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::{Program, Rig, built};
 
-/// A daemon that is ready.
+/// A daemon that is ready to serve.
 pub struct Daemon(pub Child);
 
 impl Daemon {
@@ -21,7 +21,7 @@ impl Daemon {
         command.arg("--config").arg(rig.folder.path().join("m.toml")).env("NOTIFY_SOCKET", &notify);
         let daemon = Self(command.spawn().expect("starts"));
         let mut text = [0; 64];
-        let length = ready.recv(&mut text).expect("the daemon says that it is ready");
+        let length = ready.recv(&mut text).expect("the daemon reports that it is ready");
         assert!(text[..length].starts_with(b"READY=1"));
         daemon
     }
@@ -33,7 +33,8 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Returns the processes of owners that the daemon has started with itself, in the order of the cards in its file.
+    /// Returns the processes of the owners that the daemon started when it started itself, in the order of the cards in
+    /// its configuration.
     pub fn owners(&self) -> Vec<String> {
         let children = format!("/proc/{0}/task/{0}/children", self.0.id());
         let children = std::fs::read_to_string(children).expect("readable");
@@ -41,7 +42,7 @@ impl Daemon {
     }
 }
 
-/// Sends a signal. After SIGSTOP it waits until every thread has stopped, because a running thread takes the signal
+/// Sends a signal. After SIGSTOP, waits until every thread has stopped, because a running thread handles the signal
 /// later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
@@ -85,7 +86,7 @@ pub fn tenant(name: &str, card: &str, more: &str) -> String {
     format!("[[tenant]]\nname = \"{name}\"\ncard = \"{card}\"\nvram_mib = 64\n{more}")
 }
 
-/// Creates a rig whose daemon has these tables.
+/// Creates a rig with a daemon that has these tables.
 pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     let rig = Rig::new(512);
     let folder = rig.folder.path().display().to_string();
@@ -97,7 +98,7 @@ pub fn rig(tables: impl FnOnce(&Rig) -> String) -> Rig {
     rig
 }
 
-/// Creates a rig with two tenants, `a` and `b`, of one card.
+/// Creates a rig with two tenants of one card, `a` and `b`.
 pub fn pair() -> Rig {
     rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", "") + &tenant("b", "fake", "time.weight = 300\n"))
 }
@@ -109,7 +110,7 @@ pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with a code. Returns its output.
+/// Runs a command that must fail with an exit code. Returns its output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

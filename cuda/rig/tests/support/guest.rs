@@ -1,4 +1,4 @@
-//! Programs as in a guest: with the guest library, and a worker each over the loopback transport.
+//! Runs programs as in a guest: with the guest library, and one worker per program over the loopback transport.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::symlink;
@@ -7,27 +7,28 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::{Rig, built};
 
-/// A running `cuda-loopback`, whose workers are programs of a tenant.
+/// A running `cuda-loopback`. Its workers are programs of a tenant.
 pub struct Loopback {
     child: Child,
-    /// Open, because it prints a line for each worker.
+    /// Kept open because `cuda-loopback` prints a line for each worker.
     _output: BufReader<ChildStdout>,
     socket: PathBuf,
 }
 
-/// Lets workers use the fake card, which is a folder, and the libraries, which are links.
+/// Permits workers to use the fake card, which is a folder, and the libraries, which are links.
 fn permit_fake(rig: &Rig, command: &mut Command) {
     let libraries = rig.fake.parent().expect("a folder");
     command.arg("--writable").arg(rig.folder.path().join("card")).arg("--readable").arg(libraries);
 }
 
 impl Loopback {
-    /// Starts it for a tenant of the rig's owner, which runs.
+    /// Starts `cuda-loopback` for a tenant of the rig's owner. The owner must be running.
     pub fn start(rig: &Rig, tenant: &str) -> Self {
         Self::start_with(rig, tenant, Stdio::inherit(), &[])
     }
 
-    /// Same, with further arguments, and another standard error of it and its workers.
+    /// Like [`Self::start`], with additional arguments. `errors` is the standard error of `cuda-loopback` and its
+    /// workers.
     pub fn start_with(rig: &Rig, tenant: &str, errors: Stdio, arguments: &[&str]) -> Self {
         let socket = Self::prepare(rig, tenant);
         let mut command = rig.command(built("cuda-loopback"), "shim");
@@ -39,7 +40,7 @@ impl Loopback {
         Self::ready(command, socket)
     }
 
-    /// Makes the folder with the guest's libraries. Returns the socket's path.
+    /// Creates the folder with the guest's libraries. Returns the socket's path.
     fn prepare(rig: &Rig, tenant: &str) -> std::path::PathBuf {
         let folder = rig.folder.path().join("guest");
         if !folder.exists() {
@@ -61,7 +62,7 @@ impl Loopback {
         Self { child, _output: output, socket }
     }
 
-    /// Starts it through a daemon, for one of its tenants.
+    /// Starts `cuda-loopback` for a tenant of a daemon.
     pub fn under_daemon(rig: &Rig, tenant: &str) -> Self {
         let socket = Self::prepare(rig, tenant);
         let mut command = rig.command(built("mediatorctl"), "plain");
@@ -85,7 +86,7 @@ impl Loopback {
         entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok().and_then(of)).collect()
     }
 
-    /// Returns a program of the guest.
+    /// Returns a command that runs a program in the guest.
     pub fn command(&self, rig: &Rig, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = rig.command(program, "guest");
         command.env("GPU_MEDIATOR_CUDA_LOOPBACK", &self.socket);

@@ -1,8 +1,8 @@
-//! Hostile programs next to an honest neighbour, under the real owner: each is a separate process.
+//! Runs hostile programs next to an honest neighbour, under the real owner, each as a separate process.
 //!
 //! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`:
-//! a [`Raw`] client that can send any message to the owner, or a CUDA program. It compares the neighbour's reports and
-//! the owner's accounts with those of a control in the same run.
+//! a [`Raw`] client, which can send any message to the owner, or a CUDA program. The test compares the neighbour's
+//! reports and the owner's accounts with those of a control in the same run.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// An honest program of a tenant: keeps the card busy, holds memory, and requests more every 20 ms.
+/// An honest program of a tenant. It keeps the card busy, keeps memory allocated, and requests more memory every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -24,14 +24,14 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts the program and waits until it works. It holds 8 MiB unless `arguments` change that.
+    /// Starts the program and waits until it works. It allocates 8 MiB unless `arguments` change this.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
         neighbour
     }
 
-    /// Starts the program without a wait.
+    /// Starts the program without waiting for it.
     pub fn begin(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let log = rig.folder.path().join(format!("neighbour-{tenant}.log"));
         let mut command = rig.command(PROGRAM, "shim");
@@ -48,48 +48,49 @@ impl Neighbour {
         }
     }
 
-    /// Returns its gains since its last report.
+    /// Returns the program's progress since its last report.
     pub fn report(&mut self) -> Report {
         self.program.say("report");
         let line = self.program.line();
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}; {}", self.log()))
     }
 
-    /// Returns its gains in `time` from now on.
+    /// Returns the program's progress during the next `time`.
     pub fn during(&mut self, time: Duration) -> Report {
         self.report();
         std::thread::sleep(time);
         self.report()
     }
 
-    /// Returns true if its connection was ever lost or refused.
+    /// Returns true if the program's connection was ever lost or refused.
     pub fn lost_connection(&self) -> bool {
         ["connection to the owner ended", "owner refuses", "owner cannot be reached"]
             .iter()
             .any(|end| self.log().contains(end))
     }
 
-    /// Returns the reports of its library.
+    /// Returns the messages of the program's library.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// Ends the program; it fails if its memory has changed.
+    /// Ends the program. Fails if its memory has changed.
     pub fn end(self) {
         assert!(!self.lost_connection(), "the neighbour lost its connection: {}", self.log());
         assert_eq!(self.program.end(), "worked");
     }
 }
 
-/// Minimum part of its share that a neighbour keeps next to an attack.
+/// Minimum part of its share that a neighbour must keep during an attack.
 const MIN_SHARE_KEPT: f64 = 0.96;
-/// Minimum time of a round, of each kind.
+/// Minimum duration of a round of either kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
-/// Minimum and maximum number of rounds of each kind: on a busy host, single rounds differ by more than the rule
+/// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
 /// allows.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
-/// The neighbour's gains in several rounds, with the time that the owner charged it and the owner's clock, in ns.
+/// The neighbour's progress in several rounds, the time that the owner charged to it, and the time on the owner's
+/// clock, both in ns.
 #[derive(Debug, Default)]
 struct Gains {
     report: Report,
@@ -106,40 +107,44 @@ impl Gains {
         self.report.card_us as f64 / (self.report.ms * 1e3)
     }
 
-    /// Returns the fraction of late answers; each request has two answers.
+    /// Returns the fraction of late replies. Each request has two replies.
     fn late(&self) -> f64 {
         self.report.late as f64 / (2.0 * self.report.requests.max(1) as f64)
     }
 
-    /// Returns the reason if the neighbour did not keep its share next to an attack.
+    /// Returns a reason if the neighbour did not keep its share during an attack.
     fn fault(&self, control: &Self) -> Option<String> {
         let turns = (self.turns(), control.turns());
         let card = (self.card(), control.card());
         if turns.0 < MIN_SHARE_KEPT * turns.1 {
-            return Some(format!("it has the turn for {:.3} of the time instead of {:.3}", turns.0, turns.1));
+            return Some(format!(
+                "the neighbour has the turn for {:.3} of the time instead of {:.3}",
+                turns.0, turns.1
+            ));
         }
-        // An attack also uses CPU time, which the owner does not share out: on a busy host the neighbour submits less.
+        // An attack also uses CPU time, which the owner does not schedule, so on a busy host the neighbour submits
+        // less.
         if card.0 < card.1 / 2.0 {
-            return Some(format!("it has {:.3} of the card instead of {:.3}", card.0, card.1));
+            return Some(format!("the neighbour has {:.3} of the card instead of {:.3}", card.0, card.1));
         }
         if self.report.requests == 0 || self.report.refused > 0 {
             return Some("its requests for memory are refused, or not made".to_owned());
         }
-        // One answer in fifty may be late on a busy host.
+        // On a busy host, one reply in fifty may be late.
         let late = self.report.late > 0 && self.late() > control.late() + 0.02;
-        late.then(|| "answers take longer than 100 ms".to_owned())
+        late.then(|| "replies take longer than 100 ms".to_owned())
     }
 }
 
-/// Returns the time that tenant `b` was charged, and the owner's clock.
+/// Returns the time charged to tenant `b`, and the time on the owner's clock.
 fn charged(serving: &mut Program) -> (u64, u64) {
     let view = accounts(serving);
     (account(&view, 1, "charged_ns"), view["clock_ns"].as_u64().expect("a number"))
 }
 
 /// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in these turns,
-/// gets all requested memory, and gets its answers within 100 ms. Each call of `behaves` and `attacks` is one round;
-/// they alternate, so the host's other work affects both. The owner must be one of [`NEVER_IDLE`].
+/// gets all requested memory, and gets its replies within 100 ms. Each call of `behaves` and `attacks` is one round.
+/// They alternate, so that other work on the host affects both. The owner must have the option [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,
@@ -169,12 +174,12 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time: used after an
-/// attack, or for an attack without rounds. The neighbour works, its requests are granted and answered within 100 ms,
-/// and its connection stays.
+/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time. Use it after an
+/// attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are granted and get
+/// replies within 100 ms, and that its connection stays open.
 ///
-/// The owner's clock and its charges are compared, so a host that delays the neighbour's submissions does not affect
-/// the result.
+/// The check compares the owner's charges with the owner's clock, so a host that delays the neighbour's submissions
+/// does not affect the result.
 pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitled_permille: u64) {
     neighbour.works();
     let mut gains = Report::default();
@@ -185,7 +190,7 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
         gains.add(&neighbour.report());
         let now = charged(serving);
         let (charged, time) = (now.0 - before.0, now.1 - before.1);
-        // The slice in progress is not charged yet.
+        // The current slice is not charged yet.
         let has = charged + SLICE_NS >= time / 1000 * entitled_permille / 100 * 96;
         let answered = gains.late == 0 || (gains.late as f64) < 0.04 * gains.requests as f64;
         let works = gains.kernels > 0 && gains.card_us > 0 && gains.requests > 0;
@@ -198,21 +203,21 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
     assert!(!neighbour.lost_connection(), "{}", neighbour.log());
 }
 
-/// Length of an owner's slice, in ns.
+/// Length of a slice of the owner, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner option that lets a program keep its turn in pauses: needed on a busy host, where a neighbour sometimes cannot
-/// submit.
+/// Owner option that lets a program keep its turn in pauses. It is needed because on a busy host a neighbour sometimes
+/// cannot submit.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
-/// Returns the accounts of an owner that keeps running.
+/// Returns the accounts of a running owner.
 pub fn accounts(owner: &mut Program) -> Value {
     owner.say("accounts");
     let line = owner.line();
     serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?}"))
 }
 
-/// Returns a number of a tenant's account: 0 is tenant `a`, 1 is tenant `b`.
+/// Returns a value of a tenant's account. Index 0 is tenant `a`, and index 1 is tenant `b`.
 pub fn account(view: &Value, tenant: usize, key: &str) -> u64 {
     view["tenants"][tenant][key].as_u64().unwrap_or_else(|| panic!("{key}: {view}"))
 }
@@ -254,7 +259,7 @@ impl Raw {
         serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line:?} to {command:?}"))
     }
 
-    /// Connects; returns the number of the connection. Without a manner, no thread reads the connection.
+    /// Connects and returns the number of the connection. If no manner is given, no thread reads the connection.
     pub fn connect(&mut self, through: Through, manner: Option<Manner>) -> usize {
         match self.ask(&Command::Connect { through, manner }) {
             Answer::Link(link) => link,
@@ -262,7 +267,7 @@ impl Raw {
         }
     }
 
-    /// Sends a message several times; returns the number of successes.
+    /// Sends a message several times. Returns the number of successful sends.
     pub fn say(&mut self, link: usize, message: FromTenant, times: u32) -> u32 {
         match self.ask(&Command::Say { link, message, times }) {
             Answer::Sent(count) => count,
@@ -276,13 +281,13 @@ impl Raw {
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Launches a kernel of `ms` milliseconds, bypassing the owner; it stays in flight.
+    /// Launches a kernel of `ms` milliseconds, bypassing the owner. The kernel stays in flight.
     pub fn launch(&mut self, ms: u64) {
         let answer = self.ask(&Command::Launch { ms });
         assert!(matches!(answer, Answer::Done), "{answer:?}");
     }
 
-    /// Makes its process exit; a child continues with the connections and the commands.
+    /// Makes the process exit. A child continues with the connections and the commands.
     pub fn desert(&mut self) {
         let answer = self.ask(&Command::Desert);
         assert!(matches!(answer, Answer::Done), "{answer:?}");
@@ -299,7 +304,7 @@ impl Raw {
         }
     }
 
-    /// Waits for a message that `is_it` accepts, and drops all messages before it.
+    /// Waits for a message that `is_it` accepts, and drops all earlier messages.
     pub fn wait_for<T>(&mut self, link: usize, is_it: impl Fn(FromOwner) -> Option<T>) -> T {
         // TIMEOUT: only a failing test waits this long.
         for _ in 0..30 {
@@ -310,10 +315,10 @@ impl Raw {
             }
             assert!(!closed, "the owner has closed the connection after {text}");
         }
-        panic!("the owner does not say what is waited for");
+        panic!("the owner does not send the expected message");
     }
 
-    /// Returns the descriptors of a connection's messages that are still open.
+    /// Returns the number of open descriptors that came with a connection's messages.
     pub fn descriptors(&mut self, link: usize) -> usize {
         match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
             Answer::Heard { descriptors, .. } => descriptors,
@@ -321,7 +326,7 @@ impl Raw {
         }
     }
 
-    /// Connects and sends `Hello`. Returns the number of the connection, and the answer if one was read.
+    /// Connects and sends `Hello`. Returns the number of the connection, and the reply if it was read.
     pub fn hello(&mut self, tenant: &str, through: Through, manner: Option<Manner>) -> (usize, Option<FromOwner>) {
         let link = self.connect(through, manner);
         self.say(link, FromTenant::Hello(hello(tenant, false)), 1);
@@ -352,13 +357,13 @@ impl Drop for Raw {
     }
 }
 
-/// Returns a first message.
+/// Creates a first message.
 pub fn hello(tenant: &str, adopts: bool) -> Hello {
     let (tenant, program) = (tenant.to_owned(), "hostile".to_owned());
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Closes a program's connection to the owner from outside, like a failure of the owner. The program keeps running.
+/// Closes a program's connection to the owner from outside, as if the owner had failed. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");
@@ -381,8 +386,8 @@ pub fn break_connection(pid: u32) {
     assert_eq!(broken, 1, "one connection to the owner");
 }
 
-/// Returns true if this process is root and may start processes as another user; otherwise a test that needs this is
-/// skipped.
+/// Returns true if this process is root and may start processes as another user. Tests that need this are skipped
+/// otherwise.
 pub fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {

@@ -1,4 +1,4 @@
-//! A card, the library and the driver in a folder, with processes that use them.
+//! A folder with a card, the library and the driver, and processes that use them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod daemon;
@@ -13,10 +13,10 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cuda-program");
 
-/// A folder with a card, the library and the driver under the names that programs load.
+/// A folder with a card, and with the library and the driver under the names that programs load.
 pub struct Rig {
     pub folder: tempfile::TempDir,
-    /// The driver, next to its NVML.
+    /// The driver, with its NVML in the same folder.
     pub fake: PathBuf,
     /// Size of a context in MiB.
     pub context_mib: u64,
@@ -29,17 +29,17 @@ pub struct Rig {
 pub fn built(name: &str) -> PathBuf {
     // The libraries and other crates' programs are in the parent of the test binary's folder.
     let own = std::env::current_exe().expect("this file");
-    let folder = own.parent().and_then(Path::parent).expect("a folder of cargo's");
+    let folder = own.parent().and_then(Path::parent).expect("a folder in cargo's build folder");
     let path = folder.join(name);
-    assert!(path.exists(), "{} is missing: cargo xtask test --suite cuda builds it", path.display());
+    assert!(path.exists(), "{} is missing: `cargo xtask test --suite cuda` builds it", path.display());
     path
 }
 
-/// Message of the library if it finds no driver, with the remedy.
+/// Message with a remedy that the library prints if it finds no driver.
 pub const NO_DRIVER: &str = "gpu-mediator: libcuda: no libcuda.so.1 of NVIDIA's driver was found; install the driver, or name its \
                              library in GPU_MEDIATOR_CUDA_DRIVER\n";
 
-/// Returns true if the loader finds a driver of this host.
+/// Returns true if the loader finds a driver on this host.
 pub fn host_has_driver(rig: &Rig) -> bool {
     let mut command = rig.command(PROGRAM, "none");
     command.arg("look").output().expect("starts").status.success()
@@ -82,7 +82,7 @@ impl Rig {
         command
     }
 
-    /// Lets programs of other users connect to the socket.
+    /// Permits programs of other users to connect to the socket.
     pub fn let_others_in(&self) {
         use std::os::unix::fs::PermissionsExt as _;
         for (path, mode) in [(self.folder.path().to_owned(), 0o711), (self.socket(), 0o666)] {
@@ -101,24 +101,24 @@ impl Rig {
         Program::start(command.args(arguments))
     }
 
-    /// Returns the card's free memory in MiB, read by a program without a tenant.
+    /// Returns the card's free memory in MiB, as reported by a program without a tenant.
     pub fn free(&self) -> String {
         let output = self.command(PROGRAM, "plain").arg("look").output().expect("starts");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card: its memory is lost, and so is the context of each process that has one.
+    /// Resets a card. Its memory is lost, and so is the context of each process that has one.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
-        let last = std::fs::read_to_string(folder.join("number")).expect("it was used");
+        let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");
         std::fs::write(folder.join("lost.new"), last).expect("written");
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
 
-    /// Makes the card refuse contexts to processes, or allow them again.
+    /// Makes the card refuse contexts, or allow them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
-        if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("its own file");
+        if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
     }
 
     fn card_folder(&self, card: u64) -> PathBuf {
@@ -136,7 +136,7 @@ impl Rig {
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        panic!("memory of the card is left: {}", self.free());
+        panic!("memory of the card is still in use: {}", self.free());
     }
 }
 
@@ -154,7 +154,7 @@ impl Program {
         Self { child, input, output }
     }
 
-    /// Returns the next line; empty at the end of the output.
+    /// Returns the next line, or an empty string at the end of the output.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("readable");
@@ -189,8 +189,8 @@ impl Program {
         self.input = None;
     }
 
-    /// Closes the program's standard input, reads until a line that is not progress, and checks that the program exits
-    /// successfully.
+    /// Closes the program's standard input, reads until a line that is not a progress line, and checks that the program
+    /// exits successfully.
     pub fn end(mut self) -> String {
         self.input = None;
         let last = loop {
@@ -199,11 +199,11 @@ impl Program {
                 break line;
             }
         };
-        assert!(self.child.wait().expect("ends").success(), "it failed after: {last}");
+        assert!(self.child.wait().expect("ends").success(), "the program failed after: {last}");
         last
     }
 
-    /// Returns the rest of its output.
+    /// Returns the rest of the program's output.
     pub fn output(&mut self) -> &mut impl std::io::Read {
         &mut self.output
     }
@@ -239,19 +239,19 @@ pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -
     owner
 }
 
-/// Ends an owner and returns its output.
+/// Stops an owner and returns its output.
 pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Like [`describe`], after the owner has noticed the end of every ended program: a request of tenant `b`, which no
-/// test suspends, is served after them.
+/// Like [`describe`], but first waits until the owner has noticed the end of every program that has exited: a request
+/// of tenant `b`, which no test suspends, is served after them.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)
 }
 
-/// Returns the number of chunks of a tenant, on the card and in host memory.
+/// Returns a tenant's number of chunks on the card and in host memory.
 pub fn chunks(view: &serde_json::Value, tenant: usize) -> u64 {
     let number = |key: &str| view["tenants"][tenant][key].as_u64().expect("a number");
     number("chunks_on_card") + number("chunks_in_host")

@@ -1,4 +1,4 @@
-//! The driver of a CUDA function: a VMM's connection, the control queue, contexts and blobs.
+//! A driver of a CUDA function: a VMM's connection, the control queue, contexts and blobs.
 
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
@@ -17,7 +17,7 @@ const USED: u64 = 0x3000;
 const COMMANDS: u64 = 0x1_0000;
 const STEP: u64 = 0x400;
 const ENTRIES: u64 = 64;
-/// Offset of the answer of a command.
+/// Offset of a command's reply.
 const ANSWER: u64 = 0x200;
 
 /// A guest's driver.
@@ -31,7 +31,7 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// Connects to a function, and sets it up.
+    /// Connects to a function and sets it up.
     pub fn new(socket: &Path) -> Self {
         let mut client = Client::connect(socket).expect("connects");
         client.set_timeout(Some(LIMIT)).expect("set");
@@ -81,14 +81,14 @@ impl Driver {
         self.poke(DESCRIPTORS + u64::from(index) * 16, &parts.concat());
     }
 
-    /// Posts a command in a slot, and rings.
+    /// Puts a command into a slot, and rings the doorbell.
     pub fn post(&mut self, slot: u16, command: &[u8]) {
         self.offer(slot, command);
-        // A posted write: a kill may lose the answer to another one.
+        // Use a posted write, because a kill may lose the reply to any other write.
         self.client.post(0, 0x3000, &[0, 0]).expect("sent");
     }
 
-    /// Makes a command available without a doorbell.
+    /// Puts a command into a slot without ringing the doorbell.
     pub fn offer(&mut self, slot: u16, command: &[u8]) {
         let at = COMMANDS + u64::from(slot) * STEP;
         self.poke(at, command);
@@ -99,7 +99,7 @@ impl Driver {
         self.poke(AVAILABLE + 2, &self.available.to_le_bytes());
     }
 
-    /// Returns the slot and the type of the next answer, if there is one.
+    /// Returns the slot and the type of the next reply, if one exists.
     pub fn answered(&mut self) -> Option<(u16, u32)> {
         if u16::from_le_bytes(self.peek(USED + 2)) == self.used {
             return None;
@@ -110,7 +110,7 @@ impl Driver {
         Some((slot, u32::from_le_bytes(self.peek(COMMANDS + u64::from(slot) * STEP + ANSWER))))
     }
 
-    /// Waits for the next answer.
+    /// Waits for the next reply.
     pub fn answer(&mut self) -> (u16, u32) {
         let mut answer = None;
         until("an answer", || {
@@ -163,42 +163,42 @@ fn halves(value: u64) -> [u32; 2] {
     [value as u32, (value >> 32) as u32]
 }
 
-/// Creates a context.
+/// Returns a command that creates a context.
 pub fn context(id: u32) -> Vec<u8> {
     let mut body = vec![4, 24, u32::from_le_bytes(*b"prog")];
     body.extend([0; 15]);
     command(0x200, id, None, &body)
 }
 
-/// Destroys a context.
+/// Returns a command that destroys a context.
 pub fn destroy(id: u32) -> Vec<u8> {
     command(0x201, id, None, &[])
 }
 
-/// Creates resource `resource`: blob `number` of a kind.
+/// Returns a command that creates resource `resource` as blob `number` of a kind.
 pub fn blob(context: u32, resource: u32, (number, kind): (u32, u32), bytes: u64) -> Vec<u8> {
     let [low, high] = halves(bytes);
     command(0x10c, context, None, &[resource, 2, 1, 0, kind, number, low, high])
 }
 
-/// Maps a resource.
+/// Returns a command that maps a resource.
 pub fn map(resource: u32, offset: u64) -> Vec<u8> {
     let [low, high] = halves(offset);
     command(0x208, 0, None, &[resource, 0, low, high])
 }
 
-/// Drops a resource.
+/// Returns a command that drops a resource.
 pub fn unref(resource: u32) -> Vec<u8> {
     command(0x102, 0, None, &[resource, 0])
 }
 
-/// Waits for a word of a blob, on a ring of the context.
+/// Returns a command that waits for a word of a blob, on a ring of the context.
 pub fn wait(context: u32, ring: u8, (blob, offset): (u32, u64), value: u64) -> Vec<u8> {
     let ([low, high], [value_low, value_high]) = (halves(offset), halves(value));
     command(0x207, context, Some(ring), &[24, 0, 2, blob, low, high, value_low, value_high])
 }
 
-/// Rings for a context's worker.
+/// Returns a command that rings the doorbell of a context's worker.
 pub fn doorbell(context: u32) -> Vec<u8> {
     command(0x207, context, None, &[4, 0, 1])
 }

@@ -1,7 +1,7 @@
 //! Runs workers without a virtual machine: listens on a socket, and starts a worker for each program that connects. The
 //! program's library (`cuda-guest`) finds the socket through `GPU_MEDIATOR_CUDA_LOOPBACK`.
 //!
-//! The workers inherit its environment: the owner's socket, the tenant's name, and the driver's location.
+//! The workers inherit this program's environment: the owner's socket, the tenant's name, and the driver's location.
 
 use std::io::{IoSlice, Write as _};
 use std::mem::MaybeUninit;
@@ -20,13 +20,13 @@ use worker_link::{Link, Restrictions, WorkerOptions};
 
 #[derive(Parser)]
 struct Args {
-    /// The socket, which must not exist.
+    /// The socket. It must not exist yet.
     #[arg(long)]
     socket: PathBuf,
-    /// The program `cuda-worker`; by default next to this one.
+    /// The program `cuda-worker`; by default the one in the same folder as this program.
     #[arg(long)]
     worker: Option<PathBuf>,
-    /// The driver's library for workers.
+    /// The driver's library for the workers.
     #[arg(long)]
     library: Option<PathBuf>,
     /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
@@ -46,15 +46,15 @@ fn send_window(socket: &OwnedFd, window: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Starts a worker for a program, and waits for its end in a separate thread.
+/// Starts a worker for a program, and waits on a separate thread until the worker exits.
 fn serve(program: OwnedFd, options: &WorkerOptions, bytes: u64) -> Result<()> {
     let window = rustix::fs::memfd_create("cuda-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&window, bytes)?;
-    // If a program shrank the file, a signal would end its worker.
+    // If a program shrank the file, a signal would kill its worker.
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
     send_window(&program, &window)?;
     let mut worker = options.start(window, Link::new(program))?;
-    // The reader of the first line may be gone.
+    // The reader of the first line may have exited.
     let _ = writeln!(std::io::stdout(), "worker {}", worker.id());
     std::thread::spawn(move || worker.wait());
     Ok(())
@@ -87,7 +87,7 @@ fn main() -> Result<()> {
     loop {
         let program = rustix::io::retry_on_intr(|| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC))?;
         if let Err(error) = serve(program, &options, args.window_gib << 30) {
-            eprintln!("cuda-loopback: a program has no worker: {error:#}");
+            eprintln!("cuda-loopback: cannot start a worker for a program: {error:#}");
         }
     }
 }

@@ -1,6 +1,6 @@
-//! Executes the CUDA calls of one guest program. Started by the daemon, or by `cuda-loopback`.
+//! Executes the CUDA calls of one guest program. The daemon or `cuda-loopback` starts it.
 //!
-//! UNSAFETY: takes over the descriptors that the arguments name, and ends the process.
+//! UNSAFETY: takes ownership of the descriptors that the arguments name, and ends the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::os::fd::{AsFd as _, FromRawFd as _, OwnedFd};
@@ -27,20 +27,20 @@ struct Args {
     library: PathBuf,
     #[command(flatten)]
     sandbox: SandboxArgs,
-    /// Socket of the next daemon's device, if the worker survives its daemon.
+    /// Socket of the next daemon's device, if the worker is to survive its daemon.
     #[arg(long, requires = "rejoin_ms")]
     rejoin: Option<PathBuf>,
-    /// Milliseconds after which a worker without a daemon ends itself.
+    /// Milliseconds after which a worker without a daemon exits.
     #[arg(long, requires = "rejoin")]
     rejoin_ms: Option<u64>,
 }
 
 impl Args {
-    /// Returns the restrictions: the worker reads its libraries, wherever they are.
+    /// Returns the restrictions. The worker may read its libraries, wherever they are.
     fn restrictions(&self) -> Options {
         let variable = |name| std::env::var_os(name).map(PathBuf::from);
         let libraries = [Some(self.library.clone()), variable("GPU_MEDIATOR_CUDA_DRIVER")].into_iter().flatten();
-        // A name without a folder is the loader's to find.
+        // The loader searches for a name without a folder.
         let libraries = libraries.filter(|path| path.components().count() > 1);
         let files = libraries.flat_map(|path| [path.canonicalize().ok(), Some(path)]).flatten();
         let folders = files.filter_map(|path| Some(path.parent()?.to_owned()));
@@ -56,45 +56,45 @@ impl Args {
     }
 }
 
-/// A worker that does not start, and the reason for the device.
+/// The reason for a failed start, to be sent to the device, and the error.
 type Failure = (Reason, anyhow::Error);
 
-/// Loads the driver and starts it, between the two steps of the sandbox.
+/// Loads the driver and initializes it, between the two steps of the sandbox.
 fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
     let refused = |error: SandboxError| (Reason::Sandbox, error.into());
     if args.sandbox.no_sandbox {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // The start of a driver may take long, and nothing else reads the link meanwhile. A worker that survives its daemon
-    // finds the next one, or ends, when the driver has started.
+    // Initializing a driver may take long, and no other thread reads the link meanwhile. A worker that survives its
+    // daemon connects to the next one, or exits, when the driver is initialized.
     if args.rejoin.is_none() {
         let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
         std::thread::spawn(move || end_with(&watched));
     }
     let driver = load_driver(&args.library)?;
-    // If the driver refuses, the program's own call is refused again.
+    // If the driver refuses to initialize, the program's own call fails in the same way.
     driver.start();
     sandbox.close(link.as_fd()).map_err(refused)?;
     Ok(driver)
 }
 
 fn load_driver(library: &Path) -> Result<Driver, Failure> {
-    let failed = |error| (Reason::Driver, anyhow::Error::from(error).context("the worker has no CUDA driver"));
+    let failed = |error| (Reason::Driver, anyhow::Error::from(error).context("the worker cannot use the CUDA driver"));
     Driver::load(library).map_err(failed)
 }
 
-/// Ends the process when the device closes the link.
+/// Exits when the device closes the link.
 fn end_with(link: &Link) {
     let mut descriptors = [PollFd::new(link, PollFlags::empty())];
     while poll(&mut descriptors, None).is_err() {}
-    // SAFETY: ends the process without further code of it.
+    // SAFETY: exits without running any more code of this process.
     unsafe { libc::_exit(0) }
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    // SAFETY: the parent passes both descriptors to this process alone.
+    // SAFETY: the parent passes both descriptors to this process only.
     let (window, link) = unsafe { (OwnedFd::from_raw_fd(args.window_fd), OwnedFd::from_raw_fd(args.link_fd)) };
     let link = Link::new(link);
     for descriptor in [window.as_fd(), link.as_fd()] {

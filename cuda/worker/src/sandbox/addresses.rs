@@ -1,9 +1,10 @@
-//! Addresses for `connect`, in a page that nothing can change: the card's owner's, and the next daemon's.
+//! Addresses for `connect`, in a page that cannot be changed: those of the card's owner and of the next daemon.
 //!
-//! A filter of system calls sees pointers, and not the memory behind them. So the addresses that a worker may connect
-//! to are in a page of their own: the lowest that a process may map, of a sealed file. The filter allows `connect` with
-//! the pointers to them only, and no call that would map, unmap, move or unprotect memory below the page's end
-//! ([`LIMIT`]). No mapping reaches over the page from below, because the kernel refuses lower ones.
+//! A filter of system calls sees pointers but not the memory behind them. Therefore the addresses that a worker may
+//! connect to are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows
+//! `connect` only with pointers into this page, and no call that would map, unmap, move or unprotect memory below the
+//! end of the page ([`LIMIT`]). No mapping can start below the page and overlap it, because the kernel refuses lower
+//! addresses.
 //!
 //! UNSAFETY: maps the page and reads it.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,7 +17,7 @@ use std::path::{PathBuf, absolute};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-/// Address of the page: the lowest that systems allow (`vm.mmap_min_addr`).
+/// Address of the page: the lowest one that systems allow (`vm.mmap_min_addr`).
 pub(super) const ADDRESS: u64 = 0x1_0000;
 /// End of the page.
 pub(super) const LIMIT: u64 = ADDRESS + BYTES as u64;
@@ -24,15 +25,15 @@ pub(super) const LIMIT: u64 = ADDRESS + BYTES as u64;
 const BYTES: usize = 4096;
 /// Offset of the path in `sockaddr_un`.
 const PATH: usize = 2;
-/// Size of the path in `sockaddr_un`, with the zero at its end.
+/// Size of the path in `sockaddr_un`, including the final zero.
 const MAX_PATH: usize = 108;
 
 /// Maximum number of addresses.
 const MAX_ADDRESSES: usize = 2;
-/// Bytes from one address to the next.
+/// Distance between two addresses in the page, in bytes.
 const STRIDE: usize = 256;
 
-/// An address in the page, as `connect` takes it.
+/// An address in the page, in the form that `connect` expects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Kept {
     /// Address of the `sockaddr_un`.
@@ -46,7 +47,7 @@ pub(super) struct Kept {
 pub(super) struct Addresses([Option<Kept>; MAX_ADDRESSES]);
 
 impl Addresses {
-    /// Maps the page with the addresses of the sockets at `paths`.
+    /// Maps the page, with the addresses of the sockets at `paths`.
     pub(super) fn keep(paths: &[PathBuf]) -> io::Result<Self> {
         let mut kept = Self::default();
         if paths.is_empty() {
@@ -72,19 +73,19 @@ impl Addresses {
         let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
         let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED | libc::MAP_FIXED_NOREPLACE);
-        // SAFETY: a new mapping; `MAP_FIXED_NOREPLACE` replaces none.
+        // SAFETY: the mapping is new; `MAP_FIXED_NOREPLACE` does not replace another one.
         let found = unsafe { libc::mmap(ADDRESS as *mut libc::c_void, BYTES, protection, flags, file.as_raw_fd(), 0) };
         if found == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // A kernel before 4.17 does not know the flag, and takes the address as a hint.
+        // A kernel before 4.17 ignores the flag and uses the address as a hint.
         if found as u64 != ADDRESS {
             return Err(io::ErrorKind::AddrInUse.into());
         }
         Ok(kept)
     }
 
-    /// Returns addresses without a page.
+    /// Wraps addresses without mapping a page.
     #[cfg(test)]
     pub(super) fn of(kept: &[Kept]) -> Self {
         let mut all = Self::default();
@@ -97,7 +98,7 @@ impl Addresses {
         self.0.into_iter().flatten()
     }
 
-    /// Returns the kept address that is equal to the one that a thread passes to `connect`.
+    /// Returns the stored address that equals the one that a thread passes to `connect`.
     ///
     /// # Safety
     /// `address` is readable for `length` bytes.
@@ -105,12 +106,12 @@ impl Addresses {
         if address == 0 || !(PATH as u64 + 1..=(PATH + MAX_PATH) as u64).contains(&length) {
             return None;
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let asked = unsafe { std::slice::from_raw_parts(address as *const u8, length as usize) };
         let (family, path) = asked.split_at(PATH);
         let end = path.iter().position(|byte| *byte == 0).unwrap_or(path.len());
         let is_own = |kept: &Kept| {
-            // SAFETY: the page is mapped for good, and contains a zero after the path.
+            // SAFETY: the page stays mapped, and contains a zero after the path.
             let own = unsafe { CStr::from_ptr((kept.pointer as usize + PATH) as *const libc::c_char) };
             path.get(..end) == Some(own.to_bytes())
         };

@@ -9,8 +9,8 @@ use landlock::{
 
 use super::Options;
 
-/// Files and folders that workers read: programs' libraries, and the descriptions of machine, driver and process. The
-/// rules also keep workers from reading other processes' memory below /proc.
+/// Files and folders that workers may read: programs' libraries, and files that describe the machine, the driver and
+/// the process. The rules also keep workers from reading other processes' memory below /proc.
 const READABLE: [&str; 16] = [
     "/usr",
     "/lib",
@@ -29,21 +29,21 @@ const READABLE: [&str; 16] = [
     "/dev/urandom",
     "/dev/random",
 ];
-/// Devices that workers read and write, in addition to NVIDIA's.
+/// Devices that workers may read and write, in addition to NVIDIA's.
 const DEVICES: [&str; 2] = ["/dev/null", "/dev/zero"];
-/// Folder of the process's own threads: the driver names its threads through files in it.
+/// Folder of the process's own threads. The driver names its threads through files in it.
 const THREADS: &str = "/proc/self/task";
 /// Start of the names of NVIDIA's device files.
 const NVIDIA: &str = "nvidia";
-/// Most device files of NVIDIA.
+/// Maximum number of NVIDIA's device files.
 const MAX_DEVICES: usize = 256;
 
-/// Open files and folders of the rules. The kernel binds a rule to its entry of a file; as long as the file is open,
-/// the kernel does not replace the entry of a file below /proc.
+/// Open files and folders of the rules. The kernel binds a rule to its cached entry of a file. As long as the file is
+/// open, the kernel does not replace the entry of a file below /proc.
 #[derive(Debug)]
 pub(super) struct Files(#[expect(dead_code, reason = "held open")] Vec<PathFd>);
 
-/// Restricts this thread, and those that it starts. Returns `None` if the kernel has no Landlock.
+/// Restricts this thread and the threads that it starts. Returns `None` if the kernel has no Landlock.
 pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError> {
     let newest = ABI::V6;
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -55,7 +55,7 @@ pub(super) fn restrict(options: &Options) -> Result<Option<Files>, RulesetError>
     let rules = rules.chain(devices().into_iter().map(|path| (path, change)));
     let rules = rules.chain(options.writable.iter().map(|path| (path.clone(), change)));
 
-    // Kernels before the newest version have fewer kinds of access and no scopes.
+    // Older kernels have fewer kinds of access and no scopes.
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::BestEffort);
     let ruleset = ruleset.handle_access(AccessFs::from_all(newest))?.scope(Scope::from_all(newest))?;
     let mut ruleset = ruleset.create()?;

@@ -1,7 +1,8 @@
-//! The system calls of a worker.
+//! The filter of a worker's system calls.
 //!
-//! Two filters; the kernel obeys the stricter answer. The first answers `EPERM` to calls that libraries try and can do
-//! without. The second allows calls by name, some with conditions, and sends `SIGSYS` for all others.
+//! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
+//! libraries try and can do without. Another allows calls by name, some with conditions, and sends `SIGSYS` for all
+//! others.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,7 @@ use seccompiler::{
 
 use super::addresses::{Addresses, LIMIT};
 
-/// Calls without conditions: they act on the process itself, on descriptors that it has, and on files that it may open.
+/// Calls without conditions. They affect only the process itself, its descriptors, and files that it may open.
 const ALLOWED: &[i64] = &[
     // Descriptors.
     libc::SYS_read,
@@ -61,8 +62,8 @@ const ALLOWED: &[i64] = &[
     libc::SYS_readlinkat,
     libc::SYS_getdents64,
     libc::SYS_getcwd,
-    // Sockets that it has; the driver listens at one. The kinds of sockets that it can get refuse an address in a
-    // message.
+    // Sockets of the worker; the driver listens at one. The kinds of sockets that a worker can get refuse an address in
+    // a message.
     libc::SYS_accept,
     libc::SYS_accept4,
     libc::SYS_sendmsg,
@@ -113,7 +114,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_wait4,
     libc::SYS_exit,
     libc::SYS_exit_group,
-    // Facts.
+    // Information.
     libc::SYS_getpid,
     libc::SYS_getppid,
     libc::SYS_gettid,
@@ -135,7 +136,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
-/// Calls that fail with `EPERM`: libraries try them, for example to keep a cache or to prepare devices.
+/// Calls that fail with `EPERM`. Libraries try them, for example to create a cache or to prepare devices.
 const REFUSED: &[i64] = &[
     libc::SYS_fork,
     libc::SYS_vfork,
@@ -172,16 +173,17 @@ const REFUSED: &[i64] = &[
     libc::SYS_inotify_init1,
 ];
 
-/// Names for `prctl` that change or show the thread's name, its timers, and names of its memory.
+/// Operations of `prctl` that set or get the thread's name, its timers, and names of its memory.
 const PRCTL: [libc::c_int; 4] = [libc::PR_SET_NAME, libc::PR_GET_NAME, libc::PR_SET_TIMERSLACK, libc::PR_SET_VMA];
-/// Commands of `fcntl` with which the kernel sends signals to a process of the caller's choice.
+/// Commands of `fcntl` that make the kernel send signals to a process of the caller's choice.
 const SIGNAL_COMMANDS: [i32; 3] = [libc::F_SETOWN, F_SETSIG, F_SETOWN_EX];
-/// Numbers of these commands that the crate `libc` lacks.
+/// Commands of this kind that the crate `libc` does not define.
 const F_SETSIG: i32 = 10;
 const F_SETOWN_EX: i32 = 15;
-/// Same, of `ioctl` on sockets (`FIOSETOWN`, `SIOCSPGRP`), and those that type at a terminal (`TIOCSTI`, `TIOCLINUX`).
+/// Requests of `ioctl` that do the same for sockets (`FIOSETOWN`, `SIOCSPGRP`), and requests that simulate input at a
+/// terminal (`TIOCSTI`, `TIOCLINUX`).
 const SIGNAL_REQUESTS: [i32; 4] = [0x8901, 0x8902, 0x5412, 0x541c];
-/// Flags of `clone` that make a process of its own name spaces.
+/// Flags of `clone` that create namespaces.
 const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWIPC
@@ -190,7 +192,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET
     | libc::CLONE_NEWCGROUP;
 
-/// Rules by call. A call is allowed if one of its rules fits; without rules always.
+/// Rules by call. A call is allowed if one of its rules matches, or if it has no rules.
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
 /// A condition: the number of the argument, the comparison, and the value.
@@ -203,7 +205,7 @@ fn rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     SeccompRule::new(made.collect::<Result<_, _>>()?)
 }
 
-/// Same, for arguments of 32 bits, whose upper half the kernel ignores.
+/// Creates a rule for 32-bit arguments, whose upper half the kernel ignores.
 fn short_rule(conditions: &[Condition]) -> Result<SeccompRule, BackendError> {
     let made = conditions.iter().map(|(argument, comparison, value)| {
         SeccompCondition::new(*argument, SeccompCmpArgLen::Dword, comparison.clone(), *value)
@@ -216,7 +218,7 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     use SeccompCmpOp::{Eq, Ge, MaskedEq, Ne};
     let mut rules: Rules = ALLOWED.iter().chain(REFUSED).map(|call| (*call, Vec::new())).collect();
     let own = u64::from(std::process::id());
-    // Memory below the limit stays as it is.
+    // Memory below the limit must not change.
     let above = (0, Ge, LIMIT);
     let fixed = libc::MAP_FIXED as u64;
     let elsewhere = rule(&[(3, MaskedEq(fixed), 0)])?;
@@ -228,12 +230,12 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     let elsewhere = rule(&[above.clone(), (3, MaskedEq(moved), 0)])?;
     rules.insert(libc::SYS_mremap, vec![elsewhere, rule(&[above, (4, Ge, LIMIT)])?]);
 
-    // Threads. Other processes are refused, and so are name spaces.
+    // Allow threads. Refuse other processes and namespaces.
     let thread = (libc::CLONE_THREAD | libc::CLONE_VM) as u64;
     let own_spaces = (0, MaskedEq(NAMESPACES as u64), 0);
     rules.insert(libc::SYS_clone, vec![rule(&[(0, MaskedEq(thread), thread), own_spaces])?, process_clone()?]);
     rules.insert(libc::SYS_clone3, Vec::new());
-    // Signals to itself, also those about descriptors.
+    // Allow signals to the process itself, including those about descriptors.
     let commands = SIGNAL_COMMANDS.map(|command| (1, Ne, command as u64));
     rules.insert(libc::SYS_fcntl, vec![short_rule(&commands)?]);
     let requests = SIGNAL_REQUESTS.map(|request| (1, Ne, request as u64));
@@ -258,7 +260,7 @@ fn allowed(addresses: Addresses) -> Result<Rules, BackendError> {
     Ok(rules)
 }
 
-/// A new process, which the filter of refused calls answers.
+/// Matches the creation of a process. The filter of refused calls determines its result.
 fn process_clone() -> Result<SeccompRule, BackendError> {
     rule(&[(0, SeccompCmpOp::MaskedEq(libc::CLONE_THREAD as u64), 0)])
 }
@@ -274,10 +276,10 @@ fn program(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Re
     SeccompFilter::new(rules, otherwise, matched, TargetArch::x86_64)?.try_into()
 }
 
-/// Returns the filters, in the order of their installation.
+/// Returns the filters in the order of their installation.
 fn programs(addresses: Addresses) -> Result<[BpfProgram; 3], BackendError> {
     let refusal = SeccompAction::Errno(libc::EPERM as u32);
-    // The C library starts threads by `clone` where `clone3` is missing: a filter cannot see the flags of `clone3`.
+    // The C library starts threads with `clone` if `clone3` is missing. A filter cannot see the flags of `clone3`.
     let missing = SeccompAction::Errno(libc::ENOSYS as u32);
     let newer = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok([
@@ -287,9 +289,9 @@ fn programs(addresses: Addresses) -> Result<[BpfProgram; 3], BackendError> {
     ])
 }
 
-/// Installs the filters in all threads, for good.
+/// Installs the filters permanently in all threads.
 pub(super) fn install(addresses: Addresses) -> Result<(), String> {
-    // Everything is made first: the last filter forbids further ones.
+    // Create all filters first, because the last one forbids installing more.
     let programs = programs(addresses).map_err(|error| error.to_string())?;
     for program in &programs {
         apply_filter_all_threads(program).map_err(|error| error.to_string())?;

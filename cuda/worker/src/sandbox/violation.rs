@@ -1,10 +1,11 @@
-//! The signal of a forbidden system call.
+//! Handles the signal for a forbidden system call.
 //!
-//! The filter makes the kernel send `SIGSYS` instead of the call. The handler carries out a `connect` to a kept
-//! address, with the pointer that the filter allows. For any other call it reports the call and ends the process. A
-//! process with another handler gains nothing: the call has not been made. So only the report depends on the handler.
+//! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
+//! stored address, with the pointer that the filter allows. For any other call it reports the call and ends the
+//! process. A process that installs another handler gains nothing, because the call was not executed. Only the report
+//! depends on the handler.
 //!
-//! UNSAFETY: a signal handler, which uses only system calls and its thread's registers.
+//! UNSAFETY: a signal handler that uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -17,19 +18,20 @@ use worker_link::{FromWorker, Reason, call_name};
 
 use super::addresses::Addresses;
 
-/// Exit status of a worker that made a forbidden call: that of a process that `SIGSYS` ends, in a shell.
+/// Exit status of a worker that made a forbidden call. A shell reports the same status for a process killed by
+/// `SIGSYS`.
 const STATUS: c_int = 128 + libc::SIGSYS;
-/// Registers of a call's first three arguments.
+/// Registers with the first three arguments of a call.
 const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// The kept addresses. Static: a handler has no other arguments.
+/// The stored addresses. Static: a handler has no other arguments.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
-/// The descriptor of the connection to the device. Static: same.
+/// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
 static LINK: AtomicI32 = AtomicI32::new(-1);
 
-/// `siginfo_t` of a `SIGSYS`.
+/// `siginfo_t` of a `SIGSYS` signal.
 #[repr(C)]
 struct Information {
     _signal: [c_int; 4],
@@ -40,11 +42,11 @@ struct Information {
 
 /// Installs the handler.
 pub(super) fn prepare(link: BorrowedFd<'_>, addresses: Addresses) -> Result<(), Errno> {
-    // The names' table is complete before the first signal.
+    // Build the table of names before the first signal.
     let _ = call_name(0);
     let _ = ADDRESSES.set(addresses);
     set_link(link);
-    // SAFETY: the structure is filled before it is used; the handler fits its flags.
+    // SAFETY: the structure is filled before it is used; the handler's signature matches its flags.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = on_forbidden_call as *const () as usize;
@@ -57,13 +59,13 @@ pub(super) fn prepare(link: BorrowedFd<'_>, addresses: Addresses) -> Result<(), 
     Ok(())
 }
 
-/// Names the connection for later reports.
+/// Sets the connection for later reports.
 pub(super) fn set_link(link: BorrowedFd<'_>) {
     LINK.store(link.as_raw_fd(), Ordering::Relaxed);
 }
 
 extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes both, which live as long as the handler runs.
+    // SAFETY: the kernel passes both, and they are valid while the handler runs.
     let (information, registers) = unsafe { (&*information, &mut (*context).uc_mcontext.gregs) };
     let addresses = ADDRESSES.get().copied().unwrap_or_default();
     let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);
@@ -71,9 +73,9 @@ extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information,
         // SAFETY: the thread passed the address to the kernel; if it is not readable, the process ends.
         && let Some(kept) = unsafe { addresses.find(address as u64, length as u64) }
     {
-        // SAFETY: the address is mapped for good.
+        // SAFETY: the address stays mapped.
         let result = unsafe { libc::syscall(libc::SYS_connect, socket, kept.pointer, kept.length) };
-        // SAFETY: the location is the thread's.
+        // SAFETY: the location belongs to this thread.
         let error = unsafe { *libc::__errno_location() };
         registers[libc::REG_RAX as usize] = if result < 0 { -i64::from(error) } else { result };
         return;
@@ -83,13 +85,13 @@ extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information,
     unsafe { libc::_exit(STATUS) }
 }
 
-/// Reports the call, without memory or locks.
+/// Reports the call without allocating memory or taking locks.
 fn report(call: u32, link: c_int) {
     let packet = FromWorker::Failed { reason: Reason::Forbidden(call) }.encode();
     let parts: [&[u8]; 3] =
         [b"cuda-worker: the call `", call_name(call).as_bytes(), b"` is forbidden: the worker ends\n"];
     let parts = parts.map(|part| libc::iovec { iov_base: part.as_ptr() as *mut c_void, iov_len: part.len() });
-    // SAFETY: both calls only read memory that lives here.
+    // SAFETY: both calls only read memory that is valid here.
     unsafe {
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         libc::send(link, packet.as_ptr().cast(), packet.len(), flags);

@@ -70,6 +70,7 @@ int main(int argc, char **argv)
 	refuse("a NULL buffer", gmemcpy_from_device(handle, NULL, memory, 8), EINVAL);
 	refuse("memory that was freed", gmemcpy_from_device(handle, data, freed, 8), EINVAL);
 	refuse("an asynchronous copy of unpinned memory", gmemcpy_to_device_async(handle, memory, data, 8, &id), EINVAL);
+	refuse("two copies of one range", gmemcpy_both(handle, memory, pinned, 16, pinned + 8, memory + 64, 16), EINVAL);
 	refuse("ranges that overlap", gmemcpy(handle, memory, memory + 8, 16), EINVAL);
 	refuse("an unknown kernel", glaunch(handle, module, "none", &grid, NULL, 0, &id), ENOENT);
 	refuse("parameters of another size", glaunch(handle, module, "add", &grid, data, 8, &id), EINVAL);
@@ -91,10 +92,16 @@ int main(int argc, char **argv)
 	memset(pinned, 0x5a, sizeof(data));
 	if (gmemcpy_to_device_async(handle, memory, pinned, sizeof(data), &id) || gsync(handle, id, NULL))
 		mistakes++;
+	/* Both directions at once: the first half is written while the second half is read. */
+	memset(pinned, 0x6b, sizeof(data) / 2);
+	if (gmemcpy_both(handle, memory, pinned, sizeof(data) / 2, pinned + sizeof(data) / 2, memory + sizeof(data) / 2,
+			 sizeof(data) / 2) ||
+	    pinned[sizeof(data) - 1] != 0x5a)
+		mistakes++;
 	uint64_t there = gref(handle, memory, sizeof(data), other);
 	if (!there || !gfree(handle, memory) || gfree_dma(handle, pinned) != sizeof(data) || gclose(handle))
 		mistakes++;
-	if (gmemcpy_from_device(other, data, there, sizeof(data)) || data[0] != 0x5a || data[4095] != 0x5a)
+	if (gmemcpy_from_device(other, data, there, sizeof(data)) || data[0] != 0x6b || data[4095] != 0x5a)
 		mistakes++;
 	if (gunref(other, there) || gclose(other))
 		mistakes++;

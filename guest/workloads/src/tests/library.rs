@@ -2,7 +2,7 @@
 //! copies.
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use gdev::nouveau::{Device, Nouveau, TUNING};
@@ -43,9 +43,10 @@ fn node(options: &Options) -> &Path {
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let node = node(options);
     let mut verified = copies(rig, node)?;
+    verified += both(rig, node)?;
     verified += references(rig, node)?;
     errors(node)?;
-    rig.add(Counts { bytes: verified, copies: 0, channels: 4 });
+    rig.add(Counts { bytes: verified, copies: 0, channels: 7 });
     Ok(vec![("bytes", verified.to_string())])
 }
 
@@ -88,6 +89,38 @@ fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     verified += check(&mut context, pinned, 0, &expected)?;
     context.free(pinned)?;
     verified += check(&mut context, memory, 0, &expected)?;
+    Ok(verified)
+}
+
+/// Tests copies in both directions at the same time: of other memory, and of one buffer.
+fn both(rig: &Rig, node: &Path) -> Result<u64> {
+    let mut random = rig.random();
+    let mut context = context(node, TUNING)?;
+    let [written, read] = [context.allocate(Place::Vram, BYTES)?, context.allocate(Place::Vram, BYTES)?];
+    let [source, target] = [context.allocate(Place::Ram, BYTES)?, context.allocate(Place::Ram, BYTES)?];
+    let mut verified = 0;
+    for (bytes, offset) in [(BYTES, 0), (4, 8), (65_537, 3), (1, BYTES - 1)] {
+        let (new, old) = (data(&mut random, bytes), data(&mut random, bytes));
+        context.write(source, offset, &new)?;
+        context.write(read, offset, &old)?;
+        let write = Copy { from: source, from_offset: offset, to: written, to_offset: offset, bytes };
+        let back = Copy { from: read, from_offset: offset, to: target, to_offset: offset, bytes };
+        context.copy_both([&write, &back])?;
+        verified += check(&mut context, written, offset, &new)? + check(&mut context, target, offset, &old)?;
+    }
+    // The halves of one buffer, in both orders.
+    let half = BYTES / 2;
+    for order in [false, true] {
+        let (new, old) = (data(&mut random, half), data(&mut random, half));
+        context.write(source, 0, &new)?;
+        context.write(read, half, &old)?;
+        let write = Copy { from: source, from_offset: 0, to: read, to_offset: 0, bytes: half };
+        let back = Copy { from: read, from_offset: half, to: target, to_offset: half, bytes: half };
+        context.copy_both(if order { [&write, &back] } else { [&back, &write] })?;
+        verified += check(&mut context, read, 0, &new)? + check(&mut context, target, half, &old)?;
+        let refused = context.copy_both([&write, &Copy { from_offset: 0, ..back }]);
+        ensure!(matches!(refused, Err(Error::Overlap(_))), "copies of one range were not refused");
+    }
     Ok(verified)
 }
 
@@ -150,13 +183,59 @@ fn errors(node: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs `tuning --direction write|read --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
-/// measures copies between the CPU and either VRAM or pinned RAM.
+/// Measures copies of pinned memory in both directions: one after the other, or at the same time.
+fn tune_both(rig: &Rig, options: &Options, bytes: u64, count: u64) -> Result<Facts> {
+    let mut context = context(node(options), TUNING)?;
+    let [written, read] = [context.allocate(Place::Vram, bytes)?, context.allocate(Place::Vram, bytes)?];
+    let [source, target] = [context.allocate(Place::Ram, bytes)?, context.allocate(Place::Ram, bytes)?];
+    let [new, old] = [data(&mut rig.random(), bytes), data(&mut rig.random(), bytes)];
+    context.write(source, 0, &new)?;
+    context.write(read, 0, &old)?;
+    let write = Copy { from: source, from_offset: 0, to: written, to_offset: 0, bytes };
+    let back = Copy { from: read, from_offset: 0, to: target, to_offset: 0, bytes };
+    // The first copies create the engines' channels, so do not measure them.
+    context.copy_both([&write, &back])?;
+    let mut times = Vec::new();
+    for _ in 0..count {
+        let began = Instant::now();
+        if options.flag("serial") {
+            context.copy(&write)?;
+            context.copy(&back)?;
+            context.finish()?;
+        } else {
+            context.copy_both([&write, &back])?;
+        }
+        times.push(began.elapsed());
+    }
+    let verified = check(&mut context, written, 0, &new)? + check(&mut context, target, 0, &old)?;
+    rig.add(Counts { bytes: verified, copies: 0, channels: 3 });
+    report("both", bytes, times)
+}
+
+/// Returns the facts of measured copies.
+fn report(direction: &str, bytes: u64, mut times: Vec<Duration>) -> Result<Facts> {
+    times.sort_unstable();
+    let median = times.get(times.len() / 2).context("a time")?;
+    let least = times.first().context("a time")?;
+    Ok(vec![
+        ("direction", direction.to_owned()),
+        ("size", bytes.to_string()),
+        ("median_ns", median.as_nanos().to_string()),
+        ("least_ns", least.as_nanos().to_string()),
+    ])
+}
+
+/// Runs `tuning --direction write|read|both --bytes N [--count N] [--direct] [--piece BYTES] [--serial] [--pinned]`:
+/// measures copies between the CPU and either VRAM or pinned RAM. `both` measures copies of pinned RAM in both
+/// directions at the same time, or with `--serial` one after the other.
 pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
     let direction = options.text("direction").unwrap_or("write");
     let (bytes, count) = (options.number("bytes", 1 << 20)?, options.number("count", 10)?);
     ensure!((1..=256 << 20).contains(&bytes), "--bytes {bytes}: from 1 to {}", 256 << 20);
     ensure!((1..=1 << 20).contains(&count), "--count {count}: from 1 to {}", 1 << 20);
+    if direction == "both" {
+        return tune_both(rig, options, bytes, count);
+    }
     let direct = if options.flag("direct") { bytes } else { 0 };
     let tuning = Tuning {
         direct_write_bytes: direct,
@@ -184,19 +263,11 @@ pub fn tuning(rig: &Rig, options: &Options) -> Result<Facts> {
                 context.finish()?;
             }
             "read" => context.read(memory, 0, &mut found)?,
-            other => bail!("--direction {other}: write or read"),
+            other => bail!("--direction {other}: write, read or both"),
         }
         times.push(began.elapsed());
     }
     context.write(memory, 0, &expected)?;
     rig.add(Counts { bytes: check(&mut context, memory, 0, &expected)?, copies: 0, channels: 1 });
-    times.sort_unstable();
-    let median = times.get(times.len() / 2).context("a time")?;
-    let least = times.first().context("a time")?;
-    Ok(vec![
-        ("direction", direction.to_owned()),
-        ("size", bytes.to_string()),
-        ("median_ns", median.as_nanos().to_string()),
-        ("least_ns", least.as_nanos().to_string()),
-    ])
+    report(direction, bytes, times)
 }

@@ -1,4 +1,4 @@
-//! CPU accesses of a guest to its VRAM, through BAR1, BAR3 or PRAMIN.
+//! A guest's CPU accesses to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
 //! The guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator.
 //! Reads of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
@@ -37,7 +37,7 @@ impl VmBackend {
         })
     }
 
-    /// Writes guest VRAM for the CPU. The end of the access submits a doorbell ([`Self::submit_doorbell`]).
+    /// Writes guest VRAM for the CPU. A doorbell is submitted when the access ends ([`Self::submit_doorbell`]).
     pub(crate) fn guest_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure> {
         self.by_page(address, data.len(), |this, at, range| {
             let data = &data[range];
@@ -64,8 +64,8 @@ impl VmBackend {
         if is_its && self.host.lock().vram().is_short(self.vm) { NoMemory.into() } else { Denied.into() }
     }
 
-    /// Handles a write of the guest's CPU for which no memory is free. Returns true if the write must be retried;
-    /// otherwise it is lost.
+    /// Handles a write of the guest's CPU for which no memory is free. Returns true if the write must be retried, or
+    /// false if the write is lost.
     pub(crate) fn write_waits(&mut self) -> bool {
         let first = self.writes.is_first();
         if self.writes.waits(&self.host.lock(), self.vm) {
@@ -90,7 +90,7 @@ impl VmBackend {
         self.writes.is_first()
     }
 
-    /// Ends the wait of a write that was executed or lost.
+    /// Ends the wait of a write that was executed or is lost.
     pub(crate) fn write_ends(&mut self) {
         self.writes.end();
     }
@@ -142,7 +142,7 @@ impl VmBackend {
     }
 
     /// Forwards only the doorbell, because the card writes all other words. The doorbell is complete when its last byte
-    /// arrives, so several narrow stores ring it once.
+    /// arrives, so several narrow stores ring it only once.
     fn userd_write(&mut self, channel: VirtualChannelId, offset: u64, data: &[u8]) {
         if let Some(gp_put) = self.work.store(channel, offset, data) {
             // A long write may cover the USERD pages of several channels.
@@ -151,12 +151,12 @@ impl VmBackend {
         }
     }
 
-    /// Takes the doorbell that the current access has rung.
+    /// Takes the doorbell that the current access rang.
     pub(crate) fn take_doorbell(&mut self) -> Option<RungDoorbell> {
         self.doorbell.take()
     }
 
-    /// Submits the doorbell that the current access has rung.
+    /// Submits the doorbell that the current access rang.
     pub(crate) fn submit_doorbell(&mut self) {
         if let Some(RungDoorbell { channel, gp_put }) = self.take_doorbell() {
             self.ring_shown(channel, gp_put);
@@ -166,13 +166,13 @@ impl VmBackend {
     /// Handles a complete GP_PUT that a message from the guest has written.
     pub(crate) fn ring_shown(&mut self, channel: VirtualChannelId, gp_put: u32) {
         self.ring(channel, gp_put);
-        // A mapped page must show the same value, or a poll would take the old value in the page for a doorbell.
+        // The mapped page must contain the same value, or a poll would treat the old value in the page as a doorbell.
         if let Some(slot) = self.work.polled_at(channel) {
             self.show(channel, slot, userd::GP_PUT);
         }
     }
 
-    /// Splits `len` bytes from `address` on at page boundaries, and calls `each` for each part.
+    /// Splits `len` bytes at `address` at page boundaries, and calls `each` for each part.
     fn by_page<E: From<Denied>>(
         &mut self,
         address: GuestVramAddr,

@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// Reason why a channel is not bound.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum BindFailure {
-    /// The card has no memory for the channel's page tables now. Contains the parsed instance block.
+    /// The card currently has no memory for the channel's page tables. Contains the parsed instance block.
     #[error("the card has no memory for its page tables")]
     Lacking(Box<GuestInstance>),
     /// The instance block is not in guest memory.
@@ -65,7 +65,7 @@ impl VmBackend {
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Like [`Self::submit`], with the card's state. Returns a fault if part of the ring cannot be fetched.
+    /// Like [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
@@ -108,7 +108,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes a channel that cannot continue off the card, and reports the fault as the card's host unit does.
+    /// Takes a channel that cannot continue off the card. Reports the fault as the card's host unit would.
     fn fault(&mut self, channel: VirtualChannelId, va: GpuVa, reason: u32) {
         let instance = self.work.instance(channel);
         tracing::warn!(vm = %self.vm, ?channel, %va, reason, "a channel's ring cannot be fetched");
@@ -217,8 +217,8 @@ impl VmBackend {
             let mut state = self.host.lock();
             let retired = state.retire_channel(self.vm, channel);
             if retired.is_err() {
-                // Do both under the same lock. Otherwise the VM would not be notified if the card manager's tick saw
-                // that the channel has left while the channel still counts as bound.
+                // Do both under the same lock. Otherwise the card manager's tick could see that the channel has left
+                // while it still counts as bound, and the VM would not be notified.
                 state.channels_mut().strand(self.vm, channel);
                 let _ = state.end_channel(self.vm, channel);
             }
@@ -257,8 +257,8 @@ impl VmBackend {
         let unmapped = self.memory.unmap_host(bound.space, &pages);
         if let Err(error) = &unmapped {
             tracing::error!(vm = %self.vm, channel = bound.physical.0, %error,
-                "the card may still reach a channel's ring; its number and the VM's memory stay out of use until the \
-                 card is reset");
+                "the card may still access a channel's ring; the channel's number and the VM's memory stay out of use \
+                 until the card is reset");
         }
         unmapped.is_ok()
     }

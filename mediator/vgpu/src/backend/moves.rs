@@ -1,4 +1,4 @@
-//! Moves pages of guest VRAM to the slots that the guest's aperture tables demand, and back. `remap` keeps the records.
+//! Moves pages of guest VRAM to the slots that the guest's aperture tables require, and back. `remap` has the records.
 
 use super::VmBackend;
 use crate::memory::{MappedWindow, Moves, PageTarget, Slot, ranges};
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for which work may continue while pages that it uses wait to move, in ns of the card's clock.
+/// Time for which work may continue while pages that it uses wait to be moved, in ns of the card's clock.
 // TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
 const WORK_LIMIT_NS: u64 = 2 * ::channels::HANG_LIMIT_NS;
 /// Additional time for the work after a reset of its engine has been requested, in ns.
@@ -60,7 +60,7 @@ impl VmBackend {
         }
     }
 
-    /// Handles a new PRAMIN base. PRAMIN shows the pages there once [`Self::look_at_moves`] has moved them.
+    /// Handles a new PRAMIN base. PRAMIN shows the pages at the new base once [`Self::look_at_moves`] has moved them.
     pub(super) fn move_window(&mut self, base: Option<GuestVramAddr>) {
         self.memory.place_window(base);
         self.refresh(MappedWindow::Pramin);
@@ -77,8 +77,8 @@ impl VmBackend {
         self.show_window(None);
     }
 
-    /// Makes mapped apertures show the pages in the tables of a VM that has just arrived; pages without memory appear
-    /// blank. None of the VM's work is on the card.
+    /// Makes mapped apertures show the pages in the tables of a VM that has just arrived. Pages without memory appear
+    /// as zeros. None of the VM's work is on the card.
     pub(crate) fn show_apertures(&mut self) {
         if self.remap().pages() == 0 {
             self.remap().blank(&self.host);
@@ -142,14 +142,14 @@ impl VmBackend {
         if let Some(until_ns) = *until_ns {
             return self.now_ns() < until_ns || self.take_up_due();
         }
-        // Work that cannot be interrupted runs to its end. If it hangs, the watchdog ends it.
+        // Work that cannot be interrupted runs to completion. If it hangs, the watchdog ends it.
         if let Some(channel) = busy.into_iter().find(|channel| self.preempting(*channel)) {
             let waited_ns = self.now_ns().saturating_sub(since_ns);
             if waited_ns < WORK_LIMIT_NS {
                 return true;
             }
             if waited_ns < WORK_LIMIT_NS + RESET_LIMIT_NS {
-                // Reset the engine on which the channel is.
+                // Reset the engine that the channel is on.
                 self.host.lock().clear_engines(self.vm, channel);
                 return true;
             }
@@ -161,12 +161,12 @@ impl VmBackend {
             self.show_changes(showing, &changes);
         }
         self.stop = None;
-        // Channels that were paused meanwhile wait only for the moves.
+        // Channels that were paused in the meantime wait only for the moves.
         self.pause(self.work.blocks());
         false
     }
 
-    /// Starts moves that waited for the VM's budget. Returns true if they wait for work to leave the card.
+    /// Starts moves that waited for the VM's budget. Returns true if they must wait until work leaves the card.
     fn take_up_due(&mut self) -> bool {
         for showing in self.stop.take().map(|stop| stop.due).unwrap_or_default() {
             let changes = self.memory.changes(showing);
@@ -280,8 +280,8 @@ impl VmBackend {
         self.stop = Some(Stop { busy, since_ns: self.now_ns(), due: Vec::new(), until_ns: None });
     }
 
-    /// Forgets the pages under the apertures after the guest's driver state has been removed; their contents are lost.
-    /// The VM's channels are off the card, except those that the card does not release.
+    /// Forgets the pages under the apertures after the guest's driver state was removed. Their contents are lost. The
+    /// VM's channels are off the card, except for those that the card does not release.
     pub(super) fn forget_homes(&mut self) {
         self.stop = None;
         let pages = self.remap_mut().forget();

@@ -36,7 +36,7 @@ impl VmBackend {
         self.tables_written();
     }
 
-    /// Finds or creates a segment.
+    /// Finds a segment, or creates it.
     pub(crate) fn share_get(&mut self, wanted: Wanted) -> Done {
         let pv = self.pv.as_ref().ok_or(Status::Unsupported)?;
         self.host.lock().memory_mut().share_get(pv.party(), wanted).map(u64::from)

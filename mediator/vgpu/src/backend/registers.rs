@@ -124,8 +124,8 @@ impl Backend for VmBackend {
     }
 
     fn reset_engine(&mut self, _engine: u32) {
-        // The engine is shared. The guest wants its own work on the engine to restart: take its channels off the
-        // engines, and save their state in their own memory.
+        // The engine is shared, and the guest only wants its own work on the engine to restart. Take its channels off
+        // the engines, and save their state in their own memory.
         let mut state = self.host.lock();
         self.work.channels().into_iter().for_each(|channel| state.clear_engines(self.vm, channel));
     }

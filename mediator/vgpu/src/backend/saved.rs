@@ -47,7 +47,7 @@ impl VmBackend {
     /// Saves the VM's use of the card.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in progress.
+    /// Returns [`ManagerError::Unsettled`] if work is in progress.
     pub(crate) fn save_side(&self) -> Result<SavedBackend, ManagerError> {
         let Self {
             host: _,
@@ -60,7 +60,7 @@ impl VmBackend {
             writes: _,
             stop,
             faults,
-            // This is computed again after the restore.
+            // Computed again after the restore.
             quiet: _,
             doorbell,
             counts,
@@ -69,7 +69,7 @@ impl VmBackend {
             pv,
         } = self;
         if stop.is_some() || !faults.is_empty() || doorbell.is_some() {
-            return Err(ManagerError::Unsettled("an access of a VM is under way"));
+            return Err(ManagerError::Unsettled("an access of a VM is in progress"));
         }
         Ok(SavedBackend {
             memory: memory.save_own(),
@@ -96,11 +96,11 @@ impl VmBackend {
     }
 
     /// Restores the state of a VM that arrives from another card: its address spaces, and the state of its channels on
-    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. The caller must discard
-    /// the VM after an error.
+    /// that card. The VM's memory is already on this card. The VM is paused and not served yet. After an error, the
+    /// caller must discard the VM.
     ///
     /// # Errors
-    /// If the state is invalid, or the card has too little memory or too few channels.
+    /// Returns an error if the state is invalid, or if the card has too little memory or too few channels.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedBackend,
@@ -121,7 +121,7 @@ impl VmBackend {
         let all: Vec<Bound> = self.work.all_bound().map(|(_, bound)| bound).collect();
         let there = host.lock().channels().bound_of(vm).count();
         Invalid::unless(all.len() == there, || {
-            format!("{there} channels have come, of which the guest knows {}", all.len())
+            format!("{there} channels have arrived, and the guest has {} of them", all.len())
         })?;
         for bound in all {
             self.memory.map_host(bound.space, &own_pages(host.layout(), bound))?;
@@ -134,7 +134,7 @@ impl VmBackend {
                 Some(Box::new(pv.restored(settings, vm, cap, &self.link.memory().snapshot())?))
             }
             (Some(_), None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
+                return Err(Invalid::new("its paravirtual interface had other features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
@@ -146,7 +146,7 @@ impl VmBackend {
     /// Restores the saved state, for a card that has not been taken over yet.
     ///
     /// # Errors
-    /// If the state is invalid, or the client has not lent the same memory.
+    /// Returns an error if the state is invalid, or if the client does not lend the same memory.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         description: Description,
@@ -165,7 +165,7 @@ impl VmBackend {
             (work.restored(bound)?, channels.bound_of(vm).count())
         };
         Invalid::unless(work.all_bound().count() == all, || {
-            format!("{all} channels are on the card, of which the guest knows {}", work.all_bound().count())
+            format!("{all} channels are on the card, and the guest has {} of them", work.all_bound().count())
         })?;
         let attachments = Attachments::restored(
             segments,
@@ -184,7 +184,7 @@ impl VmBackend {
                 Some(Box::new(pv))
             }
             (Some(_) | None, None) | (None, Some(_)) => {
-                return Err(Invalid::new("its paravirtual interface was offered otherwise").into());
+                return Err(Invalid::new("its paravirtual interface had other features").into());
             }
         };
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();

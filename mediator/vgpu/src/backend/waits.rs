@@ -20,7 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows it.
     /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;
@@ -30,8 +30,9 @@ impl VmBackend {
                 vm = %self.vm,
                 ?channel,
                 queue_ms = self.pending.limit().as_millis(),
-                "work has waited for memory for as long as `memory.queue_ms` lets it, and faults; raise that or the VM's \
-                 `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = `swap`"
+                "work has waited for memory for as long as `memory.queue_ms` allows, and faults; raise this limit or \
+                 the VM's `memory.guarantee_mib`, or give the card `memory.host_mib` and the VM `memory.on_full` = \
+                 `swap`"
             );
             return false;
         };
@@ -52,8 +53,7 @@ impl VmBackend {
         }
         let waiting = self.pending.work();
         if waiting.is_empty() && self.host.lock().vram_mut().was_short(self.vm) {
-            // Only other accesses were denied the memory, not the waiting work. The next work that needs the memory
-            // checks again.
+            // Memory was denied only to other accesses. The next work that needs memory checks again.
             self.memory.granted();
         }
         for doorbell in waiting {

@@ -18,7 +18,7 @@ use pv::{Begun, Op};
 /// Maximum number of bytes that a fill or a copy handles per step.
 const BYTES_PER_STEP: usize = 64 << 10;
 
-/// Number of bytes per critical section of the VM's lock. Other threads get the lock before the batch continues.
+/// Number of bytes per critical section of the VM's lock, after which other threads can take the lock.
 const BUDGET: u64 = 256 << 10;
 /// Cost in bytes of an operation that neither fills nor copies memory.
 const OPERATION: u64 = 1 << 10;
@@ -29,7 +29,7 @@ struct Context {
     holdings: Option<Holdings>,
     /// Bytes of [`BUDGET`] that are left.
     left: u64,
-    /// Number of bytes of the current operation that have been handled, if it has started and must continue later.
+    /// Number of bytes of the current operation that were handled, if it has started and must continue later.
     begun: Option<u64>,
 }
 
@@ -78,8 +78,8 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
-    /// the current operation that have been handled.
+    /// Executes as much of a batch as one critical section of the VM's lock allows. `begun` is the number of bytes of
+    /// the current operation that were handled.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
         let mut context = Context { holdings: None, left: BUDGET, begun: begun.take() };
@@ -213,7 +213,7 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and the length of each part, as far as the budget permits. A failure means that memory
+/// Calls `each` with the offset and the length of each part, as far as the budget allows. A failure means that memory
 /// is short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);

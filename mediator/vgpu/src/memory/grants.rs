@@ -1,4 +1,4 @@
-//! The memory that a VM's page tables and its guest's structures may refer to, and its current location.
+//! The memory that a VM's page tables and its guest's structures may refer to, and the memory's current location.
 
 use super::ram::RamMap;
 use super::remap::{Home, Remap};
@@ -22,7 +22,7 @@ pub(crate) struct Grants {
     link: Link,
     ram: RamMap,
     bus_master: bool,
-    /// The part of the VRAM that is under apertures that the VMM maps.
+    /// The part of the VRAM that is under apertures mapped by the VMM.
     remap: Remap,
     /// Page tables that the mediator keeps for the guest, at addresses beyond the end of its VRAM.
     tables: Option<pv::Tables>,
@@ -33,8 +33,8 @@ impl Grants {
         Self { vm, vram_bytes, link, ram: RamMap::default(), bus_master: false, remap: Remap::default(), tables: None }
     }
 
-    /// Restores the grants from the regions of RAM that are mapped for the card, kept page tables, and apertures that
-    /// the VMM maps.
+    /// Restores the grants from the regions of RAM that are mapped for the card, the kept page tables, and the
+    /// apertures that the VMM maps.
     pub(super) fn restored(
         vm: TenantId,
         link: Link,
@@ -119,16 +119,16 @@ impl Grants {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
 
-    /// Reads guest RAM, as the device does.
+    /// Reads guest RAM like the device.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
-        // PCI: a device with bus mastering disabled does not access memory.
+        // According to PCI, a device whose bus mastering is disabled does not access memory.
         if !self.bus_master {
             return Err(NotGranted);
         }
         self.link.memory().read(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Writes guest RAM, as the device does.
+    /// Writes guest RAM like the device.
     pub(crate) fn ram_write(&self, address: Gpa, data: &[u8]) -> Result<(), NotGranted> {
         if !self.bus_master {
             return Err(NotGranted);
@@ -161,7 +161,7 @@ impl Grants {
     }
 
     /// Returns the card's address of a page of guest VRAM. Allocates memory for the page if it has none, because the
-    /// GPU can write the page without notice.
+    /// GPU can write the page without a notification.
     pub(super) fn vram_frame(&self, vram: &mut CardVram, address: GuestVramAddr, len: u64) -> Option<Frame> {
         match self.remap.whereabouts(address, len) {
             Home::Chunk => match vram.place(self.vm, address, len)? {

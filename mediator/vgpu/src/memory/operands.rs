@@ -1,5 +1,5 @@
-//! Memory that submitted work refers to. It helps to choose eviction victims by use ([`vram::victim`]'s `clock`), and
-//! to estimate bus traffic (`card_manager::balance`).
+//! Memory that submitted work refers to. It is used to choose eviction victims by their use ([`vram::victim`]'s
+//! `clock`), and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
 //! and semaphores. This module cannot see memory that a kernel reaches through pointers in its constants.
@@ -13,17 +13,17 @@ use nvspec::class::{ce90b5, compute90c0, id, m2mf9039};
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, host_method, sub_op};
 use std::collections::BTreeMap;
 
-/// Number of words of a submission's push buffers to read. Addresses in later words are ignored.
+/// Number of words to read of a submission's push buffers. Addresses in later words are ignored.
 const WORDS: usize = 4096;
 /// Maximum number of addresses to look up per submission, so that a guest cannot delay others with repeated addresses.
 const MAX_LOOKUPS: usize = 2048;
-/// Maximum number of bytes of a surface that count, so that an impossibly large surface costs no time.
+/// Maximum number of bytes to count per surface, so that an impossibly large surface costs no time.
 const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. They start as the classes that nouveau and Mesa bind, because the channel
-/// may have bound its classes before the first read.
+/// The classes of a channel's subchannels. They are initialized with the classes that nouveau and Mesa bind, because
+/// the channel may have bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
 
@@ -33,7 +33,7 @@ impl Default for Objects {
     }
 }
 
-/// Collects the addresses in a submission while it is pulled.
+/// Collects the addresses in a submission while the submission is pulled.
 #[derive(Debug)]
 pub(crate) struct Names<'a> {
     objects: &'a mut Objects,
@@ -44,12 +44,12 @@ pub(crate) struct Names<'a> {
 }
 
 impl<'a> Names<'a> {
-    /// Creates the collector for a submission on the channel with these objects.
+    /// Creates the collector for a submission on a channel with these objects.
     pub(crate) fn new(objects: &'a mut Objects) -> Self {
         Self { objects, words: WORDS, lookups: MAX_LOOKUPS }
     }
 
-    /// Returns how many of the `dwords` words of a push buffer to read.
+    /// Returns the number of words to read from a push buffer of `dwords` words.
     pub(crate) fn words(&mut self, dwords: u32) -> usize {
         let count = self.words.min(dwords as usize);
         self.words = self.words.saturating_sub(count);
@@ -82,7 +82,7 @@ type Address = (u32, u32);
 struct Copy {
     /// Method that starts the copy.
     exec: u32,
-    /// Addresses of both sides. The third method sets the distance between lines in bytes.
+    /// Addresses of both sides. The third method of each sets the distance between lines in bytes.
     sides: [(Address, u32); 2],
     /// Method for the size of a line in bytes.
     line: u32,
@@ -137,7 +137,7 @@ const CLASSES: [Class; 3] = [
     },
 ];
 
-/// State of a walk through a push buffer.
+/// The state of a walk through a push buffer.
 struct Walk<'a, F> {
     objects: &'a mut Objects,
     /// The last data word of each method, by subchannel.
@@ -145,7 +145,7 @@ struct Walk<'a, F> {
     each: F,
 }
 
-/// Calls `each` with the start and size in bytes of each range in `words`, which must begin with a header.
+/// Calls `each` with the start and size in bytes of each range in `words`. `words` must begin with a header.
 fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
     let mut walk = Walk { objects, data: BTreeMap::new(), each };
     let mut words = words.iter().copied();
@@ -155,7 +155,7 @@ fn walk(words: &[u32], objects: &mut Objects, each: impl FnMut(GpuVa, u64)) {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), old.count())
             }
-            // This header sets a mask of subdevices, and there is only one.
+            // This header sets a mask of subdevices. The card has only one.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => continue,
             HeaderOp::Immediate => {
                 walk.method(header.subchannel(), header.method(), header.count().into());
@@ -254,7 +254,7 @@ mod tests {
     fn work_of_unbound_object_refers_to_no_memory() {
         let mut objects = Objects([0; 8]);
         assert_eq!(named(&ce_copy(0x1000, 0x2000, 1), &mut objects), []);
-        // Try headers of all kinds, including some that promise more words than exist.
+        // Try headers of all kinds, including some with more words than exist.
         for word in (0..=u32::MAX).step_by(0x1_0001) {
             let found = named(&[word, word, !word], &mut Objects::default());
             assert!(found.iter().all(|(va, bytes)| *va <= VA_MASK && (1..=SURFACE_MAX).contains(bytes)));

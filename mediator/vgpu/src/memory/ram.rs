@@ -49,10 +49,10 @@ pub(crate) struct RamMap {
 
 impl RamMap {
     /// Maps `region` for the card. A region without a file cannot be mapped, because the card could not access it; page
-    /// table entries for it are denied.
+    /// table entries that refer to it are denied.
     ///
     /// # Errors
-    /// If the VM's quota or the I/O address space is used up, or the host refuses.
+    /// Returns an error if the VM's quota or the I/O address space is used up, or if the host refuses.
     pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
@@ -75,17 +75,17 @@ impl RamMap {
     /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
     ///
     /// # Errors
-    /// If the card cannot access the region, or the host refuses.
+    /// Returns an error if the card cannot access the region, or if the host refuses.
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =
-            mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot reach RAM at {:#x}", region.gpa)))?;
+            mapping.ok_or_else(|| Invalid::new(format_args!("the card cannot access RAM at {:#x}", region.gpa)))?;
         host.card().map_dma(iova.0, memory_of(mapping, region.writable)?)?;
         self.regions.insert(region.gpa, Region { size: region.size, iova, writable: region.writable });
         Ok(())
     }
 
-    /// Returns the regions that are no longer lent, and those that are newly lent.
+    /// Returns the regions that are no longer lent, and the regions that are newly lent.
     pub(super) fn difference(&self, lent: &MemoryTable) -> (Vec<(u64, u64)>, Vec<DmaRegion>) {
         let is_lent = |gpa: u64, here: &Region| {
             let there = lent.find(gpa).filter(|there| there.mapping.is_some() && there.readable);
@@ -112,12 +112,12 @@ impl RamMap {
         SavedRam(regions.collect())
     }
 
-    /// Returns the ranges of I/O addresses of the regions.
+    /// Returns the I/O address range of each region.
     pub(super) fn ranges(&self) -> impl Iterator<Item = (Iova, u64)> {
         self.regions.values().map(|region| (region.iova, region.size))
     }
 
-    /// Removes the region at `gpa`: no page table may map it from now on. [`Lent::give_back`] unmaps it for the card.
+    /// Removes the region at `gpa`. Page tables may no longer map it. [`Lent::give_back`] unmaps it for the card.
     pub(crate) fn take(&mut self, gpa: u64) -> Option<Lent> {
         self.regions.remove(&gpa).map(|Region { size, iova, .. }| Lent { size, iova })
     }
@@ -134,7 +134,7 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa`, and the number of contiguous bytes there; `None` if access is denied.
+    /// Returns the card's address of `gpa` and the number of contiguous bytes there, or `None` if access is denied.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

@@ -1,15 +1,15 @@
-//! Apertures as host memory (`apertures = "remapped"`): maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
+//! Apertures as host memory (`apertures = "remapped"`). Maps pages of BAR1, BAR3 or PRAMIN to pages of guest VRAM.
 //!
-//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. While the
-//! guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the bytes
-//! there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
-//! card's, use the home. The pages under PRAMIN are determined by a register, not by tables.
+//! The VMM maps a file under most of an aperture, once, so that CPU accesses to that part cause no messages. As long as
+//! the guest's tables map a page of its VRAM there, a page of the file is that page's *home*: the mediator moves the
+//! bytes there when the guest flushes its TLB, and back when the mapping is removed. All other accesses, including the
+//! card's, use the home. A register, and not tables, determines the pages under PRAMIN.
 //!
 //! This module keeps the records. `vm-device` allocates the memory, and `moves` moves the pages.
 //!
-//! A page has a single home. The mapped parts of the apertures cannot show guest RAM, or guest VRAM that is mapped
-//! there twice at the same time: the later slot shows zeros. Such a slot is counted, and logged once. PRAMIN yields to
-//! the other apertures, because a driver leaves it in place after its last use.
+//! A page has only one home. The mapped parts of the apertures cannot show guest RAM, nor guest VRAM that is mapped
+//! there twice at the same time; in the latter case, the later slot shows zeros. Such a slot is counted, and logged
+//! once. PRAMIN yields to the other apertures, because a driver leaves it in place after its last use.
 
 mod overlay;
 mod saved;
@@ -106,7 +106,7 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Returns true if this slot yields to other slots for the same page, even to later ones.
+    /// Returns true if this slot yields to all other slots for the same page, even to later ones.
     fn gives_way(self) -> bool {
         self.window == MappedWindow::Pramin.index()
     }
@@ -120,7 +120,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. All `outs` must be moved before any `ins`.
+/// Pages whose homes change. All `outs` must be moved before any of the `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
@@ -133,7 +133,7 @@ pub(crate) struct Moves {
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Location that stores a range of guest VRAM.
+/// The location that stores a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The range is in its chunk.
@@ -149,9 +149,9 @@ counts! {
     RemapCounts {
         /// Pages moved to or from host memory.
         moves: "aperture_moves",
-        /// Pages of mapped apertures that could not show the memory that the guest mapped.
+        /// Pages of mapped apertures that could not show the memory that the guest had mapped.
         aliases: "aperture_aliases",
-        /// Stops of work for a move.
+        /// Times that work was stopped for a move.
         stops: "aperture_stops",
         /// Moves that waited because the guest had used up its budget.
         waits: "aperture_waits",
@@ -160,15 +160,15 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM. There are none if the VM's apertures are trapped.
+/// The mapped apertures of one VM. It is empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
     /// Home of each page of guest VRAM that is in host memory, by page number.
     homes: HashMap<u32, Slot>,
-    /// For each page of guest VRAM in host memory: the other slots that map it, in order of arrival.
+    /// For each page of guest VRAM in host memory, the other slots that map it, in the order in which they were mapped.
     waiting: BTreeMap<u32, Vec<Slot>>,
-    /// Set while the guest's driver state is removed. No pages move then.
+    /// Set while the guest's driver state is removed. No pages move during this time.
     pub(crate) closing: bool,
     warned: bool,
     /// Set if the card's TLBs may contain translations to memory that no table maps.
@@ -180,7 +180,7 @@ impl Remap {
     /// Allocates host memory for PRAMIN, and for BAR1 and BAR3 with these sizes.
     ///
     /// # Errors
-    /// If no memory or no I/O addresses are available.
+    /// Returns an error if no memory or no I/O addresses are available.
     pub(crate) fn open(host: &ManagedCard, bars: (u64, u64)) -> Result<Self, ManagerError> {
         let mut this = Self::default();
         for showing in MappedWindow::ALL {
@@ -199,11 +199,11 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it: with all its pages if
-    /// `inhabited` is true, and otherwise empty.
+    /// Returns the same memory for another card, or for another VM whose client maps it. It has all its pages if
+    /// `inhabited` is true, and is empty otherwise.
     ///
     /// # Errors
-    /// If the card rejects the memory, or has no I/O addresses for it.
+    /// Returns an error if the card rejects the memory, or has no I/O addresses for it.
     pub(crate) fn on(&self, host: &ManagedCard, inhabited: bool) -> Result<Self, ManagerError> {
         let mut this = Self { counts: self.counts, warned: self.warned, ..Self::default() };
         for (window, old) in this.windows.iter_mut().zip(&self.windows) {
@@ -235,7 +235,7 @@ impl Remap {
     }
 
     /// Replaces the memory, which must contain no pages, with zeroed memory for the next client, if that client will
-    /// map `bars`. Windows for which there is no memory are trapped.
+    /// map `bars`. Windows without memory are trapped.
     pub(crate) fn renew(&mut self, host: &ManagedCard, bars: Option<(u64, u64)>) {
         let (counts, warned) = (self.counts, self.warned);
         self.close(host);
@@ -262,7 +262,7 @@ impl Remap {
         }
     }
 
-    /// Returns the file and the part of the region that it covers, unless the whole window is trapped.
+    /// Returns the file and the part of the region that the file backs, unless the whole window is trapped.
     pub(crate) fn area(&self, showing: MappedWindow) -> Option<(Arc<OwnedFd>, MmapArea)> {
         self.window(showing).map(|window| window.memory.area())
     }
@@ -270,7 +270,7 @@ impl Remap {
     /// Replaces the window's memory with the client's own pages.
     ///
     /// # Errors
-    /// If the number of pages differs, the window is not empty, or the card rejects the memory.
+    /// Returns an error if the number of pages differs, if the window is not empty, or if the card rejects the memory.
     pub(crate) fn lend(
         &mut self,
         host: &ManagedCard,
@@ -279,14 +279,14 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || ManagerError::host("other memory under an aperture", io::ErrorKind::ResourceBusy);
+        let in_use = || ManagerError::host("an aperture that has pages, or another size", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
     /// Replaces the window's memory with zeroed memory in `file`, which the client of a killed process still maps.
     ///
     /// # Errors
-    /// If the whole window is trapped, it is not empty, or the file is not the one that the client maps.
+    /// Returns an error if the whole window is trapped or not empty, or if the client does not map this file.
     pub(crate) fn take_file(
         &mut self,
         host: &ManagedCard,
@@ -367,15 +367,15 @@ impl Remap {
         self.windows[showing.index()].as_mut().filter(|_| is_empty)
     }
 
-    /// Returns the offset of the window's first byte in its region, and the number of its pages; `None` if the whole
-    /// window is trapped, or while pages must not move.
+    /// Returns the offset of the window's first byte in its region, and the number of its pages. Returns `None` if the
+    /// whole window is trapped, or while pages must not move.
     pub(crate) fn extent(&self, showing: MappedWindow) -> Option<(u64, u64)> {
         let window = self.window(showing).filter(|_| !self.closing)?;
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page with its new target, if the guest's tables have changed the target. `vram_bytes` is the size of
-    /// the guest's VRAM.
+    /// Returns a page and its new target, if the guest's tables have changed it. `vram_bytes` is the size of the
+    /// guest's VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,
@@ -413,7 +413,7 @@ impl Remap {
         let mut moves = Moves::default();
         // Each entry contains a page of guest VRAM, a slot that maps it, and true if the slot was waiting.
         let mut wanted: Vec<(u32, Slot, bool)> = Vec::new();
-        // Process removals first, because an insertion may need a removed page elsewhere.
+        // Process removals first, because an insertion may need a page that is removed elsewhere.
         for (page, want) in changes {
             let slot = Slot { window: at, page: *page };
             let Some(old) = self.windows[at].as_mut().and_then(|window| window.want_mut(*page)) else { continue };
@@ -478,8 +478,8 @@ impl Remap {
         self.counts.aliases += 1;
         if !std::mem::replace(&mut self.warned, true) {
             tracing::error!(
-                "the guest maps memory in an aperture that is mapped there already, or that is RAM; \
-                 it sees zeros there. Configure the VM with apertures = \"trapped\""
+                "the guest maps memory in an aperture that is already mapped there, or that is RAM, and reads zeros. \
+                 Configure the VM with apertures = \"trapped\""
             );
         }
     }

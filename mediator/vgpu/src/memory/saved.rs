@@ -24,7 +24,7 @@ pub(crate) struct SavedMemory {
     ram: SavedRam,
 }
 
-/// Parts of a VM that have been restored already.
+/// Parts of a VM that were already restored.
 pub(crate) struct Restored {
     pub(crate) spaces: AddressSpaces,
     pub(crate) tables: Option<Tables>,
@@ -57,7 +57,7 @@ impl Memory {
             pool: _,
             bar1,
             bar3,
-            // A saved register sets this.
+            // A saved register determines this value.
             pramin: _,
             // Statistics restart at 0.
             report: _,
@@ -70,11 +70,11 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its restored parts, and the client's memory through `link`. The card is only told where
-    /// that memory is.
+    /// Restores the memory from its restored parts, and the client's memory through `link`. The card only gets its
+    /// location.
     ///
     /// # Errors
-    /// If the client lends different memory, or the host does not map it.
+    /// Returns an error if the client lends different memory, or if the host does not map it.
     pub(crate) fn restored(
         host: Arc<ManagedCard>,
         vm: TenantId,
@@ -105,7 +105,7 @@ impl Memory {
     /// client's memory is already mapped for the card. Returns the old and the new address of each directory.
     ///
     /// # Errors
-    /// If the client lends different memory than on the old card, or the card has no memory for the directories.
+    /// Returns an error if the client lends different memory than before, or if the card has no memory for directories.
     pub(crate) fn arrive(
         &mut self,
         saved: SavedMemory,
@@ -151,18 +151,18 @@ impl SavedRam {
             )
         };
         if let Some(missing) = then.difference(&now).next() {
-            return Err(Invalid::new(format_args!("the client does not lend {}, which it did", what(missing))));
+            return Err(Invalid::new(format_args!("the client no longer lends {}", what(missing))));
         }
         now.difference(&then)
             .next()
-            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client lends {}, which it did not", what(new)))))
+            .map_or(Ok(()), |new| Err(Invalid::new(format_args!("the client now lends {}", what(new)))))
     }
 
     /// Maps the regions for the card at their old addresses.
     fn restored(self, host: &ManagedCard, link: &Link) -> Result<RamMap, ManagerError> {
         let Self(regions) = self;
         Invalid::unless(ascend(regions.iter().map(|region| region.gpa)), || {
-            "regions of guest RAM are not in their order".into()
+            "regions of guest RAM are not in order".into()
         })?;
         let mut map = RamMap::default();
         let lent = link.memory().snapshot();

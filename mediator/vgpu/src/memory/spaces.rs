@@ -27,8 +27,8 @@ fn for_tables<'a>(
 }
 
 impl Memory {
-    /// Returns the shadow of the guest's directory at `directory`, and creates it if necessary. A new shadow maps no
-    /// guest memory before [`Self::prepare`].
+    /// Returns the shadow of the guest's directory at `directory`, and creates it if necessary. A new shadow does not
+    /// map guest memory before [`Self::prepare`].
     pub(crate) fn open(&mut self, directory: Place) -> Result<SpaceId, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They map no
-    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They do not
+    /// map guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -72,7 +72,7 @@ impl Memory {
         self.shadows.granted();
     }
 
-    /// Handles a guest's TLB flush of `directory`, or of all directories with `None`. After this call, neither the card
+    /// Handles a guest's TLB flush of `directory`, or of all directories if `None`. After this call, neither the card
     /// nor its TLBs contain permissions that the guest has revoked.
     pub(crate) fn flush(&mut self, directory: Option<Place>) -> Result<(), ManagerError> {
         let spaces: Vec<_> = match directory {
@@ -88,7 +88,7 @@ impl Memory {
 
     /// Updates the card's tables of `space` before its work is submitted.
     pub(crate) fn prepare(&mut self, state: &mut CardState, space: SpaceId) -> Result<(), ManagerError> {
-        // Otherwise each doorbell would read all tables in mapped memory, although these seldom change.
+        // Otherwise each doorbell would read all tables in mapped memory, although they seldom change.
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
@@ -120,8 +120,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of its
-    /// subchannels. Also returns the engines that the work needs.
+    /// Pulls a channel's ring entries up to a doorbell onto the card. The last two arguments are the known state of the
+    /// channel's subchannels. Also returns the engines that the work needs.
     pub(crate) fn pull(
         &self,
         state: &mut CardState,
@@ -133,7 +133,7 @@ impl Memory {
         let now = state.now_ns();
         let asks = state.asks_needs(doorbell.channel);
         if !asks {
-            // The bindings of this work are not known.
+            // The bindings made by this work are not known.
             *bindings = Bindings::default();
         }
         let reader = asks.then(|| Reader::new(bindings));
@@ -145,8 +145,8 @@ impl Memory {
         (pulled, view.needs())
     }
 
-    /// Maps the mediator's own pages into the reserved part of a space. Each entry contains a page of this part, its
-    /// address, and the GPU's rights to it.
+    /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains a page of this
+    /// part, its address, and the GPU's rights to it.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -162,7 +162,7 @@ impl Memory {
     /// Unmaps these pages. The channel that used them must be off the card.
     ///
     /// # Errors
-    /// If the card does not answer. Its TLBs may still map the pages in this space.
+    /// Returns an error if the card does not respond. Its TLBs may then still map the pages in this space.
     pub(crate) fn unmap_host(
         &mut self,
         space: SpaceId,
@@ -243,11 +243,11 @@ impl Memory {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived: a late write would be lost, or would corrupt the memory of the
-        // address's next owner.
+        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt the next owner's
+        // memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
-            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was taken back");
+            tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");
         }
         if let Some(lent) = lent {
             lent.give_back(&self.host, self.vm, flushed.is_err());
@@ -276,13 +276,13 @@ impl Memory {
             self.grants.check_shared();
             self.granted();
         }
-        // A guest may do this often, so only unlink the tables that map its RAM; their entries stay.
+        // A guest may do this often, so only unlink the tables that map its RAM, and leave their entries in place.
         self.bar_ram(!enabled)
     }
 
     /// Blocks the card's access to the guest's RAM, or permits it again. After blocking, the card cannot access any of
-    /// this RAM. The cost is one directory per space, regardless of its tables; the card's lock is released between the
-    /// parts of a directory.
+    /// this RAM. The cost is that of one directory per address space, however many tables it has. The card's lock is
+    /// released between the parts of a directory.
     fn bar_ram(&mut self, barred: bool) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, report, .. } = self;
         for space in shadows.bar_ram(barred) {
@@ -298,7 +298,7 @@ impl Memory {
     }
 
     /// Removes guest RAM from all shadows. After this call, the card cannot access it. The card's lock is released
-    /// between parts, because a guest may have mapped a page any number of times.
+    /// between the parts, because a guest may have mapped a page any number of times.
     fn withdraw_ram(&mut self, gpa: u64, size: u64) -> Result<(), ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut withdrawal = shadows.withdraw(GuestRange::Ram(Gpa(gpa), size));

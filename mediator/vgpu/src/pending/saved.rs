@@ -30,7 +30,7 @@ impl SavedPending {
     /// Restores an empty queue. Returns the channels whose doorbells must be submitted again when the card resumes.
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         vm: TenantId,
@@ -40,7 +40,7 @@ impl SavedPending {
         let numbers =
             rung.iter().map(|(channel, _)| channel).chain(&listed).all(|channel| u32::from(*channel) < CHANNELS);
         let sound = numbers && ascend(rung.iter().map(|(channel, _)| channel)) && listed.len() <= 2 * CHANNELS as usize;
-        Invalid::unless(sound, || "work waits on channels that there are not".into())?;
+        Invalid::unless(sound, || "work waits on channels that do not exist".into())?;
         let mut pending = Pending::new(vm, limit);
         pending.listed = listed.into_iter().map(VirtualChannelId).collect();
         Ok((pending, rung.into_iter().map(|(channel, gp_put)| (VirtualChannelId(channel), gp_put)).collect()))

@@ -54,7 +54,7 @@ impl Attachments {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
 
-    /// Finds contiguous free pages in a space, and returns the number of the first.
+    /// Finds contiguous free pages in a space. Returns the number of the first page.
     pub(crate) fn room(&self, space: SpaceId, pages: u32) -> Option<u32> {
         let mut taken: Vec<(u32, u32)> =
             self.0.range((space, 0)..=(space, u32::MAX)).map(|(_, it)| (it.first, it.pages)).collect();
@@ -87,18 +87,20 @@ struct SavedAttachment {
     channels: Vec<u8>,
 }
 
-/// State that attachments are restored into.
+/// The state into which attachments are restored.
 pub(crate) struct Around<'a> {
-    /// Segments that the VM maps according to the card: number of spaces, address, and size in bytes of each.
+    /// Segments that the VM maps, as recorded for the card: the number of address spaces, the address, and the size in
+    /// bytes of each segment.
     pub(crate) segments: BTreeMap<u32, (u32, VramAddr, u64)>,
-    /// Returns the space with a given directory.
+    /// Returns the address space with the given directory.
     pub(crate) space: &'a dyn Fn(VramAddr) -> Option<SpaceId>,
-    /// Returns the space of a bound channel.
+    /// Returns the address space of a bound channel.
     pub(crate) of_channel: &'a dyn Fn(VirtualChannelId) -> Option<SpaceId>,
 }
 
 impl Attachments {
-    /// Saves the attachments; `None` if no segment is attached. `directory` returns a space's directory.
+    /// Saves the attachments, or returns `None` if there are none. `directory` returns the directory of an address
+    /// space.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
             // The segment determines its pages and its address.
@@ -117,7 +119,7 @@ impl Attachments {
     /// Restores the attachments.
     ///
     /// # Errors
-    /// If they are invalid, or differ from the card's records.
+    /// Returns an error if they are invalid, or differ from the card's records.
     pub(crate) fn restored(saved: Option<SavedAttachments>, around: &Around<'_>) -> Result<Self, Invalid> {
         let mut made = Self::default();
         let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
@@ -125,14 +127,14 @@ impl Attachments {
             let SavedAttachment { directory, segment, first, read_only, channels } = saved;
             let wrong = |what: &str| Invalid::new(format_args!("shared segment {segment} is mapped {what}"));
             let space =
-                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that is not there"))?;
-            let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("and is not there"))?;
+                (around.space)(VramAddr(directory)).ok_or_else(|| wrong("in an address space that does not exist"))?;
+            let (_, at, bytes) = *around.segments.get(&segment).ok_or_else(|| wrong("but does not exist"))?;
             let pages = u32::try_from(bytes / SMALL_PAGE).unwrap_or(u32::MAX);
             let end = first.checked_add(pages).filter(|end| *end <= SHARED_PAGES);
             let end = end.ok_or_else(|| wrong("beyond the span of shared memory"))?;
             let others = made.0.range((space, 0)..=(space, u32::MAX));
             if others.into_iter().any(|(_, it)| it.first < end && first < it.first + it.pages) {
-                return Err(wrong("where another is"));
+                return Err(wrong("where another segment is"));
             }
             let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
             if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
@@ -145,7 +147,7 @@ impl Attachments {
             }
         }
         let same = around.segments.iter().map(|(id, (count, ..))| (*id, *count)).eq(counts);
-        Invalid::unless(same, || "shared segments are mapped otherwise than the card says".into())?;
+        Invalid::unless(same, || "shared segments are mapped differently than the card's records say".into())?;
         Ok(made)
     }
 }

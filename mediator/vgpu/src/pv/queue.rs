@@ -1,6 +1,6 @@
-//! Reads batches from the guest's memory, and writes answers there.
+//! Reads batches from the guest's memory, and writes replies to it.
 //!
-//! Rings, descriptors and batches are copied once when they are read, because the guest may change them at any time.
+//! Rings, descriptors and batches are copied once before they are read, because the guest may change them at any time.
 
 use super::Interface;
 use pv::abi::{AnswerHeader, MAX_BATCH_BYTES, MAX_QUEUE, status};
@@ -10,14 +10,14 @@ use virtio_queue::{DescriptorChain, Queue, QueueOwnedT, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryError};
 use vmm_glue::memory::MemoryTable;
 
-/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest does not want an interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason why a queue is unusable. The guest must reset the interface.
+/// Reasons why a queue is unusable. The guest must reset the interface.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
     /// The driver accepted features that the device does not offer.
-    #[error("features were accepted that were not offered")]
+    #[error("the driver accepted features that were not offered")]
     Features,
     /// The set-up is invalid.
     #[error("its set-up contains an address that cannot be mapped, or bus mastering is off")]
@@ -33,17 +33,17 @@ pub(crate) enum QueueError {
     Memory(#[from] GuestMemoryError),
 }
 
-/// Reason why a batch is not executed.
+/// Reasons why a batch is not executed.
 #[derive(Debug, thiserror::Error)]
 enum Unreadable {
     /// The chain has more descriptors than the queue has entries.
     #[error("its chain is longer than a queue")]
     Long,
     /// The standard forbids the order of the descriptors.
-    #[error("a readable descriptor is behind a writable one")]
+    #[error("a readable descriptor follows a writable one")]
     Order,
-    /// The chain has no buffer for the answer.
-    #[error("it has no space for the answer")]
+    /// The chain has no buffer for the reply.
+    #[error("it has no space for the reply")]
     NoRoom,
     /// A descriptor refers to memory that the guest does not have.
     #[error(transparent)]
@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: the first ones always, and later ones less and less often.
+    /// Returns true if a guest's error should be logged: all of the first errors, and ever fewer of the later ones.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -127,7 +127,7 @@ impl Interface {
         let head = chain.head_index();
         let mut complain = |why: &Unreadable| {
             if self.may_complain() {
-                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed, and no operation is executed");
+                tracing::warn!(vm = %self.party.vm, %why, "a guest's batch is malformed; no operation is executed");
             }
         };
         let parts = Parts::from_chain(chain).inspect_err(&mut complain).ok();
@@ -145,7 +145,7 @@ impl Interface {
         self.counts.holds += 1;
     }
 
-    /// Answers a completed batch.
+    /// Replies to a completed batch.
     pub(crate) fn end_batch(
         &mut self,
         queue: &mut Queue,
@@ -176,12 +176,11 @@ pub(crate) enum Progress {
     Batch,
     /// A batch can continue immediately.
     Part,
-    /// A batch continues after pages under mapped apertures have moved, or after a channel that waits for memory has
-    /// been bound.
+    /// A batch continues after pages under mapped apertures have moved, or after a waiting channel was bound.
     Waits,
 }
 
-/// A batch of the queue that has been started.
+/// A batch that was started.
 #[derive(Debug)]
 pub(crate) struct Ongoing {
     /// First descriptor in the batch's chain.
@@ -189,7 +188,7 @@ pub(crate) struct Ongoing {
     parts: Option<Parts>,
     /// The batch; `None` if it cannot be read.
     pub(crate) batch: Option<Begun>,
-    /// Number of bytes of the current operation that have been handled, if it has started.
+    /// Number of bytes of the current operation that were handled, if it has started.
     pub(crate) copied: Option<u64>,
 }
 
@@ -234,7 +233,7 @@ impl Parts {
         Ok(Begun::new(data)?)
     }
 
-    /// Writes the answers to the writable parts. Returns the number of bytes written.
+    /// Writes the replies to the writable parts. Returns the number of bytes written.
     fn answer(&self, memory: &MemoryTable, answers: &Answers) -> u32 {
         let room = self.writable.iter().fold(0, |sum: usize, (_, len)| sum.saturating_add(*len));
         let bytes = answers.bytes(room);

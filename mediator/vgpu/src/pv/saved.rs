@@ -31,10 +31,10 @@ impl Interface {
     /// Saves the interface.
     ///
     /// # Errors
-    /// If a batch is in progress.
+    /// Returns an error if a batch is in progress.
     pub(crate) fn save(&self) -> Result<SavedInterface, ManagerError> {
         let Self {
-            // The settings restore these.
+            // The settings determine these fields.
             party: _,
             table_bytes: _,
             offered: _,
@@ -55,7 +55,7 @@ impl Interface {
             complaints: _,
         } = self;
         if ongoing.is_some() {
-            return Err(ManagerError::Unsettled("a batch of a paravirtual driver is under way"));
+            return Err(ManagerError::Unsettled("a batch of a paravirtual driver is in progress"));
         }
         Ok(SavedInterface {
             accepted: *accepted,
@@ -75,7 +75,7 @@ impl SavedInterface {
     /// Restores the interface of a VM whose RAM is `memory`.
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub(crate) fn restored(
         self,
         settings: &PvSettings,
@@ -91,7 +91,7 @@ impl SavedInterface {
             format!("a paravirtual interface of status {status:#x} has a queue: {}", queue.is_some())
         })?;
         Invalid::unless(accepted & !interface.offered == 0 || status != status::READY, || {
-            format!("features {accepted:#x} are used, and {:#x} offered", interface.offered)
+            format!("the driver uses features {accepted:#x}, and {:#x} are offered", interface.offered)
         })?;
         let queue = queue.map(|(next_avail, next_used)| QueueState {
             max_size: MAX_QUEUE,
@@ -106,11 +106,11 @@ impl SavedInterface {
         });
         let queue = queue.map(Queue::try_from).transpose().map_err(Invalid::new)?;
         Invalid::unless(queue.as_ref().is_none_or(|queue| queue.is_valid(memory)), || {
-            "a paravirtual queue lies in no memory of the VM's".into()
+            "a paravirtual queue is not in the VM's memory".into()
         })?;
         interface.channels = channels.into_iter().collect();
         Invalid::unless(interface.channels.len() <= channel_cap as usize, || {
-            format!("{} channels are set aside, and {channel_cap} may be", interface.channels.len())
+            format!("{} channels are set aside; the maximum is {channel_cap}", interface.channels.len())
         })?;
         let counts: BTreeMap<String, u64> = counts.into_iter().collect();
         interface.counts = Counts::restore(|name| counts.get(name).copied());

@@ -44,13 +44,13 @@ impl Work {
         let saved = channels.iter().map(|(number, channel)| {
             let Channel {
                 instance,
-                // This is saved with the card's channels.
+                // Saved with the card's channels.
                 bound: _,
                 gp_put,
                 // The next process computes these values again.
                 polled: _,
                 seen: _,
-                // The next process learns these values again.
+                // The next process determines these values again.
                 objects: _,
                 bindings: _,
             } = channel;
@@ -67,15 +67,15 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns the state on the card of a channel that is there.
+    /// Restores the channels. `bound` returns a channel's state on the card, if it is there.
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub(crate) fn restored(self, bound: impl Fn(VirtualChannelId) -> Option<Bound>) -> Result<Work, Invalid> {
         let Self { channels: saved, blocked, runlist } = self;
         let numbers = saved.iter().all(|channel| u32::from(channel.number) < CHANNELS);
         Invalid::unless(numbers && ascend(saved.iter().map(|channel| channel.number)), || {
-            "the guest's channels are not in their order, or none".into()
+            "the guest's channels are not in order, or do not exist".into()
         })?;
         let (mut channels, mut pages) = (BTreeMap::new(), HashMap::new());
         for SavedChannel { number, instance, userd, gp_put } in saved {

@@ -30,8 +30,8 @@ fn accesses_are_counted_per_chunk_while_recorded() {
         // Accesses before the start of the record do not count.
         (0..5).for_each(|_| copy(&mut driver, places[2]));
         assert!(rig.host.lock().start_accesses(TenantId(0)));
-        assert!(!rig.host.lock().start_accesses(TenantId(0)), "there is one already");
-        assert!(!rig.host.lock().start_accesses(TenantId(7)), "there is no such VM");
+        assert!(!rig.host.lock().start_accesses(TenantId(0)), "a record is already in progress");
+        assert!(!rig.host.lock().start_accesses(TenantId(7)), "the VM does not exist");
         (0..3).for_each(|_| copy(&mut driver, places[1]));
         copy(&mut driver, places[2]);
         let record = rig.host.lock().end_accesses(TenantId(0)).unwrap();
@@ -39,7 +39,7 @@ fn accesses_are_counted_per_chunk_while_recorded() {
         let [from, often, once] = CHUNKS.map(|chunk| record.counts[chunk as usize]);
         assert!(from > often && often > once && once > 0, "{record:?}");
         assert_eq!(record.counts.len() as u64, super::VM_MIB * MIB / CHUNK);
-        assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None, "it is over");
+        assert_eq!(rig.host.lock().end_accesses(TenantId(0)), None, "the record has ended");
         // The record ends when its VM is removed.
         assert!(rig.host.lock().start_accesses(TenantId(0)));
         driver.guest.remove().unwrap();

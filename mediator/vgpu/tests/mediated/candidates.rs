@@ -1,4 +1,4 @@
-//! Tests of firmware that guests load into the falcons of their vGPUs.
+//! Tests firmware that guests load into the falcons of their vGPUs.
 
 use super::{driver, rig};
 use firmware::{Inbox, Store};

@@ -1,4 +1,4 @@
-//! Tests that relocate guest memory at unfavourable moments.
+//! Tests that relocate guest memory at inconvenient moments.
 
 use super::relocate::{driver_of, free_settings, in_host, in_host_at_rest, move_all, work, work_until};
 use super::{A, B, MIB};
@@ -14,7 +14,7 @@ use vgpu::Settings;
 use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, To};
 
-/// Upper bound for the duration of each step.
+/// Maximum duration of each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card that moves memory after every `every` submissions.
@@ -56,7 +56,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
             scope.spawn(move || {
                 let began = Instant::now();
                 let moved = || rig.host.lock().memory().moved(TenantId(vm as u32)).map_or(0, |moved| moved.sum.moved);
-                // Moving large chunks takes time, so let the VM work until chunks have moved.
+                // Moving large chunks takes time, so let the VM work until some chunks have moved.
                 let enough = |round| round >= 40 && (moved() > 0 || began.elapsed() > WAIT_TIMEOUT);
                 work_until(&mut driver, enough, &mut Rng::with_seed(seed ^ vm << 32));
                 let moved = moved();
@@ -70,7 +70,7 @@ fn stirred(chunk_bytes: u64, card_mib: u32, host_mib: u64, vm_mib: u64, seed: u6
     // Moves of a removed VM are dropped, but their copies must end first.
     let began = Instant::now();
     while rig.host.lock().vram().chunks.moves().count() != 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not end");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "a move does not complete");
         std::thread::sleep(Duration::from_millis(2));
     }
     let left = rig.usage().0;
@@ -130,7 +130,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             }
             let mut found = [0; 16];
             read_file(&file, 0, &mut found);
-            assert_eq!(found, [0x5a; 16], "the GPU wrote to RAM that is not the VM's");
+            assert_eq!(found, [0x5a; 16], "the GPU wrote to RAM that does not belong to the VM");
         }
     });
     assert!(moved > 0);

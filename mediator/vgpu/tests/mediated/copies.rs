@@ -1,4 +1,4 @@
-//! Tests of successful work, and of faults that the guest itself causes.
+//! Tests successful work, and faults that the guest itself causes.
 
 use super::{A, B, driver, rig};
 use nvspec::instance::userd;
@@ -72,7 +72,7 @@ fn fault_is_reported_to_its_vm_and_other_vm_continues() {
     let to = good.buffer(&other, B, 1, 6);
     good.submit(&mut other, &[object(CE0), ce_copy(A, B, 1)].concat());
     good.wait(&other);
-    assert!(good.vram_holds(to, 1, 5), "the engine goes on");
+    assert!(good.vram_holds(to, 1, 5), "the engine continues");
     assert_eq!(good.faults, []);
     assert_eq!((bad.guest.counter("faults"), good.guest.counter("faults")), (1, 0));
 
@@ -108,5 +108,5 @@ fn every_alias_of_userd_rings() {
         assert!(driver.vram_holds(to, 1, round as u32), "{way}");
     }
     assert_eq!(driver.guest.counter("doorbells"), 4);
-    assert_eq!(driver.guest.peek(channel.userd + userd::GP_GET), 4, "progress is seen through PRAMIN");
+    assert_eq!(driver.guest.peek(channel.userd + userd::GP_GET), 4, "the guest observes progress through PRAMIN");
 }

@@ -1,4 +1,4 @@
-//! Tests of resources that are allocated on demand, and of the errors that a guest sees when none are left.
+//! Tests resources that are allocated on demand, and the errors that a guest gets when none are left.
 
 use super::oversubscribe::eventually;
 use super::{A, B, MIB, Rig, VM_MIB, driver, rig, usage};
@@ -45,10 +45,10 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     let mut guest = rig.guest(0, VM_MIB, 4);
     let zeroed = || rig.host.lock().vram().chunks.zeroed();
     eventually("chunks that are zeroed", || zeroed().0 >= 8);
-    // Only some chunks are zeroed at first, because zeroing allocates the software card's memory on the host.
+    // Only some chunks are zeroed at first, because zeroing allocates host memory for the software card.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // More chunks are zeroed when zeroed ones have been used.
+    // More chunks are zeroed after zeroed ones were used.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }
@@ -97,7 +97,7 @@ fn overcommitted_guest_faults_on_missing_memory_and_continues() {
     driver.map(channel.space, B, At::Vram(to), 1);
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(A, B, PAGE as u32)].concat());
     assert_eq!(driver.wait_fault().va, B);
-    // The second VM's own memory still works, and it can allocate memory that the other VM frees.
+    // The second VM's own memory still works, and the VM can allocate memory that the other VM frees.
     copies(&mut driver, 3, 11);
     first.remove().unwrap();
     let mut channel = driver.channel(1);
@@ -121,7 +121,7 @@ fn channel_beyond_the_limit_faults_at_its_first_work() {
     let fault = driver.wait_fault();
     assert_eq!((fault.unit, fault.instance), (unit::FIFO, refused.instance));
     assert_eq!(driver.guest.counter("channel_binds_refused"), 1);
-    // The refused channel faults once; the other channels still work.
+    // The refused channel faults once, and the other channels still work.
     driver.submit(&mut refused, &[]);
     driver.submit(&mut good, &[]);
     driver.wait(&good);
@@ -146,7 +146,8 @@ fn bus_mastering_off_keeps_the_gpu_from_ram_and_on_lets_it() {
             assert!(driver.ram_holds(0x8000, 1, 7));
             driver.fill_ram(0x8000, 1, 2);
         } else {
-            // Poll: without bus mastering no interrupt can arrive, because an interrupt is a write to memory.
+            // Poll instead of waiting: without bus mastering no interrupt can arrive, because an interrupt is a write
+            // to memory.
             let mut tries = 0..1_000_000;
             while driver.guest.rd(pfifo::MMU_FAULT_ID::OFFSET) == 0 {
                 assert!(tries.next().is_some());
@@ -176,7 +177,7 @@ fn bus_mastering_toggle_writes_only_directory_entries() {
     for command in [2u16, 6] {
         driver.guest.write(vmm_glue::RegionIndex::Config, 4, &command.to_le_bytes());
     }
-    assert_eq!(driver.guest.counter("shadow_entries_written") - written, 2, "entries of tables were touched");
+    assert_eq!(driver.guest.counter("shadow_entries_written") - written, 2, "table entries were written");
     driver.fill_ram(0x8000 + 127 * PAGE, 1, 2);
     driver.submit(&mut channel, &work);
     driver.wait(&channel);
@@ -211,7 +212,7 @@ fn work_that_never_ends_costs_only_its_channel() {
     driver.wait(&channel);
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
     driver.submit(&mut channel, &copy);
-    // The register that a driver reads shows the scheduler's error, and the channel is still on the engine.
+    // A register that drivers read contains the scheduler's error, and the channel is still on the engine.
     driver.guest.wait_msi();
     while !pfifo::INTR::SCHED_ERROR.is_set(driver.guest.rd(pfifo::INTR::OFFSET)) {
         driver.service();

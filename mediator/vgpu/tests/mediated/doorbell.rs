@@ -1,4 +1,4 @@
-//! Tests of the cost of a doorbell for its guest, and for other users of the card's lock.
+//! Tests the cost of a doorbell for its guest, and for other users of the card's lock.
 
 use super::handover::handover;
 use super::saving::ram_of;
@@ -32,7 +32,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
         driver.wait(&channel);
         times
     });
-    // The thread that rings the doorbell also handles events that arrive meanwhile.
+    // The thread that rings the doorbell also handles events that arrive in the meantime.
     assert_eq!(times.min(), Some(1));
     assert!(driver.vram_holds(to, 1, 1));
 }
@@ -41,7 +41,7 @@ fn a_doorbell_takes_the_cards_lock_once() {
 struct Scene {
     driver: Driver,
     channel: Channel,
-    /// Address of the page that the copies write.
+    /// Address of the page that the copies write to.
     to: u64,
 }
 
@@ -53,7 +53,7 @@ impl Scene {
         Self { driver, channel, to }
     }
 
-    /// Queues a copy, rings the doorbell, and does only the work that precedes the answer.
+    /// Queues a copy, rings the doorbell, and does only the work that precedes the reply.
     fn ring_until_answered(&mut self) -> Deferred {
         let put = self.driver.queue_fenced(&mut self.channel, &[object(CE0), ce_copy(A, B, 1)].concat());
         let at = u64::from(self.channel.id) * PAGE + userd::GP_PUT;
@@ -107,9 +107,9 @@ fn polled_doorbell_does_not_overtake_deferred_one() {
     while scene.doorbells() == before && began.elapsed() < WAIT_LIMIT {
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(scene.doorbells(), before + 2, "both at once");
+    assert_eq!(scene.doorbells(), before + 2, "both at the same time");
     scene.driver.guest.complete(deferred);
-    assert_eq!(scene.doorbells(), before + 2, "it was completed already");
+    assert_eq!(scene.doorbells(), before + 2, "the doorbell was already submitted");
     scene.assert_copied();
     scene.driver.wait(&polled);
 }
@@ -119,10 +119,10 @@ fn deferred_doorbell_is_part_of_saved_vm() {
     let cards: [Rig; 2] = [rig(), rig()];
     let mut scene = Scene::new(driver(&cards[0], 0));
     let _deferred = scene.ring_until_answered();
-    let saved = scene.driver.guest.save().expect("it can be saved");
+    let saved = scene.driver.guest.save().expect("the VM can be saved");
     let ram = ram_of(&scene.driver.guest);
     scene.driver.guest.ram_write(0, &ram);
-    scene.driver.guest.restore(&cards[1], 1, &saved).expect("it goes on");
+    scene.driver.guest.restore(&cards[1], 1, &saved).expect("the VM continues");
     scene.assert_copied();
 }
 

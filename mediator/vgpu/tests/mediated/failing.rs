@@ -1,4 +1,4 @@
-//! Tests of a card that does not answer: memory that the card may still access must not be reused.
+//! Tests a card that does not respond: memory that the card may still access must not be reused.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, move_all, still};
@@ -23,11 +23,11 @@ use vram::{Limits, TenantId, To};
 struct Failing {
     /// Directory of the last TLB invalidation, in the register's encoding.
     flushed: Arc<AtomicU32>,
-    /// Directory whose TLB invalidations never end; 0 for none.
+    /// Directory whose TLB invalidations never complete; 0 for none.
     deaf_to: Arc<AtomicU32>,
     /// Set if channels never leave their engines.
     holds: Arc<AtomicBool>,
-    /// Number of further polls in which no channel leaves its engine.
+    /// Number of further polls during which no channel leaves its engine.
     hesitates: Arc<AtomicU32>,
     /// Directory whose TLB invalidations are watched, in the register's encoding.
     watched: Arc<AtomicU32>,
@@ -78,7 +78,7 @@ fn failing_with(division: Division) -> (Rig, Failing) {
     (Rig::made(&config, &sharing, |card| Altered::over(card, altered)), failing)
 }
 
-/// Returns a driver with a channel that has done work, so that its directory was the last one to be flushed.
+/// Returns a driver with a channel that has done work, so that its directory was flushed last.
 fn at_work(rig: &Rig, card: &Failing) -> (rig::driver::Driver, rig::driver::Channel, u32) {
     let mut driver = driver_of(rig, 0, 16);
     let mut channel = driver.channel(1);
@@ -120,7 +120,8 @@ fn evicted_chunks_are_flushed_from_tlb_one_at_a_time() {
     driver.wait(&channel);
     card.watched.store(directory, Ordering::SeqCst);
     let moved = move_all(&rig, 0, To::Host).moved;
-    // The card drops the GPU's translation of each chunk when that chunk moves, and not after all chunks have moved.
+    // The card drops the GPU's translation of each chunk when that chunk moves, and not only after all chunks have
+    // moved.
     let flushes = card.flushes.load(Ordering::SeqCst);
     assert!(flushes > 1 && flushes <= moved, "{moved} chunks, {flushes} flushes");
 }
@@ -133,7 +134,7 @@ fn channel_number_is_quarantined_if_tlb_flush_of_ring_fails() {
     driver.unbind(&channel);
     card.deaf_to.store(0, Ordering::SeqCst);
     assert_eq!(rig.host.lock().channels().stuck(), 1);
-    assert!(driver.guest.remove().is_err(), "its memory is given to others");
+    assert!(driver.guest.remove().is_err(), "other VMs get its memory");
 }
 
 #[test]
@@ -141,7 +142,7 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
     let (rig, card) = failing();
     let (mut driver, channel, _) = at_work(&rig, &card);
     let bound = rig.host.channels_in_use();
-    // Make the card need more polls than the guest's write makes.
+    // Make the card need more polls than the guest's write performs.
     card.hesitates.store(100, Ordering::SeqCst);
     card.flushed.store(0, Ordering::SeqCst);
     driver.unbind(&channel);
@@ -150,10 +151,10 @@ fn channel_leaving_late_keeps_ring_and_number_until_off_card() {
         // because the channel may leave in between.
         let flushed = card.flushed.load(Ordering::SeqCst) != 0;
         let hesitates = card.hesitates.load(Ordering::SeqCst) != 0;
-        assert!(!hesitates || !flushed, "its ring is unmapped while it is on the card");
+        assert!(!hesitates || !flushed, "the ring is unmapped while the channel is on the card");
         std::thread::yield_now();
     }
-    assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "it has left when its number is free");
+    assert_eq!(card.hesitates.load(Ordering::SeqCst), 0, "the channel has left once its number is free");
     assert_eq!(rig.host.channels_in_use(), bound - 1);
     // The channel can be bound again, and all of the VM's memory is released.
     driver.bind(&channel);
@@ -177,7 +178,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
             });
         }
         for _ in 0..2000 {
-            // The polls of the guest's write fail, and the next poll finds that the channel has left.
+            // The polls during the guest's write fail, and the next poll finds that the channel has left.
             card.hesitates.store(16, Ordering::SeqCst);
             driver.unbind(&channel);
             driver.bind(&channel);
@@ -192,7 +193,7 @@ fn a_channel_that_has_left_between_two_looks_is_given_back() {
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    assert_eq!(stuck(), 0, "a number is not given back");
+    assert_eq!(stuck(), 0, "a number was not released");
     driver.guest.remove().unwrap();
 }
 
@@ -227,7 +228,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;
-    assert!(lost > 0 && lost <= CHUNKS / 2, "{lost} slots are lost in the attempts to move {} chunks", CHUNKS / 2);
+    assert!(lost > 0 && lost <= CHUNKS / 2, "{lost} slots were lost in the attempts to move {} chunks", CHUNKS / 2);
 }
 
 #[test]
@@ -240,7 +241,7 @@ fn vm_whose_memory_moves_waits_for_the_move() {
         let moves = scope.spawn(|| move_all(&rig, 0, To::Host));
         eventually("memory moves", || rig.host.lock().memory().divider().machine().relocations.is_moving(TenantId(0)));
         driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());
-        eventually("the work waits for it", || waits_for() == Some(Wait::Move));
+        eventually("the work waits for memory", || waits_for() == Some(Wait::Move));
         card.holds.store(false, Ordering::SeqCst);
         assert!(moves.join().expect("it moves").moved > 0);
     });
@@ -253,7 +254,7 @@ fn card_without_post_is_rejected_with_remedy() {
     let card = Arc::new(SimGpu::new(&Config { posted: false, ..Config::default() }).expect("a card"));
     let refused = ManagedCard::open(card, "rig", &sharing(), firmware::Set::stand_in())
         .err()
-        .expect("it has no memory")
+        .expect("the work has no memory")
         .to_string();
     let found = "the card has not been initialised by its VBIOS: register 0x02240c reads 0x0, without bit 1; ";
     let what_to_do = refused.strip_prefix(found).unwrap_or_else(|| panic!("{refused}"));

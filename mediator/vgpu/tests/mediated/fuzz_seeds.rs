@@ -22,7 +22,7 @@ fn seeds_in_the_repository_are_up_to_date() {
     let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     assert_eq!(names.collect::<BTreeSet<_>>(), seeds.keys().map(|name| (*name).to_owned()).collect());
     for (name, bytes) in &seeds {
-        assert!(std::fs::read(folder.join(name)).unwrap() == *bytes, "{name}; UPDATE_SEEDS=1 writes it anew");
+        assert!(std::fs::read(folder.join(name)).unwrap() == *bytes, "{name}; UPDATE_SEEDS=1 rewrites it");
     }
 }
 

@@ -55,8 +55,7 @@ pub(super) fn copy(driver: &mut Driver, channel: &mut Channel, by: u32) {
     driver.submit(channel, &words);
 }
 
-/// Hands the card over in each round, with work in progress and queued, and with memory both on the card and in host
-/// memory.
+/// Hands the card over in each round, with work in progress and queued, and with memory on the card and in host memory.
 fn work_goes_on(handover: &Handover, rounds: u32) {
     let mut rig = handover.rig();
     let mut drivers: Vec<Driver> = (0..3).map(|vm| driver(&rig, vm, &free_settings(16))).collect();
@@ -86,7 +85,7 @@ fn work_goes_on(handover: &Handover, rounds: u32) {
             assert_eq!((driver.faults.len(), driver.guest.counter("faults")), (0, 0));
         }
         if host {
-            assert!(in_host(&rig) > 0, "what was swapped is where it was");
+            assert!(in_host(&rig) > 0, "swapped memory is at its previous place");
             for vm in 0..3 {
                 move_all(&rig, vm, To::Card);
             }
@@ -132,7 +131,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
         };
         [of(0), of(1)]
     };
-    eventually("all has ended, and was seen to", || {
+    eventually("all work has completed and was checked", || {
         let used = rig.host.lock().scheduler_usage(1);
         used.time.in_flight + used.time.queued == 0
     });
@@ -152,7 +151,7 @@ fn accounts_survive_hand_over_and_vms_can_arrive_and_leave() {
         driver.guest.remove().expect("a VM that goes");
     }
     let after = usage(&rig);
-    assert_eq!((after.2, after.3, after.4), (before.2, before.3, before.4), "all that they had is free: {after:?}");
+    assert_eq!((after.2, after.3, after.4), (before.2, before.3, before.4), "all their resources are free: {after:?}");
 }
 
 #[test]
@@ -173,7 +172,7 @@ fn card_after_failed_hand_over_continues_unchanged() {
             driver.unbind(&channel);
             driver.submit_runlist();
         }
-        handover.offer(&rig, &mut guests(&mut drivers), |_| ()).expect("a card that could be taken over");
+        handover.offer(&rig, &mut guests(&mut drivers), |_| ()).expect("the card can be taken over");
         for (part, bit) in [(3, 1), (5, 0x80), (50, 4)] {
             let cut = |file: &mut Vec<u8>| file.truncate(file.len() - file.len() / part);
             assert!(handover.offer(&rig, &mut guests(&mut drivers), cut).is_err());

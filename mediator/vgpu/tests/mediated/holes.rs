@@ -1,7 +1,7 @@
-//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and attacks
-//! registers in the same way that this code does not handle. `docs/design/threat-model.md` lists the holes.
+//! Tries each of the nineteen holes that were found in the reference code of an earlier GPU mediator, and similar
+//! attacks on registers that the reference code does not handle. `docs/design/threat-model.md` lists the holes.
 //!
-//! Each attempt runs next to two VMs. One works, and its copies must stay correct; the other is idle, and must not even
+//! Each attempt runs next to two VMs. One works, and its copies must stay correct. The other is idle, and must not even
 //! be interrupted. After each attempt, [`Scene::check`] checks both VMs, and the page tables that the card uses for the
 //! attacker: every entry must map the attacker's own memory. [`Scene::denied`] also requires that the attempt was
 //! counted, and [`Scene::virtual_only`] that no register of the card changed.
@@ -100,7 +100,7 @@ impl Worker {
         while !driver.is_done(channel) {
             driver.guest.wait_msi();
             driver.service();
-            assert_eq!(driver.faults, [], "{after}: the neighbour was given a fault");
+            assert_eq!(driver.faults, [], "{after}: the neighbour got a fault");
         }
         assert!(driver.ram_holds(0, 4, *round), "{after}: the neighbour's copy to RAM");
         assert!(driver.vram_holds(*to, 4, *round), "{after}: the neighbour's copy to VRAM");
@@ -124,8 +124,8 @@ impl Scene {
         let mut scene = Self { rig, evil, good, idle, bus: [0; 2] };
         scene.good.work("the start");
         scene.bus = [scene.bus_address(GOOD), scene.bus_address(IDLE)];
-        // Reset the idle VM. When an interrupt of later work is delivered, all interrupts of the idle VM's earlier work
-        // have been delivered as well.
+        // Reset the idle VM. When a later interrupt is delivered, all interrupts of the idle VM's earlier work were
+        // delivered as well.
         scene.idle.driver.guest.reset();
         let seen = scene.good.driver.guest.counter("interrupts");
         while scene.good.driver.guest.counter("interrupts") < seen + 2 {
@@ -142,11 +142,11 @@ impl Scene {
         scene
     }
 
-    /// Runs an attempt that must be refused: with a denial that is counted, or with a fault of the attacker.
+    /// Runs an attempt that must be refused, either with a denial that is counted, or with a fault of the attacker.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
-        assert!(tally(&self.evil.guest) > before, "{what}: not counted");
+        assert!(tally(&self.evil.guest) > before, "{what}: the denial was not counted");
         self.check(what);
     }
 
@@ -156,7 +156,7 @@ impl Scene {
         self.check(what);
     }
 
-    /// Runs register writes that may only change the attacker's virtual registers.
+    /// Runs register writes that may change only the attacker's virtual registers.
     fn virtual_only(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         self.settle();
         let before = card_registers(&self.rig);
@@ -165,12 +165,12 @@ impl Scene {
         self.settle();
         let after = card_registers(&self.rig);
         let changed: Vec<_> = before.iter().filter(|(offset, value)| after.get(offset) != Some(value)).collect();
-        assert!(changed.is_empty(), "{what}: the card's registers changed, first were {changed:x?}");
+        assert!(changed.is_empty(), "{what}: the card's registers changed, first {changed:x?}");
         self.check(what);
     }
 
-    /// Waits until the card has reported the end of all work, because it updates its records after the fences that
-    /// drivers see.
+    /// Waits until the card has reported the end of all work. The card updates its records after the fences that
+    /// drivers read.
     fn settle(&self) {
         let vms = [EVIL, GOOD, IDLE].map(|vm| vm);
         let busy = || {
@@ -184,13 +184,14 @@ impl Scene {
         }
     }
 
-    /// Checks that the neighbours work, and that the card's page tables map only memory of the attacker for it.
+    /// Checks that the neighbours work, and that the card's page tables for the attacker map only the attacker's
+    /// memory.
     fn check(&mut self, after: &str) {
         self.good.work(after);
         assert_eq!(tally(&self.good.driver.guest), 0, "{after}: counted for the working neighbour");
         let idle = &mut self.idle.driver.guest;
         assert_eq!(idle.counter("interrupts"), self.idle.interrupts, "{after}: the idle neighbour was interrupted");
-        assert_eq!(idle.rd(pfifo::MMU_FAULT_ID::OFFSET), 0, "{after}: the idle neighbour was given a fault");
+        assert_eq!(idle.rd(pfifo::MMU_FAULT_ID::OFFSET), 0, "{after}: the idle neighbour got a fault");
         assert_eq!(tally(idle), 0, "{after}: counted for the idle neighbour");
         for mib in SECRET_AT / MIB..VM_MIB {
             let mut page = [0; PAGE as usize];
@@ -200,8 +201,8 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks the idle VM's whole memory and the bytes that the attacker has read. Also checks that the attacker can be
-    /// removed.
+    /// Checks the idle VM's whole memory, and the bytes that the attacker has read. Also checks that the attacker can
+    /// be removed.
     fn finish(mut self) {
         self.check("the end");
         assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");
@@ -215,14 +216,17 @@ impl Scene {
         assert!(data.iter().all(|&byte| byte == SECRET), "the idle neighbour's RAM");
         assert_eq!(finds(&self.evil.guest, SECRET), 0, "the attacker's VRAM holds the secret");
         self.evil.guest.ram_read(0, &mut data);
-        assert!(!data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)), "the attacker's RAM holds it");
+        assert!(
+            !data.windows(16).any(|run| run.iter().all(|&byte| byte == SECRET)),
+            "the attacker's RAM holds the secret"
+        );
         let Self { rig, evil, mut good, .. } = self;
         evil.guest.remove().unwrap();
         assert_eq!(rig.usage().1, 2, "channels of the neighbours");
         good.work("the attacker's end");
     }
 
-    /// Connects another client to the attacker's VM and initializes the VM again. Its memory is zero.
+    /// Connects another client to the attacker's VM and initializes the VM again. Its memory must be zero.
     fn fresh(&mut self) {
         self.evil.guest.reconnect();
         assert!(self.evil.guest.map_ram(0, RAM, true));
@@ -268,12 +272,12 @@ impl Scene {
     fn outside(&self) -> Vec<(&'static str, u64)> {
         let card = u64::from(CARD_MIB) * MIB;
         let list = vec![
-            ("the first page behind the share", SHARE_BYTES),
+            ("the first page beyond the share", SHARE_BYTES),
             ("the idle VM's memory", self.on_card(IDLE, SECRET_AT)),
             ("the working VM's buffer", self.on_card(GOOD, self.good.from)),
             ("the host's instance block", self.card_instance(GOOD, ID).unwrap()),
             ("the card's last page", card - PAGE),
-            ("the first page behind the card", card),
+            ("the first page beyond the card", card),
             ("address 2^32", 1 << 32),
             ("the last page below 2^40", (1 << 40) - PAGE),
         ];
@@ -287,7 +291,7 @@ impl Scene {
         vec![
             ("the idle VM's RAM", self.bus[1]),
             ("the working VM's RAM", self.bus[0]),
-            ("a page behind its RAM", RAM),
+            ("a page beyond its RAM", RAM),
             ("the PCI hole", 0xc000_0000),
             ("the local APIC", 0xfee0_0000),
             ("the BIOS", 0xffff_0000),
@@ -313,12 +317,12 @@ impl Scene {
         evil.submit(&mut channel, &[object(CE0), ce_copy(from, to, 1)].concat());
         let fault = evil.wait_fault();
         assert_eq!((fault.instance, fault.va), (channel.instance, B + offset), "{what}");
-        assert!(evil.vram_holds(own, 1, 0x11), "{what}: something was read");
+        assert!(evil.vram_holds(own, 1, 0x11), "{what}: data was read");
         evil.unbind(&channel);
         evil.rewind();
     }
 
-    /// Binds a channel and submits work. Either the bind must be refused or the work must fault, without any effect.
+    /// Binds a channel and submits work. Either the bind must be refused, or the work must fault without any effect.
     fn does_not_run(&mut self, what: &str, channel: &mut Channel) {
         let evil = &mut self.evil;
         let before = stops(&evil.guest);
@@ -326,13 +330,13 @@ impl Scene {
         evil.list(&[ID]);
         evil.submit(channel, &[]);
         wait_stopped(evil, before, what);
-        assert!(!evil.is_done(channel), "{what}: it has run");
+        assert!(!evil.is_done(channel), "{what}: the work has run");
         evil.unbind(channel);
         evil.faults.clear();
     }
 
-    /// Checks the card's tables of the attacker's channels: every entry maps the attacker's own memory, without
-    /// compression tags or keys, and every table is in memory that belongs to no VM.
+    /// Checks the card's tables for the attacker's channels: every entry maps the attacker's own memory, without
+    /// compression tags or keys, and every table is in memory that does not belong to a VM.
     fn check_shadows(&self, after: &str) {
         let own = self.blocks_of(&[EVIL]);
         let guests = self.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -386,7 +390,7 @@ impl Scene {
     }
 }
 
-/// Page size of the entries in a table.
+/// The page size of a table's entries.
 #[derive(Clone, Copy)]
 enum Size {
     Small,
@@ -417,7 +421,8 @@ fn tally(guest: &Guest) -> u64 {
     denied + stops(guest)
 }
 
-/// Returns how often a guest's work was stopped or not started: faults, refused channels, and refused doorbells.
+/// Returns how often a guest's work was stopped or not started: the sum of faults, refused channels, and refused
+/// doorbells.
 fn stops(guest: &Guest) -> u64 {
     let status = guest.status();
     let counted =
@@ -425,8 +430,8 @@ fn stops(guest: &Guest) -> u64 {
     counted.into_iter().flatten().sum()
 }
 
-/// Waits for interrupts until [`stops`] exceeds `before`, or the guest has seen an engine error. Waits for faults as
-/// well as for counted denials: the card stores one fault per unit, so the next one could be lost.
+/// Waits for interrupts until [`stops`] exceeds `before`, or until the guest has read an engine error. Waits for faults
+/// even if denials are counted, because the card stores one fault per unit, so the next one could be lost.
 fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     for _ in 0..100 {
         let errors = [pgraph::INTR::OFFSET, ce0::INTR::OFFSET, ce1::INTR::OFFSET];
@@ -439,9 +444,9 @@ fn wait_stopped(driver: &mut Driver, before: u64, what: &str) {
     panic!("{what}: neither refused nor faulted");
 }
 
-/// Returns the card's own registers. Excludes clocks, registers that the mediator uses on each access, registers that
+/// Returns the card's own registers, except clocks, registers that the mediator uses on each access, registers that
 /// show running channels or pending interrupts (the neighbour's last interrupt may still be pending), and registers
-/// that reads change.
+/// that change when they are read.
 fn card_registers(rig: &Rig) -> BTreeMap<u32, u32> {
     let passing = [
         pbus::PRAMIN_WINDOW::OFFSET,

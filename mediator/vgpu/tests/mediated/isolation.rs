@@ -1,4 +1,4 @@
-//! Tests of accesses by a guest to resources that it does not own.
+//! Tests accesses by a guest to resources that it does not own.
 
 use super::{A, B, CARD_MIB, MIB, Rig, VM_MIB, card_vram, driver, fill, finds, is_filled, rig};
 use nvspec::regs::{pbus, pfb, pfifo, windows::pramin};
@@ -8,7 +8,7 @@ use vram::{TenantId, VramAddr};
 
 const CANARY: u8 = 0xc5;
 
-/// Returns entries of the guest's tables for the page at [`B`]: the name, and the low and high word of each.
+/// Returns invalid entries of the guest's tables for the page at [`B`]: the name, and the low and high word of each.
 fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let share = VM_MIB * MIB;
     let state = rig.host.lock();
@@ -16,7 +16,7 @@ fn bad_entries(rig: &Rig) -> [(&'static str, u32, u32); 8] {
     let other = (share..u64::from(CARD_MIB) * MIB).step_by(2 << 20).find(owned).expect("VRAM of the other VM");
     let low = |at: u64| (at >> 8) as u32 | 1;
     [
-        ("VRAM behind the share", low(share), 0),
+        ("VRAM beyond the share", low(share), 0),
         ("VRAM of the other VM", low(other), 0),
         ("the end of VRAM", low(u64::from(CARD_MIB) * MIB - PAGE), 0),
         ("VRAM far away", 0xffff_fff1, 0),
@@ -139,8 +139,7 @@ fn instances_and_runlists_outside_are_not_taken() {
         evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, base);
         evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0000 | length);
     }
-    // Submit runlists, in the guest's own memory, that list the other VM's channels. These channels must not be
-    // affected.
+    // Submit runlists in the guest's own memory that list the other VM's channels. This must not affect these channels.
     evil.submit_runlist();
     // Point the directory or the USERD of the instance block outside the guest's memory.
     for (offset, value) in [(0x200, 0xffff_f000), (0x200, 2), (0x008, 0xffff_f000), (0x04c, 31 << 16)] {
@@ -165,7 +164,7 @@ fn instances_and_runlists_outside_are_not_taken() {
 
 #[test]
 fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
-    // Size of the data at the start of the mediator's own memory that never changes: the instance blocks and page
+    // Size of the part of the mediator's own memory, at its start, that never changes: the instance blocks and page
     // directories of the card's apertures.
     const FIXED: usize = 2 * 0x1000 + 2 * 0x1_0000;
     let rig = rig();
@@ -186,7 +185,7 @@ fn host_structures_are_unchanged_by_guest_with_wild_mappings() {
     let base = 128 << 20;
     evil.buffer(&channel, A, 2, 1);
     evil.submit(&mut channel, &[object(M2MF), m2mf_copy(A, base + own - PAGE, 2 * PAGE as u32)].concat());
-    assert_eq!(evil.wait_fault().va, base + own, "the page before it is its own");
+    assert_eq!(evil.wait_fault().va, base + own, "the previous page belongs to the VM");
     assert!(evil.vram_holds(own - PAGE, 1, 1));
     let mut after = vec![0; FIXED];
     card_vram(&rig, 0, &mut after);

@@ -1,4 +1,4 @@
-//! Tests of VMs whose client migrates their state over vfio-user.
+//! Tests VMs whose client migrates their state over vfio-user.
 
 use super::handover::{copy, handover, slow};
 use super::moving::{Traveller, card, use_up};
@@ -28,7 +28,7 @@ fn next(rig: &Rig, vm: u32, of: &Guest) -> Guest {
     guest
 }
 
-/// Stops a VM and returns its whole state.
+/// Stops a VM and returns its complete state.
 pub(crate) fn state_of(guest: &mut Guest) -> Vec<u8> {
     let device = guest.migration();
     device.stop().unwrap();
@@ -99,17 +99,17 @@ fn a_vm_that_has_worked_becomes_another_and_keeps_nothing() {
     one.check();
     // The VM's previous state must be gone.
     let kept = card.host.lock().channels().physical(TenantId(2), VirtualChannelId(third.id));
-    assert_eq!(kept, None, "a channel of what it was");
+    assert_eq!(kept, None, "a channel of the previous state");
     let mut bytes = [1; 64];
     (6..16).for_each(|mib| {
         one.driver.guest.vram_read(mib * MIB, &mut bytes);
-        assert_eq!(bytes, [0; 64], "memory of what it was, at {mib} MiB");
+        assert_eq!(bytes, [0; 64], "memory of the previous state, at {mib} MiB");
     });
 }
 
 #[test]
 fn stopped_device_does_nothing_and_resumes_unchanged() {
-    // Work takes time, so some of it is unfinished when the VM is stopped.
+    // The work takes time, so some of it is not complete when the VM is stopped.
     let mut handover = handover(0);
     handover.config.time = Some(slow());
     let card = handover.rig();
@@ -117,7 +117,7 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut stay = Traveller::new(&card, 2);
     one.begin(3);
     one.driver.guest.migration().stop().unwrap();
-    // Work whose doorbells have rung waits; other channels continue.
+    // Work whose doorbells have rung must wait; other channels continue.
     let submissions = one.driver.guest.counter("submissions");
     stay.begin(4);
     stay.check();
@@ -135,11 +135,11 @@ fn stopped_device_does_nothing_and_resumes_unchanged() {
     let mut after = vec![0; MIB as usize];
     one.driver.guest.ram_read(0, &mut after);
     assert!(before == after && one.driver.guest.counter("submissions") == submissions);
-    assert_eq!(done(), done_before, "what was on its way to the card stays there");
+    assert_eq!(done(), done_before, "writes in flight to the card stay on the card");
     one.driver.guest.migration().start();
     one.check();
-    assert!(done() > done_before, "something was left to do");
-    // Two readings of the same state differ only in the time.
+    assert!(done() > done_before, "some work was left");
+    // Two reads of the same state differ only in the time.
     one.begin(6);
     let state = state_of(&mut one.driver.guest);
     let again = {
@@ -185,12 +185,12 @@ fn corrupt_state_fails_device_until_reset() {
     }
     stay.check();
     let placed = || card.usage().0.vms.get(&TenantId(2)).map_or(0, |vm| vm.placed);
-    eventually("nothing is left of what did not come", || placed() == 0);
+    eventually("no resources of the incomplete VM are left", || placed() == 0);
     // Afterwards the VM is a normal device, and its client can complete work.
     let mut driver = Driver::new(victim);
     let mut channel: Channel = driver.channel(1);
     works(&mut driver, &mut channel, 9);
-    // The same holds for a VM that is removed while a migration has stopped it.
+    // The same must hold for a VM that is removed while a migration has stopped it.
     let mut victim = driver.guest;
     victim.migration().stop().unwrap();
     victim.migration().begin_loading().unwrap();
@@ -226,8 +226,8 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
         all
     };
     driver.guest.migration().log_writes(true);
-    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logged"));
-    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table names RAM");
+    assert!(driver.guest.check_movable().unwrap_err().to_string().contains("logs its writes"));
+    assert_eq!(written(&mut driver, 0..16), [0u64; 0], "no table refers to RAM");
     driver.buffer(&channel, A, PAGES, 5);
     driver.map(channel.space, B, At::Ram(6 * MIB), PAGES);
     driver.flush();
@@ -246,7 +246,7 @@ fn ram_writes_of_card_are_reported_until_device_is_stopped() {
     assert_eq!(written(&mut driver, 0..16), [2]);
     driver.guest.migration().stop().unwrap();
     assert_eq!(written(&mut driver, 0..1), [0u64; 0]);
-    assert_eq!(written(&mut driver, 0..3), [2], "a part of it does not make it clean");
+    assert_eq!(written(&mut driver, 0..3), [2], "a partial query does not clear the log");
     assert_eq!(written(&mut driver, 0..16), [2]);
     assert_eq!(written(&mut driver, 0..16), [0u64; 0], "it rests");
     driver.guest.migration().start();

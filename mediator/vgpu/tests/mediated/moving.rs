@@ -139,7 +139,7 @@ fn writes_and_drops_after_copy_are_kept_on_other_card() {
     let guest = &mut one.driver.guest;
     assert_eq!([9 * MIB, 13 * MIB + 70_000].map(|at| read(guest, at)), [*b"later"; 2]);
     assert_eq!((read(guest, 10 * MIB), read(guest, 11 * MIB)), ([0; 5], [0x5a; 5]));
-    // The client disconnects and takes all its memory back. The other card must no longer use any of it.
+    // The client disconnects and removes all its memory. The other card must no longer use any of it.
     guest.move_beside(&cards[0], 10, true, Guest::reconnect, |_, left| drop(left)).unwrap();
     assert!((6..16).all(|mib| read(guest, mib * MIB) == [0; 5]));
 }
@@ -175,7 +175,7 @@ fn guest_writes_during_copy_of_borrowed_memory_persist() {
     let cards = [card(64), card(64)];
     let mut one = Traveller::new(&cards[0], 1);
     use_up(&one.driver);
-    // This is the last write to each address, in any round: a host may be so busy that a round has only a few writes.
+    // The last write to each address in any round, because on a busy host a round may have only a few writes.
     let (mut last, mut count) = ([0; 10], 0_u64);
     for (round, to) in [1, 0, 1, 0, 1, 0].into_iter().enumerate() {
         one.begin(50 + round as u32);
@@ -263,10 +263,10 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
     use_up(&driver);
     work(&mut driver, 20, &mut Rng::with_seed(1));
     driver.guest.move_to(&cards[1], 5, true).unwrap();
-    eventually("it has left", || usage(&cards[0]) == before[0]);
+    eventually("the VM has left", || usage(&cards[0]) == before[0]);
     work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
-    eventually("it has gone", || usage(&cards[1]) == before[1]);
+    eventually("the VM is gone", || usage(&cards[1]) == before[1]);
     let host = cards.each_ref().map(|card| card.usage().0.host.used);
     assert_eq!(host, [0, 0]);
 }
@@ -288,7 +288,7 @@ fn vm_after_failed_move_continues_on_its_card() {
         one.check();
     }
     assert!(is_filled(&other, 0x11));
-    eventually("nothing of it is left there", || usage(&there) == before);
+    eventually("none of its resources are left there", || usage(&there) == before);
 }
 
 #[test]

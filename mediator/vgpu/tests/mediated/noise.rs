@@ -1,4 +1,4 @@
-//! Tests of guests whose work raises interrupts continuously.
+//! Tests guests whose work raises interrupts continuously.
 
 use super::{A, B, driver, rig};
 use rig::driver::{CE0, ce_copy, methods, object};
@@ -11,8 +11,8 @@ fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
     quiet.buffer(&work, A, 1, 1);
     let to = quiet.buffer(&work, B, 1, 2);
     let before = noisy.guest.counter("interrupts_caused");
-    // Send methods to a subchannel without an object: the PBDMA reports each one, and waits until the report has been
-    // handled.
+    // Send methods to a subchannel without an object. The PBDMA reports each of them, and waits until the report has
+    // been handled.
     let words: Vec<u32> = (0..1000).flat_map(|_| methods(6, 0x100, &[0])).collect();
     let mut rounds = 0;
     while noisy.guest.counter("interrupt_pauses") == 0 {
@@ -22,7 +22,7 @@ fn vm_with_interrupt_stream_is_paused_and_neighbour_is_not() {
         noisy.submit(&mut stream, &words);
         quiet.submit(&mut work, &[object(CE0), ce_copy(A, B, 1)].concat());
         quiet.wait(&work);
-        // The guest's work must continue after each pause, and complete.
+        // The guest's work must continue after each pause, and must complete.
         noisy.wait(&stream);
     }
     assert!(noisy.guest.counter("interrupts_caused") - before >= 257);

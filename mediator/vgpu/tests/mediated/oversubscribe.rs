@@ -1,4 +1,4 @@
-//! Tests of guests that together have more memory than their card.
+//! Tests guests that together have more memory than their card.
 
 use super::relocate::in_host_at_rest;
 use super::{A, B, MIB};
@@ -18,7 +18,7 @@ use vgpu::Settings;
 use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Mode, OnFull, Step, TenantId, To, VmSummary};
 
-/// Upper bound for the duration of each step.
+/// Maximum duration of each step.
 pub(super) const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 /// Size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
@@ -60,8 +60,8 @@ pub(super) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-/// Maps buffers of 64 pages, one in each chunk from the third on, contiguously from `A` on, and fills them with a
-/// pattern.
+/// Maps buffers of 64 pages, one in each chunk from the third one on, contiguously starting at `A`, and fills them with
+/// a pattern.
 fn spread(driver: &mut Driver, channel: &Channel, chunks: u64, seed: u32) -> Vec<u64> {
     let first = 4;
     (0..chunks)
@@ -129,7 +129,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     let [mut first, mut second] = [0, 1].map(|vm| driver_with(&rig, vm, 64, Limits::default()));
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 50);
-    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    assert_eq!(account(&rig, 0).host, 0, "the VM is alone");
     let mut two = second.channel(1);
     let others = spread(&mut second, &two, 26, 90);
     rotate(&mut second, &mut two, &others, 90);
@@ -141,7 +141,7 @@ fn two_guests_share_card_evenly_and_last_regains_memory() {
     rotate(&mut first, &mut one, &buffers, 50);
     // All memory must return to the remaining VM.
     second.guest.remove().unwrap();
-    eventually("what was moved comes back", || account(&rig, 0).host == 0);
+    eventually("evicted chunks return", || account(&rig, 0).host == 0);
     for (chunk, at) in (0u32..).zip(&buffers) {
         assert!(first.vram_holds(*at, 64, 50 + chunk.saturating_sub(1)));
     }
@@ -170,12 +170,12 @@ fn guarantee_evicts_memory_of_others_beyond_theirs() {
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 40);
-    assert_eq!(account(&rig, 0).host, 0, "it is alone");
+    assert_eq!(account(&rig, 0).host, 0, "the VM is alone");
     let mut second = driver_with(&rig, 1, 32, Limits { guarantee: 16, ..Limits::default() });
     assert!(account(&rig, 0).placed <= 16, "{:?}", account(&rig, 0));
     let mut two = second.channel(1);
     let others = spread(&mut second, &two, 10, 70);
-    assert_eq!(account(&rig, 1).host, 0, "what is guaranteed is there at once");
+    assert_eq!(account(&rig, 1).host, 0, "guaranteed memory is available immediately");
     rotate(&mut first, &mut one, &buffers, 40);
     rotate(&mut second, &mut two, &others, 70);
 }
@@ -205,7 +205,7 @@ fn work_waits_for_memory_and_resumes_when_other_vm_frees_it() {
     assert!(second.vram_holds(to, 4, 5) && second.vram_holds(from, 4, 5));
     assert_eq!((second.guest.counter("faults"), second.guest.counter("memory_denied")), (0, 0));
     assert!(second.guest.counter("memory_waited_ns") > 0);
-    // The VM requests the memory repeatedly, but the refusal counts once.
+    // The VM requests the memory repeatedly, but the refusal counts only once.
     let refused = rig.host.lock().holdings().refusals.counts_for(TenantId(1));
     assert_eq!(refused, BTreeMap::from([("card", 1)]));
 }
@@ -264,7 +264,7 @@ fn waiting_work_gets_memory_of_others_beyond_their_share() {
     let mut second = driver_with(&rig, 1, 44, Limits { on_full: OnFull::Queue, ..Limits::default() });
     let mut two = second.channel(1);
     second.buffer(&two, A, 4, 5);
-    // Let the first VM take all remaining memory. No VM frees any.
+    // Let the first VM take all remaining memory. Neither VM frees any.
     let mut first = driver_with(&rig, 0, 64, Limits::default());
     let mut one = first.channel(1);
     let buffers = spread(&mut first, &one, 26, 20);
@@ -344,7 +344,7 @@ fn memory_named_by_submission_stays_resident_under_clock() {
         let gone = account(&rig, 0).host + count;
         limit(account(&rig, 0).placed - count);
         let rests = || rig.host.lock().vram().chunks.moves().count() == 0;
-        eventually("they are gone", || account(&rig, 0).host == gone && rests());
+        eventually("the chunks are gone", || account(&rig, 0).host == gone && rests());
     };
     // The clock hand passes over all memory that the CPU wrote.
     evict(6);
@@ -442,7 +442,7 @@ fn a_vm_that_goes_while_its_memory_moves_leaves_nothing() {
     assert_eq!((after.0.mediator, after.2), before);
 }
 
-/// Returns whether VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
+/// Returns true if VMs currently take turns. Checks that the holder of the quantum competes with the weights of all
 /// members, so that other VMs keep their shares, and that every other VM competes with its own settings.
 fn holder_competes_for_all(rig: &Rig) -> bool {
     let state = rig.host.lock();
@@ -483,13 +483,13 @@ fn guests_that_do_not_fit_together_take_turns() {
     assert_eq!(in_host_at_rest(&rig), 0);
 }
 
-/// Tests a card that counts its accesses.
+/// Runs on a card that counts its accesses.
 #[test]
 fn guests_copying_over_bus_get_quanta_if_card_counts_accesses() {
     take_turns_over_the_bus(true);
 }
 
-/// Tests a card that does not count its accesses, like real cards.
+/// Runs on a card that does not count its accesses, like real cards.
 #[test]
 fn guests_copying_over_bus_get_quanta_without_access_counts() {
     take_turns_over_the_bus(false);
@@ -512,7 +512,7 @@ fn take_turns_over_the_bus(profile: bool) {
                 let seed = 1000 * vm;
                 let buffers = spread(&mut driver, &channel, 18, seed);
                 while !stop.load(Ordering::SeqCst) {
-                    // Copy data onto itself: it stays the same, but all of it is accessed.
+                    // Copy data onto itself: the data stays the same, but all of it is accessed.
                     for buffer in 0..18 {
                         let at = A + buffer * 64 * PAGE;
                         driver.submit(&mut channel, &[object(M2MF), m2mf_copy(at, at, 64 * PAGE as u32)].concat());
@@ -561,6 +561,6 @@ fn take_turns_over_the_bus(profile: bool) {
         stop.store(true, Ordering::SeqCst);
         assert_eq!(holders.len(), 2, "each has had its turn");
         assert!(told, "a VM waits for the other's quantum");
-        assert!(lasts(&without_since), "a VM that its quota holds takes turns");
+        assert!(lasts(&without_since), "a VM that is limited by its quota takes turns");
     });
 }

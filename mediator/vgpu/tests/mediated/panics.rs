@@ -1,4 +1,4 @@
-//! Tests with injected panics: a VM or card with inconsistent state is taken out of service, and all others continue.
+//! Tests with injected panics. A VM or card with inconsistent state is taken out of service, and all others continue.
 
 use super::{A, B, CARD_MIB, driver, rig};
 use card::Card;
@@ -45,7 +45,7 @@ fn panic_under_card_lock_fails_card_and_notifies_vms() {
     let why = rig.host.failure().expect("the card has failed").to_owned();
     assert!(why.contains("half changed"), "{why}");
     wait_told(&rig, &victim.guest);
-    // No thread may use the half-changed state.
+    // No thread may use the partly changed state.
     assert!(panics(|| drop(rig.host.lock())));
     assert!(panics(|| _ = victim.channel(1)));
     let told = victim.guest.remove().unwrap_err().to_string();
@@ -65,7 +65,7 @@ fn panic_of_interrupt_thread_fails_card_and_notifies_vms() {
     victim.buffer(&channel, A, 1, 1);
     victim.buffer(&channel, B, 1, 2);
     armed.store(true, Ordering::Relaxed);
-    // The interrupt may arrive before this call returns, and fail the card.
+    // The interrupt may arrive, and make the card fail, before this call returns.
     panics(|| victim.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat()));
     while rig.host.failure().is_none() {
         std::thread::sleep(Duration::from_millis(1));

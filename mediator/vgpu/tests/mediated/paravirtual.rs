@@ -1,5 +1,5 @@
-//! Tests of paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments; and tests
-//! of hostile guests.
+//! Tests paravirtual guests: page tables that the mediator keeps for them, channels, memory, and segments. Also tests
+//! hostile guests.
 
 mod hostile;
 mod share;
@@ -164,7 +164,7 @@ fn paravirtual_interface_and_tables_survive_hand_over() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().zero(2, (B / PAGE) as u32, 4).flush(1)).status, 0);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, B, 4)].concat());
     let fault = driver.wait_fault();
-    assert_eq!((fault.instance, fault.va), (work.instance, B), "what is taken away is gone");
+    assert_eq!((fault.instance, fault.va), (work.instance, B), "removed memory is gone");
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn aperture_is_led_by_a_directory_that_the_mediator_keeps() {
     let mut word = 0x1234_5678u32.to_le_bytes();
     driver.guest.write(RegionIndex::Bar3, 5 * PAGE + 8, &word);
     assert_eq!(driver.guest.peek(page + 8), 0x1234_5678);
-    // The channel uses another page after a flush, but another directory immediately.
+    // Mapping another page takes effect after a flush, and binding another directory takes effect immediately.
     let other = driver.vram(1);
     driver.guest.poke(other + 8, 77);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().run(2, 5, 1, pte(other), 0).flush(1)).status, 0);
@@ -246,12 +246,15 @@ fn long_batch_releases_vm_lock_between_parts_and_answers_once() {
     assert_eq!((reply.status, reply.done), (0, 4));
     assert_eq!(reply.answers[2], (0, VM_MIB * MIB));
     // Each critical section covers 256 KiB.
-    assert!(driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10), "the VM's lock is held for all of it");
+    assert!(
+        driver.guest.counter("pv_holds") - held >= 2 * BYTES / (256 << 10),
+        "the VM's lock is held for the whole batch"
+    );
     assert_eq!((driver.guest.peek(a), driver.guest.peek(a + BYTES - 4)), (7, 0x5a5a_1234));
     let mut data = vec![0; BYTES as usize];
     driver.guest.vram_read(b, &mut data);
     assert!(data.chunks_exact(4).all(|word| word == 0x5a5a_1234u32.to_le_bytes()));
-    // The stored progress of the last batch must not delay the next one. Each flush takes its own critical section.
+    // The stored progress of the last batch must not delay the next one. Each flush takes a separate critical section.
     let held = driver.guest.counter("pv_holds");
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().flush(0).flush(0).flush(0)).status, 0);
     assert_eq!(driver.guest.counter("pv_holds") - held, 3);
@@ -336,7 +339,7 @@ fn features_that_were_not_accepted_are_refused() {
     assert_eq!(
         interface.call(&mut driver.guest, &Ops::new().query(query::VRAM)).status,
         0,
-        "it stands once it is used"
+        "the setup is constant once the queue is in use"
     );
     refused(&interface.call(&mut driver.guest, &Ops::new().share_get(1, PAGE, 5, 0)), 0, Status::Unsupported);
     driver.guest.wr(OFFSET + register::STATUS, status::RESET);

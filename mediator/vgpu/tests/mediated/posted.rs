@@ -1,4 +1,4 @@
-//! Tests of posted writes to host memory that are in flight when the memory gets another owner.
+//! Tests posted writes to host memory that are in flight when the memory gets another owner.
 
 use super::relocate::{driver_of, move_all, rig_of};
 use super::{A, B, MIB, driver, rig};
@@ -37,8 +37,8 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
         methods(1, class::LAUNCH, &[0]),
         object(M2MF),
-        // This copy within card memory follows the kernel. It shows that the kernel has ended, and does not flush other
-        // writes.
+        // This copy within card memory follows the kernel. It proves that the kernel has ended, and does not flush
+        // other writes.
         m2mf_copy(A, B, PAGE as u32),
         methods(0, 0x10, &[0, UNRELEASED_SEMAPHORE as u32, 1, 1]),
     ];
@@ -83,8 +83,8 @@ fn ram_taken_back_by_vm_includes_earlier_posted_writes() {
     assert!(driver.guest.map_ram(16 * MIB, MIB, true));
     driver.map(channel.space, TARGET, At::Ram(16 * MIB), 1);
     store(&rig, &mut driver, &mut channel);
-    assert_eq!(driver.guest.ram_word(16 * MIB), 0, "it is under way");
-    let mut file = std::fs::File::from(driver.guest.unmap_ram(16 * MIB).expect("it was lent"));
+    assert_eq!(driver.guest.ram_word(16 * MIB), 0, "the store is in flight");
+    let mut file = std::fs::File::from(driver.guest.unmap_ram(16 * MIB).expect("the memory was lent"));
     let mut word = [0; 4];
     file.read_exact(&mut word).expect("RAM");
     assert_eq!(u32::from_le_bytes(word), VALUE);
@@ -101,10 +101,10 @@ fn moved_chunk_includes_earlier_posted_writes() {
     driver.guest.vram_write(at, &[1; PAGE as usize]);
     send_out(&rig, at, index);
     store(&rig, &mut driver, &mut channel);
-    assert_eq!(word(&driver, at), 0x0101_0101, "it is under way");
+    assert_eq!(word(&driver, at), 0x0101_0101, "the store is in flight");
     // Retire the mediator's channel, so that the CPU moves the chunk instead of the engines. The copy then does not
     // flush posted writes.
-    rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("it has no work");
+    rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).expect("the channel has no work");
     assert_eq!(rig.host.relocate(TenantId(0), &[Step { vm: TenantId(0), index, to: To::Card }]).moved, 1);
     assert!(!rig.in_host(0, at));
     assert_eq!(word(&driver, at), VALUE);

@@ -1,4 +1,4 @@
-//! Tests of the mediator's own memory needs on a card that is full of guest memory: the mediator finds memory or waits.
+//! Tests the mediator's own memory needs on a card that is full of guest memory. The mediator must find memory or wait.
 
 use super::oversubscribe::{driver_with, fast, rig_with};
 use super::{A, B, MIB};
@@ -44,7 +44,7 @@ fn vms_binding_on_full_card_with_stopped_mover_do_not_fault() {
         assert!(driver.vram_holds(to, 2, seed), "VM {vm}, channel {}", channel.id);
     }
     let waits: u64 = others.iter().map(|driver| driver.guest.counter("memory_waits")).sum();
-    assert!(waits > 0, "so many that the mediator's own memory does not do for all");
+    assert!(waits > 0, "so many that the mediator's own memory is not enough");
     for driver in &others {
         let counts = ["faults", "channel_binds_refused", "memory_denied"].map(|name| driver.guest.counter(name));
         assert_eq!((counts, driver.faults.len()), ([0; 3], 0));

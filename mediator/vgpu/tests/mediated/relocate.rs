@@ -57,8 +57,8 @@ pub(super) fn in_host(rig: &Rig) -> u32 {
     rig.usage().0.host.used
 }
 
-/// Returns the number of slots of host memory in use once no move is in progress. A move occupies its target slot until
-/// it ends, even if its VM is removed meanwhile.
+/// Returns the number of slots of host memory that are in use when no move is in progress. A move occupies its target
+/// slot until it ends, even if its VM is removed in the meantime.
 pub(super) fn in_host_at_rest(rig: &Rig) -> u32 {
     eventually("all moves have ended", || rig.host.lock().vram().chunks.moves().count() == 0);
     in_host(rig)
@@ -100,7 +100,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
 
 #[test]
 fn a_place_that_another_scrubs_meanwhile_is_taken() {
-    // The host memory suffices for one VM: new chunks wait until host slots have been scrubbed.
+    // The host memory is enough for only one VM, so new chunks wait until host slots have been scrubbed.
     let rig = rig_of(2 * MIB, CARD_MIB, 16);
     let mut driver = driver_of(&rig, 0, 16);
     let channel = driver.channel(1);
@@ -276,7 +276,7 @@ fn reused_host_memory_holds_no_data_of_previous_vm() {
     for mib in (4..VM_MIB).step_by(2) {
         second.guest.vram_write(mib * MIB, &[1; 16]);
     }
-    assert!(in_host(&rig) > 4, "the card has no room for both: {:?}", rig.usage().0);
+    assert!(in_host(&rig) > 4, "the card has no space for both: {:?}", rig.usage().0);
     let mut found = vec![0; 2 * MIB as usize];
     for mib in (4..VM_MIB).step_by(2) {
         second.guest.vram_read(mib * MIB, &mut found);

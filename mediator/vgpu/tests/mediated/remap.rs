@@ -1,4 +1,4 @@
-//! Tests of apertures that the client maps. The tests act as the guest's CPU, through the client's file.
+//! Tests apertures that the client maps. The tests act as the guest's CPU, through the client's file.
 
 mod travelled;
 mod upgraded;
@@ -21,7 +21,7 @@ use vmm_glue::RegionIndex::{self, Bar0, Bar1, Bar3};
 
 /// Number of pages that PRAMIN shows.
 const WINDOW_PAGES: u64 = pramin::BYTES as u64 / PAGE;
-/// An address in the mapped part of BAR1. The next constant is one in BAR3, above the driver's own pages.
+/// An address in the mapped part of BAR1. The next constant is an address in BAR3, above the driver's own pages.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 const HIGH3: u64 = 8 << 20;
 
@@ -74,7 +74,7 @@ fn hide_window(driver: &mut Driver) {
     driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, pbus::PRAMIN_WINDOW::BASE.mask());
 }
 
-/// Copies pages with the copy engine and waits for the end.
+/// Copies pages with the copy engine, and waits until the copy completes.
 fn copy(driver: &mut Driver, channel: &mut Channel, from: u64, to: u64, pages: u32) {
     driver.submit(channel, &[object(CE0), ce_copy(from, to, pages)].concat());
     driver.wait(channel);
@@ -94,7 +94,7 @@ fn cpu_writes_through_mapped_aperture_match_gpu_copies() {
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, to, 4);
-    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(1, 4), "the previous contents were moved");
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, 4 * PAGE), pages(3, 4));
@@ -139,7 +139,7 @@ fn a_mapping_that_goes_gives_its_data_back_to_vram() {
     let space = driver.apertures[0];
     driver.pte(space, BAR1_MAPPED_AT + PAGE, 0, 0);
     driver.pte(space, BAR1_MAPPED_AT + 2 * PAGE, (other >> 8) as u32 | 1, 0);
-    assert!(!cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE), "nothing has been flushed");
+    assert!(!cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE), "the TLB was not flushed");
     driver.flush();
     assert!(cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     assert_eq!(cpu.read(BAR1_MAPPED_AT + 2 * PAGE, PAGE), pattern(9, 0));
@@ -224,7 +224,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
         hide(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, 16);
     }
     let stops = driver.guest.counter("aperture_stops");
-    assert!(stops >= 1, "nothing was in flight");
+    assert!(stops >= 1, "no write was in flight");
     assert_eq!((driver.guest.counter("faults"), driver.guest.counter("hangs")), (0, 0));
 }
 
@@ -397,7 +397,7 @@ fn doorbells_in_mapped_aperture_work_and_progress_is_shown() {
     let mut driver = driver(&rig, 0);
     let (cpu, cpu3) = (Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3));
     let mut channel = driver.channel(2);
-    // BAR3 shows USERD at offset 0; the corresponding part of BAR1 is trapped.
+    // BAR3 shows USERD at offset 0. The corresponding part of BAR1 is trapped.
     let mut at = (&cpu3, 2 * PAGE);
     for round in 1..6u32 {
         if round == 4 {
@@ -465,7 +465,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     assert_eq!(driver.guest.counter("aperture_aliases"), 2);
     assert!(cpu3.is_zero(HIGH3, PAGE) && cpu.is_zero(BAR1_MAPPED_AT + PAGE, PAGE));
     driver.flush();
-    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "nothing is new");
+    assert_eq!(driver.guest.counter("aperture_aliases"), 2, "no page is new");
     // When the first mapping is removed, the next one gets the page.
     hide(&mut driver, 0, BAR1_MAPPED_AT, 1);
     assert_eq!(cpu3.read(HIGH3, 4), [5, 6, 7, 8]);
@@ -479,7 +479,7 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     assert_eq!(driver.guest.counter("aperture_aliases"), 3);
     let mut seen = [0; 4];
     driver.guest.read(Bar1, BAR1_MAPPED_AT, &mut seen);
-    assert_eq!(seen, [9; 4], "a message finds it");
+    assert_eq!(seen, [9; 4], "a message reads it");
 }
 
 #[test]
@@ -521,7 +521,7 @@ impl Alter for Mapped {
 
 #[test]
 fn a_reset_leaves_the_memory_mapped_for_the_card() {
-    // With an emulated IOMMU, mapping needs one call per page; QEMU once gave up on a reset that mapped 64 MiB.
+    // With an emulated IOMMU, mapping needs one call per page. QEMU once gave up on a reset that mapped 64 MiB.
     let mapped = Arc::new(AtomicUsize::new(0));
     let counts = Mapped(Arc::clone(&mapped));
     let rig =
@@ -550,7 +550,7 @@ fn the_next_client_and_the_last_see_nothing_of_each_other() {
     let new = [Cpu::for_region(&driver.guest, Bar1), Cpu::for_region(&driver.guest, Bar3)];
     assert!(new[0].is_zero(0, 64 * MIB) && new[1].is_zero(0, 16 * MIB));
     assert!(is_filled(&driver.guest, 0));
-    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM has gone, the apertures have their addresses");
+    assert_eq!(usage(&rig).4, alone.4 - 1, "the RAM is gone, and the apertures have their addresses");
     // The old mapping keeps its contents, whatever the next client does, and the next client does not see writes to it.
     let Driver { mut guest, .. } = driver;
     assert!(guest.map_ram(0, MIB, true));
@@ -614,7 +614,7 @@ fn pages_under_another_vms_aperture_cannot_be_reached() {
         evil.unbind(&channel);
         evil.rewind();
     }
-    // The attacker's own aperture must only show its own memory, for any address.
+    // The attacker's own aperture must show only its own memory, whatever the address.
     let own = Cpu::for_region(&evil.guest, Bar1);
     for (page, at) in [(0, VM_MIB * MIB), (1, 63 * MIB), (2, 0xff_ffff_f000)] {
         show(&mut evil, 0, BAR1_MAPPED_AT + page * PAGE, at, 1);

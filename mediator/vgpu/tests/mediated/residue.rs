@@ -1,4 +1,4 @@
-//! Tests whether a VM's kernels can find another VM's residue in registers and shared memory.
+//! Tests whether a VM's kernels can find residue of another VM in registers and shared memory.
 
 use super::schedule::acquire;
 use super::{A, B};
@@ -19,9 +19,9 @@ const COMPUTE: (u32, u32) = (1, 0x90c0);
 const CODE: u64 = 0x300_0000;
 /// Address of the page for a kernel's result.
 const FOUND: u64 = 0x500_0000;
-/// Word that is left as residue. Immediate operands have twenty bits.
+/// Word left behind as residue. Immediate operands have twenty bits.
 const CANARY: u32 = 0x5a5a5;
-/// Registers that hold this word: all registers of a thread on a full multiprocessor, except those that the kernels
+/// Registers that contain this word: all registers of a thread on a full multiprocessor, except those that the kernels
 /// need.
 const CANARY_REGISTERS: std::ops::Range<u32> = 8..32;
 
@@ -76,7 +76,7 @@ fn looks() -> String {
     text + "@P0 ST [R0+4], R1\nEXIT\n"
 }
 
-/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits for its end.
+/// Runs a kernel with the maximum number of threads on all multiprocessors, and waits until it has finished.
 fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     let program = sm20::assemble(source).expect("a program");
     let code = driver.buffer(channel, CODE, 1, 0);
@@ -96,7 +96,8 @@ fn run(rig: &Rig, driver: &mut Driver, channel: &mut Channel, source: &str) {
     driver.wait(channel);
 }
 
-/// Searches for another VM's residue. Returns true for each place where it is found: registers, and shared memory.
+/// Searches for another VM's residue. Returns whether it is found in registers, and whether it is found in shared
+/// memory.
 fn found(rig: &Rig) -> [bool; 2] {
     let (mut one, mut other) = (driver(rig, 0), driver(rig, 1));
     let mut channel = one.channel(1);
@@ -119,7 +120,11 @@ fn cleared(rig: &Rig) -> u64 {
 
 #[test]
 fn kernels_find_nothing_of_another_vms() {
-    assert_eq!(found(&rig(false)), [true; 2], "the card keeps it, and where nothing is cleared it is found");
+    assert_eq!(
+        found(&rig(false)),
+        [true; 2],
+        "the card keeps the data, and it is found where the card does not clear it"
+    );
     let rig = rig(true);
     assert_eq!(found(&rig), [false; 2]);
     assert_eq!(cleared(&rig), 2, "for the first, and between the two");
@@ -241,14 +246,14 @@ fn waiting_channel_next_to_busy_vm_resumes_on_semaphore_release() {
     });
 }
 
-/// Creates a driver whose work counts as hung only after a longer time than any wait in these tests.
+/// Creates a driver whose work counts as hung only after a time longer than any wait in these tests.
 fn patient(rig: &Rig, vm: u32) -> Driver {
     let mut settings = settings(16, 8);
     settings.share.hang_limit = Some(Duration::from_secs(60));
     Driver::new(rig.guest_with(vm, &settings))
 }
 
-/// Creates a channel that only has contexts for copy engines.
+/// Creates a channel that has only contexts for copy engines.
 fn channel_for_copies(driver: &mut Driver, id: u8) -> Channel {
     let channel = driver.prepare(id);
     driver.guest.poke(channel.instance + context::GR, 0);
@@ -280,7 +285,7 @@ impl Pair {
     }
 
     /// Makes the measured VM do `work` in `times` submissions on one of its channels without a pause, while the
-    /// neighbour copies with PGRAPH all the time. Returns the number of copies that the neighbour has made.
+    /// neighbour copies with PGRAPH all the time. Returns the number of the neighbour's copies.
     fn run(&mut self, channel: usize, work: &[u32], times: usize) -> u64 {
         let Self { one, channels, neighbour, channel: own } = self;
         let other = &mut channels[channel];
@@ -314,9 +319,9 @@ impl Pair {
         })
     }
 
-    /// Runs `works` on the first and on the second channel in alternation, and counts the neighbour's copies during
-    /// each. Returns the first round in which the second number is at least 96 % of the first, or else the last round.
-    /// A busy host runs the neighbour only occasionally.
+    /// Runs `works` on the first and on the second channel alternately, and counts the neighbour's copies during each.
+    /// Returns the first round in which the second number is at least 96 % of the first, or else the last round. A busy
+    /// host may not run the neighbour in some rounds.
     fn compare(&mut self, works: [&[u32]; 2], times: usize) -> [u64; 2] {
         let mut counts = [0; 2];
         for _ in 0..12 {
@@ -355,8 +360,8 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
     println!(
         "{count} copies of the neighbour next to copies on a channel with a PGRAPH context, {control} next to others"
     );
-    assert_eq!(cleared(&rig), cleared_before, "nobody else wants PGRAPH");
-    assert_eq!(used(&rig, 0, Engine::Compute), 0, "nor pays for it");
+    assert_eq!(cleared(&rig), cleared_before, "no other VM uses PGRAPH");
+    assert_eq!(used(&rig, 0, Engine::Compute), 0, "and none is charged for it");
     assert!(count * 100 >= control * 96, "{count} copies of {control}");
     let took = COPIES as u64 * COPY_NS;
     // A busy host needs some time to start a submission that arrives while the engine is idle.
@@ -372,11 +377,11 @@ fn copies_on_pgraph_channel_do_not_block_pgraph() {
 /// Returns the number of VM 0's submissions that have waited for a time slice on PGRAPH.
 fn arrived_at_pgraph(rig: &Rig) -> u64 {
     let state = rig.host.lock();
-    state.scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").arrived
+    state.scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").arrived
 }
 
-/// A VM whose submissions use PGRAPH and a copy engine must occupy PGRAPH only for its work there. Each time that it
-/// returns in the middle of its work, the neighbour must have used PGRAPH for a while.
+/// Checks that a VM whose submissions use PGRAPH and a copy engine occupies PGRAPH only for its work there. Each time
+/// it returns to PGRAPH in the middle of its work, the neighbour must have used PGRAPH for a while.
 #[test]
 fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let rig = timed(true);
@@ -385,13 +390,15 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
     let alternating = [touch(), copies_of(1)].concat().repeat(COPIES);
     for work in [mixed, alternating] {
         let took = 3 * COPIES as u64 * COPY_NS;
-        // A busy host runs the neighbour only occasionally.
+        // A busy host may not run the neighbour in some rounds.
         let good = (0..8).any(|_| {
             let before = (cleared(&rig), used(&rig, 0, Engine::Copy0), arrived_at_pgraph(&rig));
             let count = pair.run(1, &work, 3);
             assert_eq!(arrived_at_pgraph(&rig) - before.2, 3, "each submission waits for PGRAPH's turn");
             let (changes, charged) = (cleared(&rig) - before.0, used(&rig, 0, Engine::Copy0) - before.1);
-            println!("{count} copies of the neighbour, {changes} changes of hands, {charged} ns charged for {took}");
+            println!(
+                "{count} copies of the neighbour, {changes} changes of the holder, {charged} ns charged for {took}"
+            );
             assert!(changes >= 2, "it uses PGRAPH");
             count > 5 * changes
         });
@@ -403,13 +410,13 @@ fn mixed_submission_leaves_pgraph_to_others_while_it_copies() {
 fn reaches_pgraph(rig: &Rig, channel: u8) -> bool {
     let mut state = rig.host.lock();
     let (vram, channels) = state.parts();
-    let physical = channels.physical(vram::TenantId(0), VirtualChannelId(channel)).expect("it is bound");
+    let physical = channels.physical(vram::TenantId(0), VirtualChannelId(channel)).expect("the channel is bound");
     let mut word = [0; 4];
     Host::vram_read(&mut vram.memory, channels.layout().instance(physical).offset(context::GR), &mut word);
     u32::from_le_bytes(word) & context::VALID != 0
 }
 
-/// Hangs a copy engine with one or two submissions while a neighbour uses PGRAPH.
+/// Makes a copy engine hang with one or two submissions while a neighbour uses PGRAPH.
 fn hangs(works: &[Vec<u32>]) {
     let rig = rig(true);
     let mut pair = Pair::new(&rig);
@@ -422,14 +429,14 @@ fn hangs(works: &[Vec<u32>]) {
         neighbour.wait(channel);
         std::thread::sleep(Duration::from_millis(1));
     }
-    // Nothing may be done before the limit.
+    // Nothing may happen before the limit is reached.
     let killed = Engine::ALL.map(|engine| {
         let state = rig.host.lock();
         state.scheduler().account(TenantId(0), engine).map_or(0, |account| account.killed)
     });
     assert_eq!((killed, one.is_done(hung)), ([0; 3], false));
-    assert!(!reaches_pgraph(&rig, hung.id), "its block names no context of PGRAPH's while another VM works there");
-    assert!(!rig.host.lock().scheduler().is_busy(Engine::Compute), "it counts as work of the copy engine");
+    assert!(!reaches_pgraph(&rig, hung.id), "its block has no PGRAPH context while another VM works there");
+    assert!(!rig.host.lock().scheduler().is_busy(Engine::Compute), "the work counts for the copy engine");
 }
 
 #[test]
@@ -464,15 +471,16 @@ fn copies_changed_after_inspection_do_not_reach_pgraph() {
     let at = (push..push + 0x4000).step_by(4).skip(fenced as usize - 2);
     one.submit(channel, &words);
     let mut at = at.filter(|at| one.guest.peek(*at) == words[0] && one.guest.peek(*at + 4) == words[1]);
-    let at = at.next().expect("it lies behind the first");
+    let at = at.next().expect("it follows the first submission");
     for (word, offset) in bad.iter().zip((0..).step_by(4)) {
         one.guest.poke(at + offset, *word);
     }
-    let fault = one.wait_or_fault(channel).expect("it has no context of PGRAPH's");
+    let fault = one.wait_or_fault(channel).expect("it has no PGRAPH context");
     assert_eq!(fault.instance, channel.instance);
-    let struck = rig.host.lock().scheduler().account(TenantId(0), Engine::Compute).expect("it takes part").killed;
-    assert_eq!(struck, 1, "it counts as an overrun");
-    assert!(one.vram_holds(target, 1, 3), "PGRAPH has copied nothing for it");
+    let struck =
+        rig.host.lock().scheduler().account(TenantId(0), Engine::Compute).expect("the channel shares PGRAPH").killed;
+    assert_eq!(struck, 1, "the work counts as an overrun");
+    assert!(one.vram_holds(target, 1, 3), "PGRAPH has not copied anything for it");
     for _ in 0..5 {
         neighbour.submit(own, &copy);
         neighbour.wait(own);

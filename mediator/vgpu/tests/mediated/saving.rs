@@ -21,7 +21,7 @@ pub(crate) fn ram_of(guest: &Guest) -> Vec<u8> {
 
 /// Checks that the operator's error message contains `words`.
 fn refused<T>(what: Result<T, vm_device::DeviceError>, words: &str) {
-    let Err(error) = what else { panic!("it was not refused: {words}") };
+    let Err(error) = what else { panic!("the request was not refused: {words}") };
     assert!(error.to_string().contains(words), "{error}");
 }
 
@@ -51,7 +51,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     one.begin(5);
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues, and restoring then undoes its later changes.
+    // The VM continues, and the restore then undoes its later changes.
     one.check();
     let places = one.places;
     places.into_iter().for_each(|place| one.driver.guest.vram_write(place, &[0; 4096]));
@@ -63,7 +63,7 @@ fn saving_changes_nothing_and_restore_brings_back_saved_state() {
     let mut bytes = [0; 64];
     one.driver.guest.vram_read(9 * MIB, &mut bytes);
     assert_eq!(bytes, [0x5a; 64]);
-    eventually("it has left the other card", || cards[0].usage().0.vms.is_empty());
+    eventually("the VM has left the other card", || cards[0].usage().0.vms.is_empty());
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn corrupt_saved_file_is_rejected_and_changes_nothing() {
     refuse(&mut one, b"#!/bin/sh\n", "first bytes differ");
     one.check();
     other.check();
-    eventually("nothing is left of who did not come", || usage(&card).0 == before.0);
+    eventually("no resources of the incomplete VM are left", || usage(&card).0 == before.0);
 }
 
 #[test]
@@ -136,9 +136,9 @@ fn restore_into_different_vm_or_client_is_rejected_with_cause() {
     let mut knowing = card.guest_with(3, &knowing);
     refused(knowing.restore(&card, 103, &saved), "no paravirtual interface");
     let mut other = card.guest_with(4, &free_settings(16));
-    refused(other.restore(&card, 104, &saved), "the client does not lend 0x100000 bytes of RAM at 0x0");
+    refused(other.restore(&card, 104, &saved), "the client no longer lends 0x100000 bytes of RAM at 0x0");
     assert!(other.map_ram(0, MIB, true) && other.map_ram(MIB, MIB, true));
-    refused(other.restore(&card, 105, &saved), "the client lends 0x100000 bytes of RAM at 0x100000");
+    refused(other.restore(&card, 105, &saved), "the client now lends 0x100000 bytes of RAM at 0x100000");
     assert!(other.unmap_ram(MIB).is_some());
     other.restore(&card, 106, &saved).unwrap();
     one.check();
@@ -166,10 +166,10 @@ fn vm_that_left_card_leaves_no_memory_on_it() {
     work(&mut driver, 20, &mut Rng::with_seed(1));
     let saved = driver.guest.save().unwrap();
     driver.guest.restore(&cards[1], 5, &saved).unwrap();
-    eventually("it has left", || usage(&cards[0]) == before[0]);
+    eventually("the VM has left", || usage(&cards[0]) == before[0]);
     work(&mut driver, 20, &mut Rng::with_seed(2));
     driver.guest.remove().unwrap();
-    eventually("it has gone", || usage(&cards[1]) == before[1]);
+    eventually("the VM is gone", || usage(&cards[1]) == before[1]);
 }
 
 /// Runs threads that change all of a guest's memory and ring its doorbells as fast as possible, while `act` runs.
@@ -227,7 +227,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
                 for _ in 0..3 {
                     vm += 1;
                     let to = 1 - at;
-                    // Any result is permitted, because it only affects the VM itself.
+                    // Any result is allowed, because it affects only the VM itself.
                     if round % 2 == 0 {
                         if driver.guest.move_to(&cards[to], vm, vm % 2 == 0).is_ok() {
                             at = to;
@@ -242,7 +242,7 @@ fn hostile_guest_during_save_and_move_harms_only_itself() {
             over.store(true, Ordering::Relaxed);
         });
         stay.iter_mut().for_each(Traveller::check);
-        // The VM's channels may be dead, but a reset makes it usable again.
+        // The VM's channels may be dead, but a reset makes the VM usable again.
         hostile.driver.guest.reset();
         hostile = {
             let Traveller { driver, .. } = hostile;

@@ -1,4 +1,4 @@
-//! Tests of VMs that share the card's time, on a card whose work takes simulated time.
+//! Tests VMs that share the card's time, on a card whose work takes simulated time.
 
 mod irq_suppressed;
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 /// Time that a copy of a page takes, in ns.
 const COPY_NS: u64 = 400_000;
-/// Upper bound for the duration of each step.
+/// Maximum duration of each step.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Creates a card on which each M2MF copy takes [`COPY_NS`].
@@ -70,18 +70,18 @@ fn nothing_in_flight(rig: &Rig) {
 fn in_flight_at_most(rig: &Rig, count: usize) {
     let began = Instant::now();
     while rig.host.lock().scheduler().in_flight() > count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is noticed");
         std::thread::yield_now();
     }
 }
 
-/// Keeps submitting copies in each VM, each in its own size of submission, until the card has worked for `ns`.
+/// Keeps submitting copies in each VM, with the VM's own submission size, until the card has worked for `ns`.
 fn compete(rig: &Rig, drivers: &mut [(Driver, Channel, usize)], ns: u64) {
     let began = Instant::now();
     let total = |rig: &Rig, count: usize| -> u64 { (0..count).map(|vm| used(rig, vm as u32)).sum() };
     let before = total(rig, drivers.len());
     while total(rig, drivers.len()) - before < ns {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "the card gets on");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the card makes progress");
         for (driver, channel, size) in &mut *drivers {
             // Keep many submissions queued, so that one is always waiting.
             while channel.fences - driver.guest.peek(channel.fence) < 24 {
@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Without weights the part would be half, and by the size of submissions a quarter. A busy host makes it differ
-    // slightly from 0.75.
+    // Without weights the part would be a half, and if it depended on the size of submissions, a quarter. On a busy
+    // host it differs slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
@@ -183,8 +183,8 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         guest.map(channel.space, SEMAPHORE, At::Vram(page), 1);
     }
     guest.flush();
-    // Run several rounds, so that descheduled channels are polled again. Take the best round, because delays by the
-    // host are charged as well.
+    // Run several rounds, so that descheduled channels are polled again. Use the best round, because delays of the host
+    // are charged as well.
     const COPIES: u64 = 300;
     const MOST_NS: u64 = COPIES * COPY_NS * 5 / 2;
     let mut best = u64::MAX;
@@ -199,11 +199,14 @@ fn channels_that_wait_and_give_nothing_up_cost_others_little() {
         }
         busy.wait(&other);
         best = best.min(used(&rig, 1) - before);
-        assert!(waiting.iter().all(|channel| guest.guest.peek(channel.fence) < channel.fences), "they still wait");
+        assert!(
+            waiting.iter().all(|channel| guest.guest.peek(channel.fence) < channel.fences),
+            "the channels still wait"
+        );
         guest.guest.vram_write(page, &u32::to_le_bytes(payload));
         waiting.iter().for_each(|channel| guest.wait(channel));
     }
-    // If four channels each ran for a time slice before the copies, these would take five times as long.
+    // If four channels each ran for a time slice before the copies, the copies would take five times as long.
     assert!(best < MOST_NS, "{best} ns for {COPIES} copies of {COPY_NS} ns");
 }
 
@@ -254,7 +257,7 @@ fn overlong_submission_is_killed_and_third_strike_quarantines() {
         copies(&mut bad, &mut channel, 1);
         let began = Instant::now();
         while bad.guest.counter("hangs") < u64::from(strike) {
-            assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+            assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
             std::thread::sleep(Duration::from_millis(1));
         }
         bad.service();
@@ -305,7 +308,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
             (driver, channel, 4)
         })
         .collect();
-    // The first channel forges records, which report at once that all work has ended.
+    // The first channel forges records that report immediately that all work has ended.
     let physical = {
         let state = rig.host.lock();
         state.channels().physical(channels::TenantId(0), nvspec::fifo::VirtualChannelId(1)).unwrap()
@@ -324,7 +327,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
                 }
             }
         });
-        // Make so few submissions that their numbers are the slot numbers.
+        // Make so few submissions that their numbers equal the slot numbers.
         compete(&rig, &mut drivers, 150_000_000);
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
     });
@@ -339,7 +342,7 @@ fn a_guest_that_forges_its_ends_pays_for_its_work_all_the_same() {
 #[test]
 fn overdue_submissions_report_awaited_cause() {
     let rig = rig(Config::default());
-    // Use VMs without a limit, because on a busy host a channel could be killed before this test sees it.
+    // Use VMs without a limit, because on a busy host a channel could be killed before this test observes it.
     let endless = VgpuParams { max_run_ns: None, ..VgpuParams::default() };
     let (mut one, mut two) = (driver(&rig, 0, endless), driver(&rig, 1, endless));
     let [mut stopped, mut waiting] = [1, 2].map(|id| worker(&mut one, id));
@@ -363,7 +366,7 @@ fn overdue_submissions_report_awaited_cause() {
     };
     assert_eq!(of(0, 2), [(stopped.id, Awaited::Guest), (waiting.id, Awaited::Semaphore)]);
     hang(&rig, &mut two, &mut hung);
-    // The channel waits for its time slice before it waits for the engine; on a busy host this takes longer than a
+    // The channel waits for its time slice before it waits for the engine. On a busy host this takes longer than a
     // second.
     let began = Instant::now();
     while awaited(1).first() != Some(&(hung.id, Awaited::Engine)) {
@@ -374,7 +377,7 @@ fn overdue_submissions_report_awaited_cause() {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    // This is more work than the card accepts from one VM while another has work.
+    // This is more work than the card accepts from one VM while another one has work.
     (0..4).for_each(|_| copies(&mut two, &mut behind, 1));
     let of_two = of(1, 5);
     assert_eq!(of_two.last(), Some(&(behind.id, Awaited::Turn)), "{of_two:?}");
@@ -390,10 +393,10 @@ fn hangs_next(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     copies(driver, channel, 1);
     driver.wait(channel);
     let began = Instant::now();
-    // The last word of the previous work has been written, but the engine may still report that it is busy, which would
-    // look like the hang.
+    // The last word of the previous work was written, but the engine may still report that it is busy, which would look
+    // like the hang.
     while is_busy(rig) {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it has ended");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the work has completed");
         std::thread::yield_now();
     }
     assert!(rig.card.inject(Fault { engine: EngineId::Graph, kind: FaultKind::Hang, after: 0, count: 1 }));
@@ -404,7 +407,7 @@ fn hang(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     hangs_next(rig, driver, channel);
     copies(driver, channel, 1);
     let began = Instant::now();
-    // On a busy host the channel may be killed before the test sees the hang.
+    // On a busy host the channel may be killed before the test observes the hang.
     while !is_busy(rig) && driver.guest.counter("hangs") == 0 {
         assert!(began.elapsed() < WAIT_TIMEOUT, "it hangs");
         std::thread::yield_now();
@@ -415,7 +418,7 @@ fn strikes(rig: &Rig, vm: u32) -> u32 {
     rig.host.lock().scheduler().strikes(TenantId(vm)).map_or(0, |(strikes, _)| strikes)
 }
 
-/// A name, and the register accesses with which a guest stops a channel.
+/// The name of a case, and the register accesses with which a guest stops a channel.
 type Stop = (&'static str, fn(&mut Driver, &Channel));
 
 const STOPS: [Stop; 4] = [
@@ -445,20 +448,20 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
             stop(&mut bad, &channel);
             // The VM's previous copy may not have been charged yet.
             in_flight_at_most(&rig, 1);
-            // The VM is charged up to its limit, unless the limit has already expired.
+            // The VM is charged up to its limit, unless the limit was already reached.
             let in_flight = rig.host.lock().scheduler().in_flight();
             let struck = strikes(&rig, 0);
             let kept = in_flight == 1 || struck == 1;
             assert!(
                 kept,
-                "{policy:?}, {what}: it is set aside while it works: {in_flight} in flight, {struck} strikes"
+                "{policy:?}, {what}: the VM is descheduled while it works: {in_flight} in flight, {struck} strikes"
             );
             copies(&mut good, &mut other, 1);
             good.wait(&other);
             let charged = used(&rig, 0);
             assert!(
                 charged >= MAX_RUN_NS * 9 / 10,
-                "{policy:?}, {what}: {charged} ns are charged to who has the engine"
+                "{policy:?}, {what}: {charged} ns are charged to the holder of the engine"
             );
             assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [1, 0], "{policy:?}, {what}");
             assert_eq!((good.guest.counter("hangs"), good.faults.len()), (0, 0), "{policy:?}, {what}");
@@ -466,7 +469,7 @@ fn vm_stopping_running_channel_pays_and_neighbour_does_not() {
     }
 }
 
-/// Waits until all work whose end the guest has seen is charged, and returns the VM's total charge.
+/// Waits until all work whose end the guest has observed is charged. Returns the VM's total charge.
 fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
     let began = Instant::now();
     loop {
@@ -474,12 +477,12 @@ fn booked(rig: &Rig, vm: u32, more_than: u64) -> u64 {
         if used > more_than {
             return used;
         }
-        assert!(began.elapsed() < WAIT_TIMEOUT, "work that has ended is booked");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is charged");
         std::thread::yield_now();
     }
 }
 
-/// A name, and the register accesses with which a guest stops a channel and resumes it at once.
+/// The name of a case, and the register accesses with which a guest stops a channel and resumes it immediately.
 type Toggle = (&'static str, fn(&mut Driver, &Channel));
 
 const TOGGLES: [Toggle; 3] = [
@@ -506,7 +509,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
         let rig = rig(Config::default());
         let (mut bad, mut good) = (driver(&rig, 0, VgpuParams::default()), driver(&rig, 1, VgpuParams::default()));
         let (mut channel, mut other) = (worker(&mut bad, 1), worker(&mut good, 1));
-        // Take the best round, because delays by the host are charged as well.
+        // Use the best round, because delays of the host are charged as well.
         let mut best = u64::MAX;
         for round in 0..20 {
             if round >= 3 && best < MOST_NS {
@@ -515,7 +518,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             copies(&mut bad, &mut channel, COPIES);
             let began = Instant::now();
             while !is_busy(&rig) {
-                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: it works");
+                assert!(began.elapsed() < WAIT_TIMEOUT, "{what}: the channel works");
                 if bad.is_done(&channel) {
                     // This work ends before the poll.
                     copies(&mut bad, &mut channel, COPIES);
@@ -531,7 +534,7 @@ fn vm_toggling_channel_and_neighbour_each_pay_for_own_work() {
             bad.wait(&channel);
         }
         assert!(best < MOST_NS, "{what}: {best} ns are charged for a copy of {COPY_NS} ns");
-        // Not every copy must be charged: a channel's first work may start while the channel is being stopped.
+        // Not every copy must be charged, because a channel's first work may start while the channel is being stopped.
         booked(&rig, 0, 3 * COPIES as u64 * COPY_NS * 8 / 10);
         assert_eq!([strikes(&rig, 0), strikes(&rig, 1)], [0, 0], "{what}");
     }
@@ -547,7 +550,7 @@ fn a_kill_resets_no_engine_that_works_for_another() {
         rig.host.lock().channels().physical(channels::TenantId(1), nvspec::fifo::VirtualChannelId(1)).unwrap();
     rig.host.lock().kill_channel(TenantId(0), nvspec::fifo::VirtualChannelId(waiting.id), 0);
     let status = card::Card::read32(&*rig.card, pfifo::ENGINE_STATUS::at(0));
-    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "what the engine did is lost");
+    assert!(pfifo::ENGINE_STATUS::BUSY.is_set(status), "the time of the engine's work is lost");
     assert_eq!(pfifo::ENGINE_STATUS::CHANNEL.get(status), u32::from(physical.0));
 }
 
@@ -563,7 +566,7 @@ fn a_channel_that_hangs_is_a_strike_for_its_vm() {
     hang(&rig, &mut driver, &mut channel);
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);
@@ -584,7 +587,7 @@ fn channel_acquiring_after_endless_work_is_still_killed() {
     driver.submit(&mut channel, &[object(M2MF), copy, acquire(SEMAPHORE, 0x77)].concat());
     let began = Instant::now();
     while driver.guest.counter("hangs") == 0 {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "it is killed");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "the channel is killed");
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(strikes(&rig, 0), 1);

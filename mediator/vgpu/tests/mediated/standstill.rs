@@ -1,4 +1,4 @@
-//! Tests of a quiesced card whose guests continue to run.
+//! Tests a quiesced card whose guests continue to run.
 
 use super::oversubscribe::eventually;
 use super::relocate::{driver_of, free_settings, rig_of, work_until};
@@ -47,14 +47,14 @@ fn guests_lose_no_work_while_card_is_quiesced_repeatedly() {
             });
         }
         while stood < 50 && working.load(Ordering::SeqCst) == 3 {
-            let still = rig.host.stand_still(STANDSTILL_TIMEOUT).expect("a card that stands still");
+            let still = rig.host.stand_still(STANDSTILL_TIMEOUT).expect("a quiesced card");
             assert!(is_idle(&rig));
             // No channel is on an engine, so the card itself can be saved.
-            rig.card.halt().expect("a card at rest");
+            rig.card.halt().expect("a quiesced card");
             assert!(rig.card.save().is_some());
             rig.card.go_on();
             std::thread::sleep(Duration::from_millis(1));
-            assert!(is_idle(&rig), "it stays so, whatever guests ring for");
+            assert!(is_idle(&rig), "the card stays quiesced, whatever doorbells ring");
             drop(still);
             stood += 1;
             std::thread::sleep(Duration::from_millis(1));
@@ -109,14 +109,14 @@ fn channel_that_misses_quiesce_limit_hangs_and_others_continue() {
         let mut channel = good.channel(1);
         works(&mut good, &mut channel, 3);
         hang(&rig, &mut bad, engine);
-        let still = rig.host.stand_still(Duration::from_millis(50)).expect("an engine that is reset");
+        let still = rig.host.stand_still(Duration::from_millis(50)).expect("the engine is reset");
         assert!(is_idle(&rig));
-        rig.card.halt().expect("a card at rest");
+        rig.card.halt().expect("a quiesced card");
         rig.card.go_on();
         drop(still);
-        eventually("its guest is told", || bad.guest.counter("hangs") == 1);
+        eventually("its guest is notified", || bad.guest.counter("hangs") == 1);
         let channel_of_card = rig.host.lock().channels().physical(TenantId(0), VirtualChannelId(1));
-        assert_eq!(channel_of_card, None, "what hangs once more would hold the card up once more");
+        assert_eq!(channel_of_card, None, "a second hang would delay the card again");
         works(&mut good, &mut channel, 4);
         // The guest continues on another channel.
         let mut next = bad.channel(2);
@@ -129,7 +129,7 @@ struct Same<'a> {
     rig: &'a Rig,
     own: u32,
     origins: Vec<VGpuConfig>,
-    /// Number of directories that have been written.
+    /// Number of directories written.
     written: usize,
 }
 
@@ -159,7 +159,7 @@ impl Surroundings for Same<'_> {
 
 fn file_of(saved: &SavedCard) -> Vec<u8> {
     let mut file = Writer::new([7; 16]);
-    saved.write(&mut file).expect("a card that can be written");
+    saved.write(&mut file).expect("the card can be saved");
     file.finish()
 }
 
@@ -170,8 +170,8 @@ fn read(file: &[u8]) -> SavedCard {
     saved
 }
 
-/// Saves a quiesced card with guests that have work, one of which has freed a channel, and reads the same state from
-/// the file.
+/// Saves a quiesced card with guests that have work, one of which has freed a channel. The file must restore the same
+/// state.
 #[test]
 fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     // The file does not contain the state of clearing PGRAPH yet.
@@ -198,11 +198,11 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     }
     let vms: Vec<_> = drivers.iter().map(|driver| driver.guest.vm()).collect();
     let parts = || vms.iter().map(|vm| vm.save().map(|(saved, _)| saved)).collect();
-    let saved = still.save(parts).expect("a card at rest").card;
+    let saved = still.save(parts).expect("a quiesced card").card;
     let file = file_of(&saved);
 
     let mut same = Same { rig: &rig, own, origins: vms.iter().map(|vm| vm.origin()).collect(), written: 0 };
-    let restored = read(&file).restore(&mut same).expect("a card that there can be");
+    let restored = read(&file).restore(&mut same).expect("a valid card");
     assert!(same.written >= 3, "a directory of each VM");
     let RestoredCard { chunks, balancer, quanta, channels: bound, scheduler, pool, segments, vms: guests } = restored;
     assert_eq!(guests.len(), 3);
@@ -223,7 +223,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     assert_eq!(text(&(again.balancer, again.quanta, again.pool)), text(&(saved.balancer, saved.quanta, saved.pool)));
     for (again, saved) in again.vms.iter().zip(&saved.vms) {
         assert_eq!(text(&(again.vm, &again.gpu, &again.tables)), text(&(saved.vm, &saved.gpu, &saved.tables)));
-        // Shadow tables are rebuilt on demand. Their pages are free until then, as are the pages of old tables that
+        // Shadow tables are rebuilt on demand. Until then their pages are free, and so are the pages of old tables that
         // TLBs may have cached.
         let directories = |vm: &SavedVm| text(&vm.spaces).split("old").next().map(str::to_owned);
         assert_eq!(directories(again), directories(saved));
@@ -235,7 +235,7 @@ fn card_that_was_at_work_is_written_down_and_read_as_it_was() {
     drop(still);
     for ((driver, channel), to) in drivers.iter_mut().zip(&channels).zip(places) {
         driver.wait(channel);
-        assert!(driver.vram_holds(to, 1, 5), "writing it down has changed nothing");
+        assert!(driver.vram_holds(to, 1, 5), "saving has not changed the card");
     }
 }
 

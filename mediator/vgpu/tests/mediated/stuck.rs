@@ -1,4 +1,4 @@
-//! Tests of engines whose work never ends.
+//! Tests engines whose work never ends.
 
 use super::{A, B, CARD_MIB, Rig, driver, fill, is_filled, rig, usage};
 use card::Card;
@@ -10,7 +10,7 @@ use simgpu::{EngineId, Fault, FaultKind, SimGpu};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Makes the next copy of the driver's channel hang its engine, and waits for the hang.
+/// Makes an engine hang on the next copy of the driver's channel, and waits for the hang.
 pub(super) fn hang(rig: &Rig, driver: &mut Driver, engine: EngineId) -> Channel {
     let mut channel = driver.channel(1);
     driver.buffer(&channel, A, 1, 1);
@@ -56,7 +56,7 @@ fn vm_with_a_hung_engine_goes_and_others_use_the_engine_again() {
         bad.guest.remove().unwrap();
         assert_eq!(usage(&rig), before, "{engine:?}");
         works(&mut other, &mut channel, 5);
-        // The VM's memory is zeroed and given to the next VM.
+        // The VM's memory is zeroed, and the next VM gets it.
         let next = rig.guest(2, 16, 4);
         assert!(is_filled(&next, 0));
     }
@@ -139,7 +139,7 @@ fn fault_of_channel_unbound_before_service_blocks_no_vm() {
     assert_eq!(good.faults, []);
 }
 
-/// A fast card: an engine that its owner releases hits its next fault before the owner does anything else.
+/// A fast card: an engine that its owner releases runs into its next fault before the owner does anything else.
 struct Quick;
 
 impl Alter for Quick {
@@ -147,7 +147,7 @@ impl Alter for Quick {
         card.write32(offset, value);
         if offset == pfifo::SCHED_DISABLE::OFFSET && value == 0 {
             let stopped = || card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) != 0;
-            // If there is no next fault, no channel has work.
+            // If no next fault exists, no channel has work.
             let state = |channel| card.read32(pfifo::CHANNEL_STATE::at(channel));
             let at_rest = || (0..16).all(|channel| !pfifo::CHANNEL_STATE::PENDING.is_set(state(channel)));
             let _ = (0..20_000).any(|_| stopped() || at_rest() || (std::thread::yield_now(), false).1);
@@ -175,8 +175,8 @@ fn engine_faulting_again_immediately_continues() {
     works(&mut driver, &mut channel, 8);
 }
 
-/// A card that reports a fault of copy engine 0 late, after the faulting channel has left the card and the engine has
-/// been reset.
+/// A card that reports a fault of copy engine 0 late, after the faulting channel has left the card and the engine was
+/// reset.
 struct Late(Arc<AtomicBool>);
 
 impl Alter for Late {
@@ -224,12 +224,12 @@ fn late_fault_report_leaves_engine_to_current_channel() {
         other.unbind(&channel);
         other.bind(&channel);
         other.list(&[channel.id]);
-        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is looked at");
+        assert!(began.elapsed() < std::time::Duration::from_secs(60), "the fault is handled");
         std::thread::yield_now();
     }
     // All effects of the report are complete when the lock is released.
     drop(rig.host.lock());
-    assert_eq!(works_for(), before, "its work is under way");
+    assert_eq!(works_for(), before, "its work is in progress");
 }
 
 /// Waits until the VM has received more interrupts than `before`.
@@ -237,7 +237,7 @@ fn wait_interrupted(driver: &mut Driver, before: u64) {
     let began = std::time::Instant::now();
     while driver.guest.counter("interrupts") <= before {
         assert!(began.elapsed() < std::time::Duration::from_secs(60), "an interrupt");
-        // Handle the interrupts that have arrived since the last time; otherwise no more will arrive.
+        // Handle the interrupts that have arrived since the last time. Otherwise no more would arrive.
         driver.service();
         std::thread::yield_now();
     }
@@ -278,19 +278,19 @@ fn guest_that_preempts_a_hung_channel_holds_up_no_neighbour() {
     let pending = pfifo::PREEMPT::PENDING;
     bad.guest.wr(pfifo::PREEMPT::OFFSET, id);
     assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)));
-    // Meanwhile the neighbour's channels are bound and unbound, and leave the card when asked.
+    // Meanwhile the neighbour's channels are bound and unbound, and leave the card on request.
     for _ in 0..3 {
         good.guest.wr(pfifo::PREEMPT::OFFSET, u32::from(channel.id));
         let began = std::time::Instant::now();
         while pending.is_set(good.guest.rd(pfifo::PREEMPT::OFFSET)) {
-            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's leaves");
+            assert!(began.elapsed() < std::time::Duration::from_secs(60), "the neighbour's channel leaves");
             std::thread::yield_now();
         }
         good.unbind(&channel);
         good.bind(&channel);
         good.list(&[channel.id]);
     }
-    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)), "it is on the engine still");
+    assert!(pending.is_set(bad.guest.rd(pfifo::PREEMPT::OFFSET)), "the channel is still on the engine");
     bad.unbind(&hung);
     assert_eq!(bad.guest.rd(pfifo::PREEMPT::OFFSET), id);
     works(&mut good, &mut channel, 6);

@@ -1,4 +1,4 @@
-//! Tests of Xen domains on a card: the same driver works through requests of a simulated hypervisor.
+//! Tests Xen domains on a card. The same driver works through requests of a simulated hypervisor.
 
 use super::{A, B, VM_MIB, rig};
 use rig::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, pattern};
@@ -18,7 +18,7 @@ fn vm(rig: &Rig, number: u32) -> XenVm {
     XenVm::new(rig, number, &settings(VM_MIB, 16), &format!("guest{number}"))
 }
 
-/// Returns an initialized driver, with a buffer in VRAM at [`A`] and RAM at [`B`].
+/// Returns an initialized driver with a buffer in VRAM at [`A`], and RAM at [`B`].
 fn ready(vm: &XenVm, id: u16) -> (Driver<XenGuest>, Channel) {
     let mut driver = Driver::new(vm.domain(id, KIB));
     let channel = driver.channel(1);
@@ -79,7 +79,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
         (0..3).for_each(|round| copies(&mut driver, &mut channel, 40 + round));
         others.join().expect("no panic");
     });
-    // The domain releases a page that the card uses: it must see earlier writes, but no later ones.
+    // The domain releases a page that the card uses. The page must contain earlier writes, but no later ones.
     domain.give_back(gone..gone + 1);
     let canary = [0x5a; PAGE as usize];
     driver.guest.ram_write(gone * PAGE, &canary);
@@ -88,7 +88,7 @@ fn frames_returned_by_domain_are_unreachable_under_load() {
     assert_eq!(fault.instance, channel.instance);
     let mut found = [0; PAGE as usize];
     driver.guest.ram_read(gone * PAGE, &mut found);
-    assert!(found == canary, "the card wrote to a frame that is another's by now");
+    assert!(found == canary, "the card wrote to a frame that now belongs to another domain");
     assert_eq!(vm.xen.breaches(), [""; 0]);
 }
 
@@ -114,14 +114,14 @@ fn domain_destroyed_in_mid_copy_leaves_clean_card() {
     assert_eq!((channels_after, ranges_after), (channels, ranges));
 }
 
-/// An address in the part of BAR1 that memory backs.
+/// An address in the part of BAR1 that is backed by memory.
 const BAR1_MAPPED_AT: u64 = 32 << 20;
 
 fn remapped(rig: &Rig) -> XenVm {
     XenVm::new(rig, 0, &Settings { apertures: Apertures::Remapped, ..settings(VM_MIB, 16) }, "guest0")
 }
 
-/// Starts a driver. Through an aperture, its CPU writes a page, which the card copies to another page in the aperture.
+/// Starts a driver. Its CPU writes a page through an aperture, and the card copies it to another page in the aperture.
 fn copies_through_an_aperture(driver: &mut Driver<XenGuest>, seed: u32) {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 1, 0), driver.buffer(&channel, B, 1, 0));
@@ -149,7 +149,7 @@ fn domain_has_pages_of_its_own_under_its_apertures() {
     let mut driver = Driver::new(vm.domain(1, KIB));
     assert!(!driver.guest.domain.all_given().is_empty());
     copies_through_an_aperture(&mut driver, 7);
-    assert_eq!(vm.counter("aperture_messages"), 0, "nothing there was a request");
+    assert_eq!(vm.counter("aperture_messages"), 0, "no request was made");
     assert_eq!(vm.counter("aperture_aliases"), 0);
     // The next domain with this name gets new, zeroed pages. Without host memory its apertures are trapped.
     driver.guest.domain.destroy();

@@ -1,4 +1,4 @@
-//! Tests of the copy engines zeroing memory that changes owners.
+//! Tests that the copy engines zero memory that changes owners.
 
 use super::relocate::{driver_of, free_settings, move_all, still};
 use super::{A, MIB};
@@ -45,7 +45,7 @@ fn next_vm_finds_nothing_where_engines_have_zeroed() {
         rig.host.scrub();
         assert!(zeroed_by_engines(&rig) > before, "round {round}");
         let next = rig.guest_with(100 + round, &free_settings(32));
-        assert_eq!(first_that_is_not_zero(&next), None, "round {round}: a page holds something");
+        assert_eq!(first_that_is_not_zero(&next), None, "round {round}: a page contains data");
         next.remove().unwrap();
     }
 }
@@ -60,7 +60,7 @@ fn places_of_chunks_that_move_are_zeroed_by_engines() {
         assert!(move_all(&rig, 0, there).moved > 0);
         let before = zeroed_by_engines(&rig);
         rig.host.scrub();
-        assert_eq!(zeroed_by_engines(&rig) > before, there == To::Host, "the card's places were left");
+        assert_eq!(zeroed_by_engines(&rig) > before, there == To::Host, "the chunks have left the card");
         assert!(driver.vram_holds(buffer, 2000, 1));
     }
 }
@@ -108,7 +108,7 @@ fn vm_needing_chunk_being_zeroed_gets_it_afterwards() {
         let next = rig.guest_with(2 * round + 1, &free_settings(40));
         std::thread::scope(|scope| {
             scope.spawn(|| rig.host.scrub());
-            // The VM uses all chunks, which is more than have been zeroed.
+            // The VM uses all chunks, which are more than were zeroed.
             for mib in &all {
                 assert!(next.vram_try_write(mib * MIB + 8, &[9; 8]), "round {round}: MiB {mib}");
             }

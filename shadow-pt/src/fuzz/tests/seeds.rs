@@ -1,13 +1,14 @@
 //! Seed inputs for the fuzz target, by name: hand-written life cycles of address spaces. The first number of an
-//! operation selects its kind, and the others are its operands, as `Machine::step` reads them.
+//! operation selects its kind, and the others are its operands, in the format that `Machine::step` reads.
 
 use crate::model::machine::OP_BYTES;
 use std::collections::BTreeMap;
 
-/// Operations. Operands that are not given are zero.
+/// Operations. Omitted operands are zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds: the default mode with a high table limit. The test also runs the seeds in the other modes.
+/// Mode byte of all seeds. It selects the default mode with a high limit on tables. The test also runs the seeds in the
+/// other modes.
 const MODE: u8 = 3;
 
 /// Makes the first entry of the first directory refer to a large and a small table, each an eighth of the full size.
@@ -30,7 +31,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins with tables, entries of both sizes, and the creation of their shadow.
+/// Returns the inputs. Each begins by creating tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -149,7 +150,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 &[29, 0],
             ]),
         ),
-        // Put the mediator's own pages behind a directory entry that the guest also writes.
+        // Put the mediator's own pages at a directory entry that the guest also writes.
         (
             "host_pages",
             seed(&[

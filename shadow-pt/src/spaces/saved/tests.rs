@@ -1,4 +1,4 @@
-//! Tests of saved address spaces that were edited, or that refer to memory that is not theirs.
+//! Tests saved address spaces that were modified, or that refer to memory that does not belong to them.
 
 use super::*;
 use crate::model::world::Card;
@@ -31,7 +31,7 @@ fn refused(edit: impl FnOnce(&mut SavedSpaces)) -> String {
     edit(&mut saved);
     let writes = card.writes.len();
     let error = restored(saved, &mut card).expect_err("they were restored").to_string();
-    assert_eq!((card.writes.len(), card.freed.len()), (writes, 0), "nothing was touched");
+    assert_eq!((card.writes.len(), card.freed.len()), (writes, 0), "no memory was written");
     error
 }
 
@@ -66,10 +66,10 @@ fn moved_spaces_get_directories_on_new_card_and_map_nothing() {
         assert_eq!(
             (moved, after.guest_directory(moved)),
             (id, before.guest_directory(id)),
-            "its guest knows it as before"
+            "the guest's address of the space is unchanged"
         );
         assert!(places.contains(&(old, new)) && new != occupied);
-        assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "nothing is mapped before it is prepared");
+        assert!(there.entries(new.0, 8192).all(|entry| entry == 0), "no page is mapped before the space is prepared");
     }
     assert_eq!((places.len(), after.count()), (2, 2));
     let saved = before.save();
@@ -112,7 +112,7 @@ fn saved_own(saved: &SavedSpaces) -> Option<u64> {
 #[test]
 fn spaces_that_cannot_be_are_refused() {
     assert!(refused(|saved| saved.spaces.resize(MAX_SPACES + 1, None)).contains("are too many"));
-    assert!(refused(|saved| first(saved).generation = 1).contains("no generation"));
+    assert!(refused(|saved| first(saved).generation = 1).contains("is not a generation"));
     assert!(refused(|saved| first(saved).directory = SavedPlace::Ram(0x5000)).contains("the same directory"));
     assert!(refused(|saved| first(saved).directory = SavedPlace::Vram(0x1_0001)).contains("not at a page"));
 }

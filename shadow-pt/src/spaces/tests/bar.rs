@@ -1,4 +1,4 @@
-//! Tests of disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
+//! Tests disabling and enabling bus mastering: tables that map RAM are unlinked and linked again, and keep their
 //! entries.
 
 use super::*;
@@ -15,7 +15,7 @@ impl World {
         report
     }
 
-    /// Adds a second directory entry, whose table only maps VRAM, to one whose table is full of RAM.
+    /// Adds a second directory entry, whose table maps only VRAM, to one whose table is full of RAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));
@@ -36,9 +36,9 @@ fn barring_ram_costs_a_directory_entry_for_any_table() {
     let mut world = World::both();
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
     let report = world.bar(true);
-    assert_eq!(report.entries_written, 1, "the entries were touched");
+    assert_eq!(report.entries_written, 1, "the entries were written");
     assert_eq!(world.at(63 * PAGE), None);
-    assert!(world.at(SECOND_TABLE_VA).is_some(), "a table of VRAM alone is unlinked");
+    assert!(world.at(SECOND_TABLE_VA).is_some(), "a table that maps only VRAM is unlinked");
     let report = world.bar(false);
     assert_eq!((report.entries_written, report.translated), (1, 0));
     assert_eq!(world.at(63 * PAGE).map(|(aperture, _)| aperture), Some(2));
@@ -57,16 +57,16 @@ fn no_change_of_a_guests_tables_brings_barred_ram_back() {
     world.sync();
     world.prepare();
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Removing the last entry of RAM links the table again.
+    // Removing the last entry for RAM links the table again.
     for page in 0..=65 {
         if page != 64 {
             world.write(vram(SPT + page * 8), 0);
         }
     }
     world.sync();
-    assert!(world.at(64 * PAGE).is_some(), "a table that maps no RAM any more stays unlinked");
+    assert!(world.at(64 * PAGE).is_some(), "a table that no longer maps RAM stays unlinked");
     assert!(reachable(&world.card, world.directory()).iter().all(|page| page.aperture == 0));
-    // Entries that were denied meanwhile are mapped once they are granted.
+    // Entries that were denied in the meantime are mapped once they are granted.
     world.grants.ram = ram;
     world.bar(false);
     world.spaces.granted();

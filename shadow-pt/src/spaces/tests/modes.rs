@@ -1,4 +1,4 @@
-//! Tests of the modes and of the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
+//! Tests the modes and the pages that they read: the GPU's own writes, shared pages, withdrawal, and relocation.
 
 use super::*;
 use crate::{HOST_PAGES, HostPage, SHARED_PAGES};
@@ -36,7 +36,7 @@ fn flush_reads_one_page_after_one_change_and_none_without() {
         world.write(vram(DIRECTORY + 16), pde(Some(LPT), None, EIGHTH));
         let report = world.flush(false);
         assert_eq!((report.pages, report.entries_written, report.lost_permission), (1, 1, false));
-        // Pages that hold no tables are not read.
+        // Pages that do not contain tables are not read.
         world.write(vram(0x9_0000), 1);
         assert_eq!(world.flush(false), SyncReport::default());
     }
@@ -64,7 +64,7 @@ fn lazy_does_nothing_at_a_flush_and_everything_before_work() {
     assert!(world.at(0).is_some());
     world.write(vram(SPT), 0);
     assert!(!world.flush(false).changed());
-    assert!(world.at(0).is_some(), "lazy keeps what was taken away");
+    assert!(world.at(0).is_some(), "lazy mode keeps removed permissions");
     assert!(world.flush(true).lost_permission);
     assert_eq!(world.at(0), None);
 }
@@ -80,7 +80,7 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains one, which can wait. A page with entries loses one, which cannot.
+    // A page without entries gains one, which can wait. A page with entries loses one, which cannot wait.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
@@ -117,7 +117,7 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. It is read once more, because of possible earlier writes.
+        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale entries of the card's TLBs.
@@ -191,7 +191,7 @@ fn write_reaches_all_spaces_and_tables_sharing_the_page() {
     world.id = first;
     assert_eq!(world.sync().pages, 2, "a large and a small table");
     world.id = second;
-    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry names");
+    assert_eq!(world.sync().pages, 3, "a directory, and two pages of the table that its entry refers to");
     // A longer write affects every page that it touches.
     world.spaces.written(GuestVramAddr(SPT - 1), PAGE + 2);
     world.id = first;
@@ -206,7 +206,7 @@ fn withdrawn_entry_removed_by_guest_does_not_return() {
     world.prepare();
     world.invalidate(range);
     world.write(vram(SPT), 0);
-    assert_eq!(world.flush(false).deferred, 1, "there is nothing to lose");
+    assert_eq!(world.flush(false).deferred, 1, "no permission can be lost");
     let (touched, _) = world
         .spaces
         .retranslate(range, &mut Parts { guest: &mut world.guest, frames: &mut world.grants, memory: &mut world.card });

@@ -1,4 +1,4 @@
-//! Tests of split large pages, whose 4 KiB pages are not contiguous for the card.
+//! Tests split large pages, whose 4 KiB pages are not contiguous for the card.
 
 use super::*;
 use crate::model::world::walk;
@@ -7,7 +7,7 @@ use crate::model::world::walk;
 const HOST: u64 = 0x2_0000;
 
 impl World {
-    /// Moves pages of guest VRAM to host memory, from I/O page `to` on, or back to the card.
+    /// Moves pages of guest VRAM to host memory, starting at I/O page `to`, or back to the card.
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) -> SyncReport {
         for page in first..first + pages {
             self.grants.hosted.remove(&page);
@@ -118,9 +118,9 @@ fn split_page_over_limit_exposes_no_hidden_small_entries() {
     world.sync();
     let report = world.host(64, 1, Some(HOST));
     assert_eq!(report.denied.count_of(Denial::Limit), 1);
-    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "not what the large page hides");
+    assert_eq!((world.at(0), world.at(PAGE)), (None, None), "the hidden entry is not used");
     assert_eq!(world.spaces.resolve(world.id, GpuVa(0)), None);
-    assert_eq!(world.sync().denied.total(), 0, "nothing is new");
+    assert_eq!(world.sync().denied.total(), 0, "no page has changed");
     world.host(64, 1, None);
     world.sync();
     assert_eq!(world.at(0), Some((0, 7 * LARGE)));
@@ -145,8 +145,8 @@ fn split_page_waits_for_card_memory() {
 
 #[test]
 fn entries_that_are_reached_stay_reachable_while_they_change() {
-    // Check the card's tables after each single write: the page must be reachable at all times, and never map another
-    // page.
+    // Check the card's tables after each single write. The page must be accessible at all times, and must never map
+    // another page.
     let mut world = World::mapped();
     world.write(vram(LPT), pte(0, 2 * LARGE));
     world.write(vram(SPT + 3 * 8), pte(0, LARGE));
@@ -182,14 +182,14 @@ fn entries_that_are_reached_stay_reachable_while_they_change() {
 fn page_with_untrapped_writes_is_read_before_announced_work() {
     for mode in [Mode::LazyAdd, Mode::Incremental] {
         let mut world = World::mapped_in(mode);
-        assert!(!world.spaces.is_settled(world.id), "nothing has been read");
+        assert!(!world.spaces.is_settled(world.id), "no page was read");
         world.prepare();
         world.spaces.unseen(GuestVramAddr(SPT), true);
         world.prepare();
         assert!(world.spaces.is_settled(world.id));
         // This page has no permissions to lose.
         world.guest.write64(vram(SPT), pte(0, LARGE));
-        assert!(world.spaces.is_settled(world.id), "nobody has said anything");
+        assert!(world.spaces.is_settled(world.id), "no change was announced");
         world.spaces.announced();
         assert!(!world.spaces.is_settled(world.id));
         world.prepare();
@@ -223,5 +223,5 @@ fn table_page_with_untrapped_cpu_writes_is_read_at_each_flush() {
     assert_eq!(world.at(0), Some((0, 41 * LARGE)));
     world.guest.write64(vram(SPT), 0);
     world.flush(false);
-    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "nobody has told of this one");
+    assert_eq!(world.at(0), Some((0, 41 * LARGE)), "this write was not announced");
 }

@@ -1,4 +1,4 @@
-//! Makes random requests, frees and changes of limits, followed by an idle period, and compares the shares with an
+//! Tests random requests, frees and changes of limits, followed by an idle period. Compares the shares with an
 //! independent water filling.
 
 use super::CHUNK;
@@ -64,7 +64,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a refused guarantee like the mediator: frees chunks and retries.
+/// Handles a refused guarantee like the mediator: frees chunks and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -164,8 +164,8 @@ fn shares(world: &World, busy: &[u32]) -> Vec<(TenantId, f64)> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// With enough host memory, the balancer converges: each VM is within one chunk of its share, has its guarantee if
-    /// it uses that much, and within its quota.
+    /// Checks that, with enough host memory, the balancer converges: each VM is within one chunk of its share, has its
+    /// guarantee if it uses that much, and is within its quota.
     #[test]
     fn at_rest_no_one_is_off_by_more_than_a_chunk(
         config in config(),
@@ -196,8 +196,8 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// A balancer that is saved and restored at any time makes the same plans, except with `loops`, because its
-    /// knowledge is not saved.
+    /// Checks that a balancer that is saved and restored at any time makes the same plans, except with `loops`, whose
+    /// information is not saved.
     #[test]
     fn restored_plans_are_the_same(
         config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
@@ -221,7 +221,7 @@ proptest! {
         }
     }
 
-    /// Edited knowledge about chunks is refused or harmless.
+    /// Checks that modified information about chunks is either refused or harmless.
     #[test]
     fn edited_balancers_never_panic(
         config in config(),
@@ -247,7 +247,8 @@ proptest! {
         let _ = balancer.set_priority(&world.table, TenantId(1), GuestVramAddr(0), 3 * CHUNK, 1);
     }
 
-    /// With little host memory and low caps, the balancer still converges, every step can be executed, and limits hold.
+    /// Checks that, with little host memory and low caps, the balancer still converges, every step can be executed, and
+    /// limits hold.
     #[test]
     fn it_rests_whatever_is_exhausted(
         config in config(),

@@ -22,7 +22,7 @@ impl World {
         Self { table, balancer: Balancer::new(config), now: 0, sent: BTreeMap::new() }
     }
 
-    /// Returns true if there may be a reason for a step that is planned now.
+    /// Returns true if a step that is planned now may be justified.
     fn is_pressed(&self, request: Option<Request>) -> bool {
         let missing = request.is_some_and(|request| match request.by {
             By::Vm(vm) => {
@@ -78,7 +78,7 @@ impl World {
                     break;
                 }
                 Err(Error::NeedsScrub { tier, .. }) => self.scrub(tier),
-                Err(error) => panic!("{step:?} cannot be done: {error}"),
+                Err(error) => panic!("{step:?} cannot be executed: {error}"),
             }
         }
     }
@@ -88,7 +88,7 @@ impl World {
         self.table.scrubbed(work.place);
     }
 
-    /// Uses a guest chunk: frees a chunk for it and places it.
+    /// Uses a guest chunk: frees a card chunk for it and places it.
     pub(super) fn ask(&mut self, vm: u32, index: u64) -> Result<Placed, Error> {
         let (vm, address) = (TenantId(vm), GuestVramAddr(index * CHUNK));
         if self.table.is_placed(vm, address) == Some(false) {
@@ -102,14 +102,13 @@ impl World {
         }
     }
 
-    /// Uses guest chunks that the VM has not used. Returns the number of these chunks that are first placed in host
-    /// memory.
+    /// Uses guest chunks for the first time. Returns the number of these chunks that are placed in host memory.
     pub(super) fn use_chunks(&mut self, vm: u32, chunks: std::ops::Range<u64>) -> usize {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Advances time by intervals until no chunk has moved for long enough that none will move any more. `busy` VMs
-    /// keep submitting.
+    /// Advances time by intervals until no chunk has moved for so long that none will move again. `busy` VMs keep
+    /// submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
         let long = (config.settle_ns.max(config.idle_after_ns) / config.return_interval_ns) as usize + 2;
@@ -124,10 +123,10 @@ impl World {
                 return moved;
             }
         }
-        panic!("it never rests");
+        panic!("it never converges");
     }
 
-    /// Destroys a VM as the mediator does.
+    /// Destroys a VM like the mediator.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
@@ -139,7 +138,7 @@ impl World {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records that limits or the quantum's holder have changed: chunks may then move before they have settled.
+    /// Records that limits or the quantum's holder have changed, after which chunks may move before they have settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -1,4 +1,4 @@
-//! One VM's map in its saved form. Omits the places, which the states of chunks and slots contain.
+//! The saved form of one VM's map. Places are omitted, because the states of chunks and slots contain them.
 
 use super::VmMap;
 use crate::TenantId;
@@ -51,7 +51,7 @@ impl VmMap {
         SavedVm { vm, bytes, limits, parked, frozen, peak, host_peak, born_in_host, moved_out, moved_in }
     }
 
-    /// Restores a map of chunks of `1 << shift` bytes from its `places` and from this VM's moves among all `flights`.
+    /// Restores a map of chunks of `1 << shift` bytes from its `places`, and from this VM's moves among all `flights`.
     pub(in crate::chunks) fn restored(
         saved: SavedVm,
         shift: u32,
@@ -73,11 +73,11 @@ impl VmMap {
             *place = Some(spot);
             *map.count(spot) += 1;
         }
-        Invalid::unless(ascend(&parked), || format!("VM {vm}: the reserve is not in its order"))?;
+        Invalid::unless(ascend(&parked), || format!("VM {vm}: the reserve is not in order"))?;
         for index in parked {
             let on_card = map.get(index).is_some_and(|spot| spot.tier() == Tier::Card);
             Invalid::unless(on_card, || {
-                format!("guest chunk {index} of VM {vm} is in the reserve, and not on the card")
+                format!("guest chunk {index} of VM {vm} is in the reserve, but not on the card")
             })?;
             map.park(index);
         }
@@ -89,7 +89,7 @@ impl VmMap {
         }
         let sound = peak >= map.used(Tier::Card) && host_peak >= map.used(Tier::Host);
         let counted = [born_in_host, moved_out, moved_in].into_iter().all(|count| count <= COUNT_MAX);
-        Invalid::unless(sound && counted, || format!("VM {vm} has more than it ever had"))?;
+        Invalid::unless(sound && counted, || format!("VM {vm} has more chunks than its peak"))?;
         map.sums = VmSummary { peak, host_peak, born_in_host, moved_out, moved_in, ..map.sums };
         Ok(map)
     }

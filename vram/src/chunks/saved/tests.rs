@@ -1,4 +1,4 @@
-//! Saved tables that were edited are refused, or are valid.
+//! Tests that saved tables that were modified are either refused or valid.
 
 use super::super::moves::To;
 use super::super::stock::SavedPiece;
@@ -67,8 +67,8 @@ fn owners_that_disagree_are_refused() {
         saved.card.states.iter().position(|piece| wanted(*piece)).unwrap()
     };
     let of_vm = |vm: u32| move |piece: SavedPiece| matches!(piece, SavedPiece::Vm { vm: of, .. } if of == vm);
-    // The same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source of a
-    // move.
+    // Test the same chunk twice, a chunk beyond the guest's VRAM, a chunk without a VM, and a chunk that is the source
+    // of a move.
     assert!(
         refused(|saved| {
             let at = piece(saved, &of_vm(2));
@@ -88,52 +88,52 @@ fn owners_that_disagree_are_refused() {
             let at = piece(saved, &of_vm(2));
             saved.card.states[at] = SavedPiece::Vm { vm: 7, index: 0 };
         })
-        .contains("VM 7 has chunks, and is not there")
+        .contains("VM 7 has chunks, but does not exist")
     );
     assert!(
         refused(|saved| {
             let at = piece(saved, &|piece| piece == SavedPiece::Vm { vm: 1, index: 3 });
             saved.card.states[at] = SavedPiece::Free;
         })
-        .contains("of a chunk that is not there")
+        .contains("the chunk of move")
     );
     assert!(refused(|saved| saved.vms.truncate(1)).contains("VM 2 has chunks"));
-    assert!(refused(|saved| saved.host.states[0] = SavedPiece::Mediator).contains("is the mediator's"));
+    assert!(refused(|saved| saved.host.states[0] = SavedPiece::Mediator).contains("belongs to the mediator"));
 }
 
 #[test]
 fn scrub_list_that_differs_from_dirty_chunks_is_rejected() {
-    assert!(refused(|saved| saved.card.to_scrub.clear()).contains("to scrub are others"));
-    assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("to scrub are others"));
-    // If this were accepted, the next owner would see the VM's content.
+    assert!(refused(|saved| saved.card.to_scrub.clear()).contains("the queued units differ"));
+    assert!(refused(|saved| saved.card.to_scrub.push(saved.card.to_scrub[0])).contains("the queued units differ"));
+    // If this were accepted, the next owner could read the VM's data.
     assert!(
         refused(|saved| {
             let at = saved.card.to_scrub[0] as usize;
             saved.card.states[at] = SavedPiece::Free;
         })
-        .contains("to scrub are others")
+        .contains("the queued units differ")
     );
 }
 
 #[test]
 fn moves_that_lead_elsewhere_are_refused() {
-    assert!(refused(|saved| saved.flights.truncate(1)).contains("waits for a move that there is not"));
-    assert!(refused(|saved| saved.flights[1].to = saved.flights[0].to).contains("is used otherwise"));
-    assert!(refused(|saved| saved.flights[0].to = SavedSpot::Host(u32::MAX)).contains("is used otherwise"));
-    assert!(refused(|saved| saved.flights[1].from = SavedSpot::Card(0)).contains("of a chunk that is not there"));
-    assert!(refused(|saved| saved.flights[1].drains = true).contains("of a chunk that is not there"));
-    assert!(refused(|saved| saved.flights[1].vm = 9).contains("of a chunk that is not there"));
+    assert!(refused(|saved| saved.flights.truncate(1)).contains("waits for a move that does not exist"));
+    assert!(refused(|saved| saved.flights[1].to = saved.flights[0].to).contains("has another use"));
+    assert!(refused(|saved| saved.flights[0].to = SavedSpot::Host(u32::MAX)).contains("has another use"));
+    assert!(refused(|saved| saved.flights[1].from = SavedSpot::Card(0)).contains("the chunk of move"));
+    assert!(refused(|saved| saved.flights[1].drains = true).contains("the chunk of move"));
+    assert!(refused(|saved| saved.flights[1].vm = 9).contains("the chunk of move"));
     assert!(refused(|saved| saved.next_move = 0).contains("numbers of moves"));
-    assert!(refused(|saved| saved.flights.swap(0, 1)).contains("moves are not in their order"));
+    assert!(refused(|saved| saved.flights.swap(0, 1)).contains("moves are not in order"));
 }
 
 #[test]
 fn numbers_out_of_bounds_are_refused() {
-    assert!(refused(|saved| saved.shift = 99).contains("chunks of 2^99 bytes"));
-    assert!(refused(|saved| saved.shift = 16).contains("chunks of 2^16 bytes"));
-    assert!(refused(|saved| saved.card.limit = 0).contains("a card of 0 chunks"));
-    assert!(refused(|saved| saved.card.limit = 3).contains("behind its end"));
-    assert!(refused(|saved| saved.card.limit = u32::MAX).contains("chunks is none"));
+    assert!(refused(|saved| saved.shift = 99).contains("2^99 bytes are not a valid chunk size"));
+    assert!(refused(|saved| saved.shift = 16).contains("2^16 bytes are not a valid chunk size"));
+    assert!(refused(|saved| saved.card.limit = 0).contains("0 is not a valid number of chunks"));
+    assert!(refused(|saved| saved.card.limit = 3).contains("beyond its end"));
+    assert!(refused(|saved| saved.card.limit = u32::MAX).contains("is not a valid number of chunks"));
     assert!(refused(|saved| saved.reserve = 13).contains("the reserve are 13"));
     assert!(refused(|saved| saved.borrowed = 13).contains("borrowed are 13"));
     assert!(refused(|saved| saved.set_aside = 13).contains("set aside are 13"));
@@ -141,10 +141,10 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(|saved| saved.vms[0].bytes = u64::MAX).contains("all VMs together"));
     assert!(refused(|saved| saved.vms[0].limits.weight = 0).contains("no weight"));
     assert!(refused(|saved| saved.vms[0].limits.quota = 2).contains("beyond its quota"));
-    assert!(refused(|saved| saved.vms[0].peak = 0).contains("more than it ever had"));
+    assert!(refused(|saved| saved.vms[0].peak = 0).contains("has more chunks than its peak"));
     assert!(refused(|saved| saved.vms[0].parked.push(7)).contains("not on the card"));
-    assert!(refused(|saved| saved.vms[0].parked.reverse()).contains("not in its order"));
-    assert!(refused(|saved| saved.vms.reverse()).contains("VMs are not in their order"));
+    assert!(refused(|saved| saved.vms[0].parked.reverse()).contains("is not in order"));
+    assert!(refused(|saved| saved.vms.reverse()).contains("VMs are not in order"));
     let many = |saved: &mut SavedChunks| {
         let vm = SavedVm { bytes: ADVERTISED_BYTES_MAX, ..saved.vms[1].clone() };
         saved.vms.extend((3..70).map(|number| SavedVm { vm: number, ..vm.clone() }));
@@ -164,7 +164,7 @@ fn numbers_out_of_bounds_are_refused() {
     assert!(refused(promised).contains("13 chunks of a card of 12 are guaranteed"));
 }
 
-/// Uses a table as its owner would; ignores errors.
+/// Uses a table like its owner. Ignores errors.
 fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
     let mut works = Vec::new();
     for &(what, vm, index) in steps {
@@ -193,7 +193,7 @@ fn exercise(table: &mut ChunkTable, steps: &[(u8, u32, u32)]) {
 }
 
 proptest! {
-    /// A corrupted saved table is rejected, or restored as a working table.
+    /// Checks that a corrupted saved table is either rejected, or restored as a working table.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

@@ -1,4 +1,4 @@
-//! The units of one memory in their saved form.
+//! The saved form of the units of one memory.
 
 use super::Stock;
 use crate::TenantId;
@@ -37,7 +37,7 @@ impl Stock {
         let being_scrubbed = (0u32..).zip(states).filter(|(_, state)| **state == ChunkState::Scrubbing);
         SavedStock {
             states: states.iter().map(|state| SavedPiece::from(*state)).collect(),
-            // Units that were being scrubbed are first in the queue.
+            // Units that were being scrubbed come first in the queue.
             to_scrub: being_scrubbed.map(|(number, _)| number).chain(to_scrub.iter().copied()).collect(),
             condemned: condemned.iter().copied().collect(),
             scrubbed: *scrubbed,
@@ -48,7 +48,7 @@ impl Stock {
     pub(in crate::chunks) fn restored(saved: SavedStock) -> Result<Self, Invalid> {
         let SavedStock { states, to_scrub, condemned, scrubbed, limit } = saved;
         let states: Vec<ChunkState> = states.into_iter().map(ChunkState::from).collect();
-        let end = u32::try_from(states.len()).map_err(|_| Invalid::new("a memory has more pieces than numbers"))?;
+        let end = u32::try_from(states.len()).map_err(|_| Invalid::new("a memory has more units than numbers"))?;
         let state = |number: u32| states.get(number as usize).copied();
         let numbered = |wanted: ChunkState| {
             let of = (0u32..).zip(&states).filter(move |(_, state)| **state == wanted);
@@ -56,10 +56,10 @@ impl Stock {
         };
         let waiting: BTreeSet<u32> = to_scrub.iter().copied().collect();
         let all_wait = waiting.len() == to_scrub.len() && waiting == numbered(ChunkState::NeedsScrub);
-        Invalid::unless(all_wait, || "the pieces to scrub are others than those that wait for it".into())?;
+        Invalid::unless(all_wait, || "the queued units differ from the units that wait to be scrubbed".into())?;
         let is_condemned = |number: &u32| state(*number) != Some(ChunkState::Quarantined);
         Invalid::unless(ascend(&condemned) && condemned.iter().all(is_condemned), || {
-            "what is condemned is so already, or not in its order".into()
+            "the condemned units are already quarantined, or not in order".into()
         })?;
         Invalid::unless(scrubbed <= COUNT_MAX, || "too much was scrubbed".into())?;
         let free = numbered(ChunkState::Free);
@@ -74,12 +74,12 @@ impl Stock {
             scrubbed,
             limit,
         };
-        Invalid::unless(stock.end() == end, || "a memory has more pieces than numbers".into())?;
+        Invalid::unless(stock.end() == end, || "a memory has more units than numbers".into())?;
         stock.trim();
         Ok(stock)
     }
 
-    /// Returns all units that are in use or were used, with their states.
+    /// Returns all units that are or were in use, with their states.
     pub(in crate::chunks) fn states(&self) -> impl Iterator<Item = (u32, ChunkState)> + '_ {
         (0u32..).zip(self.states.iter().copied())
     }

@@ -1,6 +1,6 @@
-//! Random sequences, compared with a model. For each chunk of the card and each slot of the host, the model keeps a
-//! token of the VM that last wrote to it; for each VM, it keeps the places of its chunks. The model does not use the
-//! table's own states and totals.
+//! Compares random sequences with a model. For each chunk of the card and each slot of the host, the model stores a
+//! token of the VM that last wrote to it. For each VM, it stores the places of the VM's chunks. The model does not use
+//! the table's own states and totals.
 
 mod audit;
 mod op;
@@ -38,7 +38,7 @@ fn start((tier, number): Piece) -> Place {
 struct Vm {
     bytes: u64,
     limits: Limits,
-    /// Place of each guest chunk, and the token that its VM left in it.
+    /// Place of each guest chunk, and the token that its VM wrote to it.
     chunks: BTreeMap<u32, (Piece, u64)>,
     /// Chunks that are in the reserve.
     parked: BTreeSet<u32>,
@@ -68,7 +68,7 @@ impl Vm {
     }
 }
 
-/// A move in flight. `vm` is `None` if the VM is gone; `alive` is false if the chunk was unplaced.
+/// A move in flight. `vm` is `None` if the VM is gone. `alive` is false if the chunk was unplaced.
 struct Flight {
     id: MoveId,
     vm: Option<u32>,
@@ -148,7 +148,7 @@ impl Model {
         clean.min(self.room(tier))
     }
 
-    /// Returns true if a chunk or slot within the limit waits to be scrubbed, and the tier may hold one more.
+    /// Returns true if a chunk or slot within the limit waits to be scrubbed, and the memory may have one more in use.
     fn has_waiting(&self, tier: Tier) -> bool {
         let limit = u64::from(if tier == Tier::Card { CHUNKS } else { self.budget });
         self.room(tier) > 0 && self.dirty.iter().any(|at| at.0 == tier && at.1 < limit)
@@ -193,7 +193,7 @@ impl Model {
         self.uncommitted().saturating_sub(self.claimed + self.borrowed)
     }
 
-    /// Number of slots that are not reserved for chunks in the reserve.
+    /// Returns the number of slots that are not reserved for chunks in the reserve.
     fn host_room(&self) -> u32 {
         let draining = self.flights.iter().filter(|flight| flight.drains && flight.alive).count() as u32;
         self.room(Tier::Host).saturating_sub(self.parked() - draining)
@@ -215,7 +215,7 @@ impl Model {
         }
     }
 
-    /// Checks that the new owner finds zeros, and leaves the owner's token.
+    /// Checks that a new owner reads zeros, and writes the owner's token.
     fn write(&mut self, at: Piece) -> Result<u64, TestCaseError> {
         prop_assert_eq!(self.contents.get(&at), None, "{:?} is not clean", at);
         self.token += 1;
@@ -326,7 +326,7 @@ impl Model {
                 prop_assert_eq!(&read, &saved);
                 self.table = ChunkTable::try_from(read).map_err(|why| TestCaseError::fail(why.to_string()))?;
                 prop_assert_eq!(self.table.save(), saved);
-                // The process that scrubbed is gone.
+                // The process that was scrubbing them has ended.
                 self.dirty.extend(self.scrubbing.drain(..).map(|work| piece(work.place)));
             }
             Op::FinishScrub(which) => {
@@ -441,7 +441,7 @@ impl Model {
                 let begun = result.unwrap().unwrap();
                 let to = piece(begun.to);
                 prop_assert_eq!((begun.vm, begun.index, piece(begun.from), to.0), (vm, index, from, tier));
-                // The copy overwrites the whole destination, so its scrub is saved.
+                // The copy overwrites the whole destination, so the destination need not be scrubbed.
                 let waited = self.dirty.remove(&to);
                 prop_assert!(waited || !self.contents.contains_key(&to), "a destination is another's");
                 prop_assert!(!self.owned(tier).contains(&to));
@@ -451,7 +451,7 @@ impl Model {
         Ok(())
     }
 
-    /// Copies the source's content to the destination as the copy engine does, even if the chunk is gone.
+    /// Copies the source's contents to the destination as the copy engine does, even if the chunk is gone.
     fn copy(&mut self, which: usize) {
         if self.flights.is_empty() {
             return;
@@ -504,7 +504,7 @@ impl Model {
                 self.claimed = self.claimed.saturating_sub(beyond);
                 self.borrowed += borrowed;
             }
-            // A single chunk is always a run, so a promised chunk can be allocated.
+            // One chunk is always a run, so a promised chunk can be allocated.
             Err(error) if count == 1 => {
                 let dirty = room > 0 && self.clean(Tier::Card) == 0;
                 prop_assert_eq!(matches!(error, Error::NeedsScrub { .. }), dirty);
@@ -531,8 +531,8 @@ impl Model {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 1024, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Invariant 3: each chunk has one owner and one place, its data survives moves bit for bit, and no owner sees
-    /// another's data. No VM gets chunks promised to other VMs, and no move exceeds a limit.
+    /// Checks invariant 3: each chunk has one owner and one place, its data survives moves bit for bit, and no owner
+    /// can read another owner's data. No VM gets chunks promised to other VMs, and no move exceeds a limit.
     #[test]
     fn every_chunk_has_one_owner_and_keeps_its_contents(ops in prop::collection::vec(op(), 1..200)) {
         let mut model = Model::new();
@@ -543,8 +543,8 @@ proptest! {
         model.collect()?;
     }
 
-    /// `translate`, `lookup` and `pieces` agree with an examination of the map byte by byte, for any order of first
-    /// uses and any moves to host memory.
+    /// Checks that `translate`, `lookup` and `pieces` agree with a byte-by-byte examination of the map, for any order
+    /// of first uses and any moves to host memory.
     #[test]
     fn ranges_are_in_one_piece_as_the_runs_say(
         address in 0u64..5 * CHUNK,

@@ -1,4 +1,4 @@
-//! Tests of places in host memory, changed limits, and moves: one behaviour per test. Random sequences are in `model`.
+//! Tests places in host memory, changed limits, and moves, one behaviour per test. Random sequences are in `model`.
 
 use super::{CHUNK, on_card, place_first, scrub_all, table};
 use crate::{
@@ -57,7 +57,7 @@ fn a_full_answer_names_each_limit() {
     let text = next(6, Limits { quota: 2, ..Limits::default() }).unwrap_err().to_string();
     assert_eq!(
         text,
-        "VM 1 gets no chunk: its quota of 2 chunks on the card is used up; in host memory neither: the budget of 4 \
+        "VM 1 gets no chunk: its quota of 2 chunks on the card is used up; and none in host memory: the budget of 4 \
          chunks of host memory is used up"
     );
 }
@@ -123,7 +123,7 @@ fn a_raised_guarantee_is_refused_while_others_have_the_chunks() {
     }
     table.set_limits(two, limits).unwrap();
     assert_eq!((table.summary().promised, table.spare()), (3, 0));
-    assert_eq!(table.begin_move(VM, 0, To::Card).unwrap_err().to_string().matches("kept for others").count(), 1);
+    assert_eq!(table.begin_move(VM, 0, To::Card).unwrap_err().to_string().matches("reserved for others").count(), 1);
     assert_eq!(
         table.set_limits(two, Limits { quota: 2, ..limits }),
         Err(Error::Guarantee { vm: two, guarantee: 3, quota: 2 })
@@ -183,7 +183,7 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(at(&table, 1), Lookup::Placed(on_card(CHUNK)), "it stays where it is");
     let vm = table.summary().vms[&VM];
     assert_eq!((vm.placed, vm.parked, vm.host, table.is_parked(VM, 1)), (2, 1, 0, true));
-    // The only slot is reserved for the chunk in the reserve: no other chunk gets the slot, not even through the
+    // The only slot is reserved for the chunk in the reserve. No other chunk can get the slot, not even through the
     // reserve.
     let budget = Err(Error::Full { vm: VM, limit: Limit::HostBudget(1), host: None });
     assert_eq!(table.start(step(0, To::Host)), budget.map(Some));
@@ -209,7 +209,7 @@ fn a_chunk_comes_back_from_the_reserve_without_a_copy() {
     assert_eq!(table.begin_move(VM, 1, To::Card), Err(Error::Settled { vm: VM, index: 1 }), "nothing is to be copied");
     assert_eq!(table.start(step(To::Card)), Ok(None));
     assert_eq!((table.is_parked(VM, 1), table.summary().parked, table.summary().reserve), (false, 0, 2));
-    // An aborted drain leaves the chunk in the reserve; a drain whose chunk is gone leaves no trace.
+    // An aborted drain leaves the chunk in the reserve. A drain whose chunk is gone leaves no trace.
     table.start(step(To::Reserve)).unwrap();
     let drain = table.start(step(To::Host)).unwrap().unwrap();
     table.abort_move(drain.id);
@@ -231,7 +231,7 @@ fn policies_for_a_full_card_are_known_by_name() {
 #[test]
 fn quarantined_chunk_is_not_reused_after_owner_loses_it() {
     let mut table = swapping(2, Limits::default());
-    // A chunk with an owner, and a chunk that waits for scrubbing.
+    // Quarantine a chunk with an owner, and a chunk that waits to be scrubbed.
     table.quarantine(on_card(0));
     table.unplace(VM, GuestVramAddr(CHUNK)).unwrap();
     table.quarantine(on_card(CHUNK));
@@ -253,14 +253,14 @@ fn move_overwrites_chunk_that_waits_to_be_scrubbed() {
     let mut table = swapping(8, Limits::default());
     table.unplace(VM, GuestVramAddr(0)).unwrap();
     let before = table.summary();
-    // A new chunk must not get the old owner's data.
+    // A new chunk must not contain the old owner's data.
     assert_eq!(table.place(VM, GuestVramAddr(0)), Err(Error::NeedsScrub { tier: Tier::Card, short: 1 }));
     let begun = table.begin_move(VM, 4, To::Card).unwrap();
     assert_eq!(begun.to, on_card(0));
     assert_eq!(table.summary().to_scrub, before.to_scrub - 1);
     assert_eq!(table.commit_move(begun.id), Ended::Committed);
     assert_eq!(scrub_all(&mut table), 1, "only its old place is to be scrubbed");
-    // After an aborted copy, the slot holds data of two owners.
+    // After an aborted copy, the slot contains data of two owners.
     let begun = table.begin_move(VM, 4, To::Host).unwrap();
     table.abort_move(begun.id);
     assert_eq!(table.take_scrub_work().map(|work| work.place), Some(begun.to));

@@ -1,4 +1,4 @@
-//! Tests with VMs whose bus accesses are not counted, on a card of 1000 bytes that is copied at 1000 bytes per second.
+//! Tests VMs whose bus accesses are not counted, on a card of 1000 bytes that is copied at 1000 bytes per second.
 
 use super::super::{Change, Done, Quanta, QuantaConfig, WorkingSet};
 use crate::TenantId;
@@ -9,14 +9,14 @@ const SECOND: u64 = 1000 * MS;
 /// Time between two polls.
 const POLL_INTERVAL_NS: u64 = 50 * MS;
 
-/// Two working VMs whose memory together is one and a half times the card's.
+/// Two working VMs whose memory together is one and a half times that of the card.
 struct Stage {
     quanta: Quanta,
     now: u64,
     done: BTreeMap<TenantId, Done>,
-    /// Engine time of a submission outside and within quanta.
+    /// Engine time of a submission outside and during quanta.
     lengths: (u64, u64),
-    /// Part of the time in which the engine has work, in percent.
+    /// Part of the time during which the engine has work, in percent.
     busy: u64,
 }
 
@@ -29,7 +29,7 @@ impl Stage {
         Self { quanta, now: 0, done, lengths, busy }
     }
 
-    /// Runs the VMs until a change, or for `limit`. Returns the change and its time.
+    /// Runs the VMs until a change occurs, for at most `limit`. Returns the change and its time.
     fn until_change(&mut self, limit: u64) -> Option<(u64, Change)> {
         let end = self.now + limit;
         while self.now < end {
@@ -58,7 +58,7 @@ impl Stage {
 fn probe_starts_without_counters_and_quanta_stay_if_it_helps() {
     let mut stage = Stage::new((5 * MS, MS), 100);
     let Some((began, Change::On(turn))) = stage.until_change(10 * SECOND) else { panic!("no trial") };
-    // Two windows of observation pass; then 500 bytes are evicted and 500 returned.
+    // Two windows of observation pass. Then 500 bytes are evicted and 500 are returned.
     assert_eq!((began, turn.quantum_ns, stage.quanta.tries()), (2 * SECOND + POLL_INTERVAL_NS, SECOND, true));
     let Some((at, Change::Next(turn))) = stage.until_change(10 * SECOND) else { panic!("no turn of the other") };
     assert_eq!((at, turn.quantum_ns), (began + SECOND, SECOND));

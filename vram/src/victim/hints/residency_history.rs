@@ -1,14 +1,15 @@
-//! Arrivals and evictions of a VM's chunks, as far as a policy has seen them.
+//! Arrivals and evictions of a VM's chunks, as observed by a policy.
 
-/// Maximum number of arrivals after which a returning chunk is assumed to have been in use continuously.
+/// Maximum number of arrivals between a chunk's eviction and its return for which the chunk is assumed to have been in
+/// use continuously.
 const AT_ONCE: u64 = 3;
-/// Number of evictions for which such a chunk is spared initially, and the maximum.
+/// Number of evictions for which such a chunk is spared initially. The maximum follows.
 const SPARED: u32 = 16;
 const SPARED_MAX: u32 = 4096;
 /// Maximum number of needed chunks that are recorded.
 const WANTED_MAX: usize = 64;
 
-/// Arrivals and evictions of a VM's chunks. Allocates nothing before the first arrival.
+/// Arrivals and evictions of a VM's chunks. Does not allocate memory before the first arrival.
 #[derive(Debug, Default)]
 pub(in crate::victim) struct ResidencyHistory {
     /// Number of arrivals so far.
@@ -23,7 +24,7 @@ pub(in crate::victim) struct ResidencyHistory {
 struct Coming {
     /// Number of the chunk's last arrival, starting at 1; 0 if it never arrived.
     came: u64,
-    /// Number of arrivals at the chunk's last eviction, plus one; 0 if it was not evicted, or has returned.
+    /// Number of arrivals at the time of the chunk's last eviction, plus one; 0 if it was not evicted, or has returned.
     went: u64,
     /// Number of further evictions for which the chunk is spared.
     spared: u32,
@@ -58,8 +59,8 @@ impl ResidencyHistory {
         self.wanted.retain(|index| !chunks.contains(&(*index as usize)));
     }
 
-    /// Records that a chunk is needed on the card. The record is dropped with the next eviction if the chunk never
-    /// arrives.
+    /// Records that a chunk is needed on the card. If the chunk never arrives, the record is dropped with the next
+    /// eviction.
     pub(super) fn wants(&mut self, index: u32) {
         if self.wanted.len() < WANTED_MAX && !self.wanted.contains(&index) {
             self.wanted.push(index);
@@ -88,17 +89,17 @@ impl ResidencyHistory {
         self.chunk_record(index).spared > 0
     }
 
-    /// Returns true if the next chunk is needed now.
+    /// Returns true if the chunk after this one is needed now.
     pub(in crate::victim) fn is_behind(&self, index: u32) -> bool {
         index.checked_add(1).is_some_and(|next| self.wanted.contains(&next))
     }
 
-    /// Returns the number of a chunk's last arrival; 0 if none was seen.
+    /// Returns the number of a chunk's last arrival; 0 if none was observed.
     pub(in crate::victim) fn came(&self, index: u32) -> u64 {
         self.chunk_record(index).came
     }
 
-    /// Returns the number of arrivals when a chunk was evicted.
+    /// Returns the number of arrivals at the time of a chunk's eviction.
     pub(in crate::victim) fn went(&self, index: u32) -> u64 {
         self.chunk_record(index).went
     }

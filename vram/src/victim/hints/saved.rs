@@ -1,10 +1,10 @@
-//! Knowledge about chunks in its saved form.
+//! The saved form of the information about chunks.
 
 use super::Hints;
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Knowledge about the chunks of a VM. Each kind has one entry per chunk, or no entries.
+/// Information about the chunks of a VM. Each kind has one entry per chunk, or no entries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedHints {
     pub(crate) priorities: Vec<u8>,
@@ -15,20 +15,20 @@ pub(crate) struct SavedHints {
 
 impl Hints {
     pub(crate) fn save(&self) -> SavedHints {
-        // The arrivals and evictions become known again within a few moves.
+        // Arrivals and evictions are observed again within a few moves.
         let Self { chunks: _, priorities, accesses, referenced, hand, residency_history: _ } = self;
         let (priorities, accesses, referenced) = (priorities.clone(), accesses.clone(), referenced.clone());
         SavedHints { priorities, accesses, referenced, hand: *hand }
     }
 
-    /// Restores the knowledge about a VM of `chunks` chunks.
+    /// Restores the information about a VM of `chunks` chunks.
     pub(crate) fn restored(saved: SavedHints, chunks: u32) -> Result<Self, Invalid> {
         let SavedHints { priorities, accesses, referenced, hand } = saved;
         let fits = |len: usize, wanted: usize| len == 0 || len == wanted;
         let all = chunks as usize;
         let sound =
             fits(priorities.len(), all) && fits(accesses.len(), all) && fits(referenced.len(), all.div_ceil(64));
-        Invalid::unless(sound, || format!("what is known about {chunks} chunks is of others"))?;
+        Invalid::unless(sound, || format!("the information about {chunks} chunks has another number of chunks"))?;
         Ok(Self { priorities, accesses, referenced, hand, ..Self::new(chunks) })
     }
 }

@@ -1,18 +1,18 @@
-//! The accounts compared with NVML and the driver.
+//! Tests that compare the accounts with NVML and the driver.
 
 use super::*;
 
 /// Size of one context in bytes.
 const CONTEXT: u64 = 512 << 20;
-/// Bytes in use that NVML counts for no process while no tenant exists.
+/// Bytes in use while no tenant exists that NVML does not attribute to any process.
 const IDLE: u64 = 483 << 20;
 
-/// Creates two tenants of eight chunks each on a card of 32.
+/// Creates two tenants of eight chunks each on a card of 32 chunks.
 fn small() -> World {
     let mut world = World::new(32, 8);
     world.core.set_margin(CHUNK);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 8, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 8, Limits::default())).expect("the request is valid");
     }
     look(&mut world, &[], 0);
     world
@@ -21,10 +21,11 @@ fn small() -> World {
 fn pid(world: &World, session: SessionId) -> u32 {
     let tenants = world.core.view(0).tenants;
     let all: Vec<u32> = tenants.iter().flat_map(|tenant| &tenant.programs).map(|(pid, _)| *pid).collect();
-    *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("it is served")
+    *all.iter().find(|pid| **pid == 100 + session.0 as u32).expect("the request is served")
 }
 
-/// Reports these bytes of processes in addition to their contexts, and `lost` bytes without a process, like NVML.
+/// Simulates a poll of NVML: these bytes of processes in addition to their contexts, and `lost` bytes without a
+/// process.
 fn look(world: &mut World, users: &[(u32, u64)], lost: u64) {
     let user = |&(pid, bytes): &(u32, u64)| User {
         pid,
@@ -43,8 +44,8 @@ fn twice(world: &mut World, users: &[(u32, u64)], lost: u64) {
     look(world, users, lost);
 }
 
-/// Returns the bytes of a tenant: its processes' bytes beyond the account, kept bytes, and bytes beyond its quota; and
-/// the total number of its chunks.
+/// Returns a tenant's bytes beyond the account, its kept bytes, and its bytes beyond the quota, and the total number of
+/// its chunks.
 fn past(world: &World, tenant: usize) -> (u64, u64, u64, u32) {
     let card = world.core.view(0);
     let (view, memory) = (&card.tenants[tenant], card.memory_of(tenant));
@@ -58,21 +59,21 @@ fn process_above_its_account_is_charged_when_seen_twice() {
     let one = world.connect("one");
     let pid = pid(&world, one);
     world.say(one, FromTenant::Fix { request: 1, card: 0, kind: FixedKind::Array, bytes: 2 * CHUNK });
-    // NVML does not count managed memory for the process, so it cannot explain other memory.
+    // NVML does not attribute managed memory to the process, so managed memory cannot explain other memory.
     world.say(one, FromTenant::Fix { request: 2, card: 0, kind: FixedKind::Managed, bytes: CHUNK });
     twice(&mut world, &[(pid, 3 * CHUNK)], 0);
-    assert_eq!(past(&world, 0), (0, 0, 0, 3), "its account, and the margin");
+    assert_eq!(past(&world, 0), (0, 0, 0, 3), "the account plus the margin");
     look(&mut world, &[(pid, 7 * CHUNK)], 0);
-    assert_eq!(past(&world, 0), (0, 0, 0, 3), "it may be on its way");
+    assert_eq!(past(&world, 0), (0, 0, 0, 3), "the memory may be in the process of being released");
     look(&mut world, &[(pid, 6 * CHUNK)], 0);
-    assert_eq!(past(&world, 0), (3, 0, 0, 6), "as much as it had both times");
+    assert_eq!(past(&world, 0), (3, 0, 0, 6), "the minimum of both polls");
     assert_eq!(world.core.view(0).tenants[0].unaccounted[0].pid, pid);
     world.ask(one, 3, 3);
-    assert_eq!(world.programs[&one].refused, [3], "it has two left");
+    assert_eq!(world.programs[&one].refused, [3], "the tenant has two chunks left");
     twice(&mut world, &[(pid, 40 * CHUNK)], 0);
-    assert_eq!(past(&world, 0), (37, 0, 32, 8), "beyond all that it may have");
-    assert!(!world.programs[&one].killed, "that is reported");
-    assert_eq!(past(&world, 1), (0, 0, 0, 0), "no concern of the other tenant");
+    assert_eq!(past(&world, 0), (37, 0, 32, 8), "beyond the tenant's whole limit");
+    assert!(!world.programs[&one].killed, "the excess is reported");
+    assert_eq!(past(&world, 1), (0, 0, 0, 0), "the other tenant is not affected");
     look(&mut world, &[(pid, CHUNK)], 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 3));
     world.ask(one, 4, 5);
@@ -87,16 +88,16 @@ fn process_beyond_tenant_quota_is_killed_when_configured() {
     let pids = [one, other, two].map(|session| pid(&world, session));
     let users = |bytes| pids.iter().zip(bytes).map(|(pid, bytes): (_, u64)| (*pid, bytes * CHUNK)).collect::<Vec<_>>();
     twice(&mut world, &users([5, 1, 1]), 0);
-    assert!(!world.programs[&one].killed, "it is charged, and within its quota");
+    assert!(!world.programs[&one].killed, "the tenant is charged, and is within its quota");
     twice(&mut world, &users([12, 1, 1]), 0);
     assert!(!world.programs.contains_key(&one), "killed");
     world.event(Event::InUseForNobody(IDLE));
     world.settle();
-    assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "those that did nothing live");
+    assert!(world.programs.contains_key(&other) && world.programs.contains_key(&two), "innocent programs still run");
     assert_eq!(world.core.view(0).tenants[0].killed, 1);
 }
 
-/// Makes a program free `count` chunks, `missing` bytes of which stay in use.
+/// Makes a program free `count` chunks. `missing` bytes of them remain in use.
 fn frees(world: &mut World, session: SessionId, tenant: u32, count: usize, missing: u64) {
     let chunks: Vec<ChunkId> =
         world.programs.get_mut(&session).expect("there").chunks.keys().copied().take(count).collect();
@@ -119,20 +120,20 @@ fn retained_memory_is_charged_to_tenant_that_freed_it() {
     frees(&mut world, two, 2, 8, 0);
     frees(&mut world, one, 1, 8, 8);
     world.ask(two, 2, 8);
-    assert_eq!(world.places(two), (8, 0), "its memory came back");
+    assert_eq!(world.places(two), (8, 0), "its memory was released");
     world.ask(one, 2, 8);
-    assert_eq!(world.places(one), (0, 0), "nobody can tell yet whether it has as much already: it waits");
+    assert_eq!(world.places(one), (0, 0), "the tenant may already have this much memory, so it waits");
     let hidden = 3 * (8 << 20);
     twice(&mut world, &pids, 8 * CHUNK + hidden);
     assert_eq!((past(&world, 0), past(&world, 1)), ((0, 8, 0, 8), (0, 0, 0, 8)));
     world.pass(10 * MS);
-    assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((0, 0), &[2][..]), "it is refused");
+    assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((0, 0), &[2][..]), "the request is refused");
     world.leave(one);
     world.settle();
     look(&mut world, &pids[1..], 8 * CHUNK + hidden);
-    assert_eq!(past(&world, 0), (0, 8, 0, 8), "its end frees nothing");
+    assert_eq!(past(&world, 0), (0, 8, 0, 8), "no memory is freed when the program exits");
     look(&mut world, &pids[1..], 0);
-    assert_eq!(past(&world, 0), (0, 0, 0, 0), "now something has");
+    assert_eq!(past(&world, 0), (0, 0, 0, 0), "now memory has been freed");
     assert_eq!(world.core.view(0).unexplained_bytes, 0);
 }
 
@@ -151,7 +152,7 @@ fn tenant_is_not_charged_for_memory_briefly_missing() {
     frees(&mut world, one, 1, 4, 4);
     world.event(Event::Blind);
     world.ask(one, 3, 8);
-    assert_eq!(world.places(one), (8, 0), "without NVML nobody is suspected");
+    assert_eq!(world.places(one), (8, 0), "without NVML no tenant is suspected");
 }
 
 #[test]
@@ -161,19 +162,19 @@ fn tenant_is_not_charged_for_memory_of_uncertain_owner() {
     let pids = [one, two].map(|session| (pid(&world, session), 0));
     twice(&mut world, &pids, 0);
     let hidden = 3 * (8 << 20);
-    // Both programs end, and their memory is freed a little later: `missing` bytes may belong to either.
+    // Both programs exit, and their memory is freed a little later. `missing` bytes may belong to either.
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
     twice(&mut world, &pids, 6 * CHUNK + hidden);
     assert_eq!((past(&world, 0).1, past(&world, 1).1), (0, 0));
-    assert_eq!(world.core.view(0).unexplained_bytes, 5 * CHUNK, "but for the margin");
+    assert_eq!(world.core.view(0).unexplained_bytes, 5 * CHUNK, "except for the margin");
     twice(&mut world, &pids, 0);
     for tenant in [1, 2] {
         world.event(Event::Missing { tenant: vram::TenantId(tenant), sure: false, bytes: 8 * CHUNK });
     }
     twice(&mut world, &pids, 12 * CHUNK + hidden);
-    assert_eq!((past(&world, 0).1, past(&world, 1).1), (4, 4), "so much is of each in any case");
+    assert_eq!((past(&world, 0).1, past(&world, 1).1), (4, 4), "at least this much belongs to each tenant");
 }
 
 #[test]
@@ -187,7 +188,7 @@ fn managed_memory_is_counted_only_by_its_request() {
     // Maximum additional memory of the contexts of the program and the owner.
     let hidden = 2 * (8 << 20);
     twice(&mut world, &pids, 6 * CHUNK + hidden);
-    assert_eq!(past(&world, 0), (0, 0, 0, 6), "it is counted by its request");
+    assert_eq!(past(&world, 0), (0, 0, 0, 6), "managed memory is counted from its request");
     world.say(one, FromTenant::Unfix { card: 0, kind: FixedKind::Managed, bytes: 6 * CHUNK });
     twice(&mut world, &pids, 0);
     assert_eq!(past(&world, 0), (0, 0, 0, 0));

@@ -1,20 +1,21 @@
-//! Work of one message on the serving thread, counted in steps, on the largest card: 192 GiB in chunks of 2 MiB.
+//! Tests how much work one message causes on the serving thread. The work is counted in steps, for the largest card:
+//! 192 GiB in chunks of 2 MiB.
 
 use super::*;
 use cuda_protocol::{FixedKind, Hello, MAX_CHUNKS, MAX_EXPORTED, MAX_PENDING, Refusal, VERSION};
 
 /// Number of chunks of the largest card.
 const CHUNKS: u64 = (192 << 30) / CHUNK;
-/// Maximum number of steps of an event: the maximum of deferred work, plus the steps of the message itself (see the
-/// table in `cuda-protocol`).
+/// Maximum number of steps of an event: the maximum of deferred work, plus the message's own steps (see the table in
+/// `cuda-protocol`).
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
-/// A core without programs around it: the test decides when pieces are made.
+/// A core without simulated programs. The test decides when pieces are made.
 struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
     makes: std::collections::VecDeque<PieceId>,
-    /// Maximum number of steps of an event so far.
+    /// Highest number of steps of an event so far.
     most: u64,
     next: u64,
 }
@@ -29,7 +30,7 @@ impl Bare {
         };
         let mut core = Core::new(config, 1).expect("the settings are in bounds");
         for name in ["one", "two"] {
-            core.add_tenant(spec(name, chunks, Limits::default())).expect("it may be");
+            core.add_tenant(spec(name, chunks, Limits::default())).expect("the request is valid");
         }
         let (answers, makes) = Default::default();
         Self { core, answers, makes, most: 0, next: 0 }
@@ -64,7 +65,7 @@ impl Bare {
         self.event(Event::Said { session, message, pieces: Vec::new() })
     }
 
-    /// Runs all pending events; returns their number.
+    /// Runs all pending events. Returns their number.
     fn settle(&mut self) -> u64 {
         let mut events = 0;
         loop {
@@ -76,11 +77,11 @@ impl Bare {
                 return events;
             }
             events += 1;
-            assert!(events < 10 * CHUNKS, "it never settles");
+            assert!(events < 10 * CHUNKS, "the events never end");
         }
     }
 
-    /// Returns the chunks of a process, according to its answers.
+    /// Returns the chunks of a process, as the replies to it list them.
     fn chunks(&self, of: SessionId) -> Vec<ChunkId> {
         let granted = self.answers.iter().filter_map(|(session, message)| match message {
             FromOwner::Granted { chunks, .. } if *session == of => Some(chunks.iter().map(|chunk| chunk.id)),
@@ -99,7 +100,11 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     let mut bare = Bare::new(CHUNKS);
     let (one, two) = (bare.connect("one"), bare.connect("two"));
     bare.say(one, FromTenant::Allocate { request: 1, card: 0, chunks: CHUNKS as u32 });
-    assert!(bare.makes.len() <= memory::MAKING_MOST as usize, "{} pieces before anybody else's", bare.makes.len());
+    assert!(
+        bare.makes.len() <= memory::MAKING_MOST as usize,
+        "{} pieces before those of other tenants",
+        bare.makes.len()
+    );
     bare.say(two, FromTenant::Allocate { request: 1, card: 0, chunks: 4 });
     // The neighbour's four chunks arrive after the chunks of one part.
     let ahead = bare.makes.len();
@@ -111,7 +116,7 @@ fn whole_card_allocation_is_split_and_neighbour_waits_one_part() {
     bare.settle();
     assert_eq!(bare.chunks(one).len() as u64, CHUNKS);
     assert_eq!(bare.answered(one, |m| matches!(m, FromOwner::Granted { more: false, .. })), 1);
-    // The release of the process's memory is spread over several events.
+    // The process's memory is released over several events.
     let before = bare.event(Event::Gone { session: one });
     assert!(before <= EVENT_MOST, "{before}");
     bare.say(two, FromTenant::Allocate { request: 2, card: 0, chunks: 1 });
@@ -131,7 +136,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     let (card, kind) = (0, FixedKind::Driver);
     let begin = bare.core.steps();
     bare.say(one, FromTenant::Fix { request: 1, card, kind, bytes });
-    // Requests that arrive while the first is in progress are answered after it, in order.
+    // Requests that arrive while the first one is in progress get their replies after it, in order.
     bare.say(one, FromTenant::Fix { request: 2, card, kind, bytes: 1 });
     bare.say(one, FromTenant::Fix { request: 3, card, kind: FixedKind::Host, bytes });
     bare.settle();
@@ -150,7 +155,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     );
     let placed = bare.core.steps() - begin;
     assert!(placed < 2 * CHUNKS, "{placed} steps for {CHUNKS} chunks");
-    // Chunks that are freed and requested again at once are not refused because their release is in progress.
+    // Chunks that are freed and immediately requested again are not refused although their release is in progress.
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
     bare.say(one, FromTenant::Fix { request: 4, card, kind, bytes });
     bare.say(one, FromTenant::Unfix { card, kind, bytes });
@@ -275,7 +280,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
         let name = format!("{message:?}");
         let steps = bare.say(one, message);
         let name = &name[..name.len().min(40)];
-        // An export visits its own chunks, and the chunks of a few tokens.
+        // An export visits its own chunks and the chunks of a few tokens.
         let most = EVENT_MOST + if name.starts_with("Export") { 6 * MAX_EXPORTED as u64 } else { 0 };
         assert!(steps <= most, "{name}: {steps} steps");
         bare.settle();
@@ -286,7 +291,7 @@ fn costliest_message_of_each_kind_is_bounded_on_largest_card() {
 fn requests_beyond_pending_limit_are_rejected_connection_stays() {
     let mut bare = Bare::new(200);
     let limits = Limits { on_full: OnFull::Queue, ..Limits::default() };
-    bare.core.add_tenant(spec("waits", 200, limits)).expect("it may be");
+    bare.core.add_tenant(spec("waits", 200, limits)).expect("the request is valid");
     for tenant in ["one", "two"] {
         let session = bare.connect(tenant);
         bare.say(session, FromTenant::Allocate { request: 0, card: 0, chunks: 200 });
@@ -311,15 +316,15 @@ fn requests_of_a_connection_that_ended_leave_the_queue() {
         bare.say(one, FromTenant::Allocate { request, card: 0, chunks: 1000 });
         bare.event(Event::Gone { session: one });
     }
-    assert!(bare.core.making.is_empty() && bare.core.hungry.is_empty(), "nothing is waited for");
+    assert!(bare.core.making.is_empty() && bare.core.hungry.is_empty(), "no request waits");
     let tenant = bare.core.tenant("one").expect("there");
     assert_eq!((bare.core.tenants[&tenant].making, bare.core.tenants[&tenant].wanted), (0, 0));
 }
 
 #[test]
 fn adopted_duplicate_or_future_number_is_rejected() {
-    // Returns the numbers of an owner whose last assigned number is `last`. A program that lost its connection brings
-    // its earlier numbers.
+    // Returns the chunk numbers to test for an owner whose last assigned number is `last`. A program that lost its
+    // connection may use numbers that were already assigned.
     type Ids = fn(u64) -> Vec<u64>;
     let cases: [(Ids, usize); 4] =
         [(|_| vec![5, 5], 1), (|last| vec![last + 1], 1), (|last| vec![last + 1000], 1), (|last| vec![last], 0)];
@@ -338,7 +343,7 @@ fn adopted_duplicate_or_future_number_is_rejected() {
         bare.say(session, FromTenant::Adopt { chunks, more: false });
         assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), violations);
         bare.event(Event::Gone { session });
-        assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
+        assert_eq!(bare.core.view(0).memory.summary.free, 16, "no tokens are left");
     }
 }
 
@@ -365,7 +370,7 @@ fn adopted_number_of_pending_request_is_rejected() {
     assert_eq!(bare.answered(session, |m| matches!(m, FromOwner::Goodbye(End::Violation))), 1);
     bare.event(Event::Gone { session });
     bare.settle();
-    assert_eq!(bare.core.view(0).memory.summary.free, 16, "nothing is kept");
+    assert_eq!(bare.core.view(0).memory.summary.free, 16, "no tokens are left");
 }
 
 #[test]

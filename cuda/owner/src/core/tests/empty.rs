@@ -1,18 +1,18 @@
-//! Empty chunks that programs keep, and empty chunks that they have given up.
+//! Tests empty chunks that programs keep, and empty chunks that they have returned.
 
 use super::*;
 
-/// A world of two tenants that are refused chunks that do not fit on the card.
+/// Creates a world of two tenants. Requests for chunks that do not fit on the card are refused.
 fn refusing(card: u64) -> World {
     let mut world = World::new(card, 8);
     for name in ["one", "two"] {
         let limits = Limits { on_full: OnFull::Refuse, ..Limits::default() };
-        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 64, limits)).expect("the request is valid");
     }
     world
 }
 
-/// Makes a program keep `count` of its chunks empty.
+/// Makes a program keep `count` of its chunks as empty chunks.
 fn empty(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     program.empty = program.chunks.keys().copied().take(count).collect();
@@ -30,7 +30,7 @@ fn empty_chunks_of_busy_program_prevent_rejection() {
     assert_eq!((world.places(one), world.places(two)), ((3, 0), (5, 0)));
     assert_eq!(world.programs[&two].refused, [0u32; 0]);
     world.check();
-    // Other chunks stay with their program.
+    // All other chunks stay with their program.
     world.pass(300 * MS);
     world.ask(two, 2, 1);
     world.pass(100 * MS);
@@ -47,7 +47,7 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
     world.ask(two, 1, 5);
     assert_eq!(world.programs[&two].refused, [0u32; 0], "it waits");
     world.pass(50 * MS);
-    assert_eq!(world.programs[&two].refused, [1], "for no longer than an answer takes");
+    assert_eq!(world.programs[&two].refused, [1], "for no longer than a reply takes");
     world.pass(1_000 * MS);
     world.say(two, FromTenant::Allocate { request: 2, card: 0, chunks: 5 });
     assert_eq!(world.programs[&two].refused, [1, 2], "at once");
@@ -55,7 +55,11 @@ fn a_program_that_does_not_answer_is_waited_for_once() {
     program.mute = false;
     world.settle();
     world.ask(two, 3, 5);
-    assert_eq!((world.places(two), world.programs[&two].refused.len()), ((5, 0), 2), "it has answered since");
+    assert_eq!(
+        (world.places(two), world.programs[&two].refused.len()),
+        ((5, 0), 2),
+        "the program has replied since then"
+    );
 }
 
 #[test]
@@ -68,7 +72,7 @@ fn empty_chunks_of_another_program_serve_one_of_the_same_tenant() {
     world.ask(second, 1, 10);
     assert_eq!((world.places(first), world.places(second)), ((54, 0), (10, 0)));
     world.ask(second, 2, 65);
-    assert_eq!(world.programs[&second].refused, [2], "more than it ever has is refused at once");
+    assert_eq!(world.programs[&second].refused, [2], "a request beyond the limit is refused immediately");
 }
 
 #[test]
@@ -82,7 +86,7 @@ fn empty_chunks_are_returned_and_not_copied() {
     world.pass(1_000 * MS);
     world.check();
     assert_eq!((world.places(one), world.places(two)), ((4, 0), (4, 0)));
-    assert_eq!(world.core.view(0).relocations, 0, "nothing had to move to host memory and back");
+    assert_eq!(world.core.view(0).relocations, 0, "no chunk had to move to host memory and back");
 }
 
 #[test]
@@ -97,7 +101,7 @@ fn chunks_freed_before_quiesce_are_not_copied() {
     world.ask(two, 2, 5);
     world.pass(1_000 * MS);
     world.check();
-    assert!(world.programs[&one].empty.is_empty(), "it was to be quiet");
+    assert!(world.programs[&one].empty.is_empty(), "the program got an order to quiesce");
     assert_eq!((world.places(one), world.places(two)), ((2, 0), (6, 0)));
 }
 
@@ -121,6 +125,6 @@ fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     assert_eq!(
         world.core.view(0).pieces.1,
         4 + 2,
-        "the second one's and the stock: what was kept for the first has gone"
+        "the pieces of the second program and the stock; those kept for the first are gone"
     );
 }

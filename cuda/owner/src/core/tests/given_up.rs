@@ -1,4 +1,4 @@
-//! Programs that the owner gives up: neither they nor the system can affect the state of their turns and memory.
+//! Tests programs that the owner gives up. Neither they nor the system can affect the state of their turns and memory.
 
 use super::world::*;
 use super::*;
@@ -9,12 +9,12 @@ fn two(card: u64, kills: bool) -> World {
     let mut world = World::new(card, 64);
     world.kills = kills;
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     world
 }
 
-/// Sets up a program that fills the card and has the turn but does not answer, and a program that waits for both.
+/// Creates an unresponsive program that fills the card and has the turn, and a program that waits for both.
 fn held(world: &mut World) -> (SessionId, SessionId) {
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -59,9 +59,9 @@ fn given_up_program_is_served_again_only_after_it_ends() {
         world.event(Event::Said { session, message: FromTenant::Hello(hello), pieces: Vec::new() });
         world.programs.contains_key(&session)
     };
-    assert!(!hello(&mut world, 1000), "it goes on");
+    assert!(!hello(&mut world, 1000), "the program continues");
     world.event(Event::Ended { pid });
-    assert!(hello(&mut world, 1001), "another process has its number");
+    assert!(hello(&mut world, 1001), "another process has its process ID");
 }
 
 #[test]
@@ -89,9 +89,9 @@ fn a_tenant_is_removed_at_once_though_nothing_ends_its_program() {
     world.core.retire_tenant(id, true).expect("there");
     world.event(Event::Tick);
     assert_eq!(world.core.tenant("one"), None);
-    assert_eq!(world.core.lingering("one"), [100 + one.0 as u32], "the operator is told of it");
+    assert_eq!(world.core.lingering("one"), [100 + one.0 as u32], "the operator is notified");
     world.settle();
-    assert!(world.programs[&two].run.is_some(), "its turn is another's");
+    assert!(world.programs[&two].run.is_some(), "its turn belongs to another tenant");
 }
 
 #[test]
@@ -104,10 +104,10 @@ fn a_program_that_declines_every_order_loses_its_memory_in_time() {
         let two = world.connect("two");
         world.ask(two, 1, 8);
         world.pass(5_000 * MS);
-        assert!(world.programs.contains_key(&one), "it may be honest");
+        assert!(world.programs.contains_key(&one), "the program may be honest");
         assert_eq!(world.places(two).0, 0, "the card is full");
         world.pass(15_000 * MS);
-        assert!(!world.programs.contains_key(&one), "it keeps the card's memory from others");
+        assert!(!world.programs.contains_key(&one), "the program prevents others from using the card's memory");
         assert_eq!(world.places(two), (8, 0));
     }
 }
@@ -116,8 +116,8 @@ fn a_program_that_declines_every_order_loses_its_memory_in_time() {
 fn a_program_may_decline_for_as_long_as_its_work_may_run() {
     let mut world = World::new(8, 64);
     let time = sched::VgpuParams { max_run_ns: Some(60_000 * MS), ..sched::VgpuParams::default() };
-    world.core.add_tenant(TenantSpec { time, ..spec("one", 64, Limits::default()) }).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(TenantSpec { time, ..spec("one", 64, Limits::default()) }).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let one = world.connect("one");
     world.ask(one, 1, 8);
     world.programs.get_mut(&one).expect("there").declines = Some(false);
@@ -127,9 +127,9 @@ fn a_program_may_decline_for_as_long_as_its_work_may_run() {
     assert!(world.programs.contains_key(&one));
     world.programs.get_mut(&one).expect("there").declines = None;
     world.pass(3_000 * MS);
-    assert!(world.places(two).0 > 0, "it has moved at last");
+    assert!(world.places(two).0 > 0, "its memory has finally moved");
     world.pass(30_000 * MS);
-    assert!(world.programs.contains_key(&one), "what it declined is forgotten");
+    assert!(world.programs.contains_key(&one), "the declined orders are forgotten");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn program_that_never_finishes_adoption_is_given_up() {
         world.say(session, FromTenant::Adopt { chunks: Vec::new(), more: true });
         world.pass(200 * MS);
     }
-    assert!(!world.programs.contains_key(&session), "empty messages are no progress");
+    assert!(!world.programs.contains_key(&session), "empty messages do not count as progress");
 }
 
 #[test]
@@ -154,7 +154,7 @@ fn chunk_starts_on_host_while_given_up_program_holds_card() {
     world.keeps_dropped = true;
     world.pass(11_000 * MS);
     world.ask(two, 1, 4);
-    assert_eq!(world.places(two), (0, 4), "nothing is refused for it");
+    assert_eq!(world.places(two), (0, 4), "no request is refused because of it");
     world.keeps_dropped = false;
     world.dropped_are_free();
     world.pass(2_000 * MS);
@@ -168,7 +168,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     let mut world = two(16, true);
     let other = world.connect("two");
     world.say(other, FromTenant::Waiting { card: 0 });
-    // The third program of a tenant with work that does not end; the default is three strikes.
+    // Give up three programs of a tenant for work that does not end. The default limit is three strikes.
     for strikes in 1..=3 {
         let one = world.connect("one");
         world.say(one, FromTenant::Waiting { card: 0 });
@@ -177,7 +177,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
         }
         world.programs.get_mut(&one).expect("there").mute = true;
         world.pass(11_000 * MS);
-        assert!(!world.programs.contains_key(&one), "it is given up");
+        assert!(!world.programs.contains_key(&one), "the program is given up");
         assert_eq!(world.core.view(0).strikes(0), (strikes, strikes == 3));
     }
     let one = world.connect("one");
@@ -192,10 +192,10 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     world.core.release(id);
     world.settle();
     assert_eq!(world.core.view(0).strikes(0), (0, false));
-    // The tenant gets turns again when it has paid for the time that the others had to share.
+    // The tenant gets turns again when it has paid for the time that the other tenants lost.
     let has_turn = (0..8_000).any(|_| {
         world.pass(5 * MS);
         world.programs[&one].run.is_some()
     });
-    assert!(has_turn, "it is released");
+    assert!(has_turn, "the tenant is released");
 }

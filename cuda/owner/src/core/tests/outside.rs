@@ -1,4 +1,4 @@
-//! Memory and processes outside the memory that the owner moves: fixed, shared, and unaccounted.
+//! Tests memory and processes that the owner does not move: fixed, shared, and unaccounted memory.
 
 use super::*;
 
@@ -17,13 +17,13 @@ fn fixed_memory_counts_and_shared_chunks_stay() {
     assert_eq!(world.places(other), (2, 0));
     let chunks = world.programs[&one].chunks.keys().copied().collect();
     world.say(one, FromTenant::Export { request: 4, chunks });
-    assert_eq!(world.programs[&one].share, Some(share), "asked for again, it is the same");
+    assert_eq!(world.programs[&one].share, Some(share), "a second request returns the same token");
     let stranger = world.connect("two");
     world.say(stranger, FromTenant::Open { request: 1, share });
-    assert_eq!(world.programs[&stranger].refused, [1], "another tenant opens nothing");
+    assert_eq!(world.programs[&stranger].refused, [1], "another tenant cannot open the token");
     world.leave(one);
     world.settle();
-    assert_eq!(world.places(other), (2, 0), "who opened it has it still");
+    assert_eq!(world.places(other), (2, 0), "the process that opened it still has it");
     world.leave(other);
     world.settle();
     assert_eq!((world.core.view(0).memory.summary.free, world.core.view(0).pieces.0), (8, 0));
@@ -38,7 +38,7 @@ fn a_token_cannot_be_computed() {
         let chunks: Vec<_> = world.programs[&one].chunks.keys().copied().collect();
         world.say(one, FromTenant::Export { request: 2, chunks });
         let share = world.programs[&one].share.expect("shared");
-        // The other program knows the numbers, but not the keys.
+        // The other program has the numbers, but not the keys.
         let other = world.connect("one");
         let mut guess = share;
         guess.0[31] ^= 1;
@@ -63,9 +63,9 @@ fn adopted_chunk_without_descriptor_counts_until_freed() {
     world.settle();
     assert_eq!(world.core.view(0).memory.summary.free, 6, "each of its users is charged");
     world.say(sessions[0], FromTenant::Export { request: 1, chunks: vec![id] });
-    assert_eq!(world.programs[&sessions[0]].refused, [1], "this owner cannot hand it on");
+    assert_eq!(world.programs[&sessions[0]].refused, [1], "this owner cannot share it further");
     world.say(sessions[0], FromTenant::Free { chunks: vec![id] });
-    assert!(world.programs.contains_key(&sessions[0]), "it did nothing wrong");
+    assert!(world.programs.contains_key(&sessions[0]), "the program did nothing wrong");
     assert_eq!(world.core.view(0).memory.summary.free, 7);
     world.leave(sessions[1]);
     world.settle();
@@ -80,27 +80,27 @@ fn process_outside_owner_is_unmanaged_when_seen_twice() {
     let user = |pid: u32| User { pid, program: "p".to_owned(), bytes: None, occupies: false };
     let pids = |world: &World| world.core.strangers().map(|stranger| stranger.pid).collect::<Vec<_>>();
     world.event(Event::Users { users: vec![user(own), user(7), user(8)], own: None });
-    assert_eq!(pids(&world), [0; 0], "it may begin or end just now");
+    assert_eq!(pids(&world), [0; 0], "the process may just be starting or exiting");
     world.event(Event::Users { users: vec![user(own), user(7)], own: None });
     assert_eq!(pids(&world), [7]);
     world.event(Event::Users { users: vec![user(own), user(7), user(8)], own: None });
-    assert_eq!(pids(&world), [7], "8 was not there all the time");
+    assert_eq!(pids(&world), [7], "process 8 was not listed at every poll");
     world.leave(one);
     world.event(Event::Users { users: vec![user(own)], own: None });
     world.event(Event::Users { users: vec![user(own)], own: None });
-    assert_eq!(pids(&world), [own], "its connection has ended, and it goes on");
+    assert_eq!(pids(&world), [own], "its connection is closed, and the process continues");
     world.event(Event::Users { users: Vec::new(), own: None });
     assert_eq!(pids(&world), [0; 0]);
 }
 
-/// Runs a program that fills the card and does not answer, and a program that needs memory, for `ms`; returns true if
-/// the first program still runs.
+/// Runs an unresponsive program that fills the card, and a program that needs memory, for `ms`. Returns true if the
+/// first program still runs.
 fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
     let mut world = World::new(8, 16);
     world.suspends = suspends;
     let mute = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
-    world.core.add_tenant(mute).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(mute).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let one = world.connect("one");
     world.ask(one, 1, 8);
     world.programs.get_mut(&one).expect("there").mute = true;
@@ -116,12 +116,12 @@ fn mute_beside_one_in_need(suspends: Option<bool>, ms: u64) -> (World, bool) {
 #[test]
 fn a_program_that_is_suspended_leaves_its_memory_to_others() {
     let (world, there) = mute_beside_one_in_need(Some(true), 13_000);
-    assert!(there, "its process is there still");
+    assert!(there, "its process still exists");
     let view = world.core.view(0);
     assert_eq!((view.tenants[0].suspended, view.tenants[0].killed), (1, 0));
     assert_eq!((view.memory_of(0).placed, view.memory_of(0).host), (0, 0));
     assert_eq!(view.memory_of(1).placed, 8, "all of the card");
-    assert!(!view.runs(0), "it has no turn");
+    assert!(!view.runs(0), "the process has no turn");
 }
 
 #[test]
@@ -132,9 +132,9 @@ fn a_program_that_the_driver_cannot_suspend_is_killed() {
     let (world, there) = mute_beside_one_in_need(None, 13_000);
     assert!(there, "the driver may take as long as a program");
     let view = world.core.view(0);
-    assert_eq!((view.tenants[0].killed, view.memory_of(1).placed), (0, 8), "its memory waits for no driver");
+    assert_eq!((view.tenants[0].killed, view.memory_of(1).placed), (0, 8), "its memory does not wait for the driver");
     let (world, there) = mute_beside_one_in_need(None, 23_000);
-    assert!(!there, "a driver that does not come back keeps no memory from others");
+    assert!(!there, "a driver call that hangs does not keep memory from others");
     let view = world.core.view(0);
     assert_eq!((view.tenants[0].suspended, view.tenants[0].killed, view.memory_of(1).placed), (0, 1, 8));
 }
@@ -143,7 +143,7 @@ fn a_program_that_the_driver_cannot_suspend_is_killed() {
 fn guarantee_is_granted_after_memory_of_others_has_moved() {
     let mut world = World::new(8, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let one = world.connect("one");
     world.ask(one, 1, 8);
@@ -155,23 +155,23 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // Longer than the minimum stay of a moved chunk.
+    // This is longer than the minimum stay of a moved chunk.
     world.pass(1_000 * MS);
-    assert_eq!((world.places(one), world.told), ((2, 6), told), "nothing comes back before it is given");
-    world.core.change_tenant(id, &promised(6)).expect("there is room");
+    assert_eq!((world.places(one), world.told), ((2, 6), told), "no memory returns before the guarantee is given");
+    world.core.change_tenant(id, &promised(6)).expect("enough memory is free");
     world.core.promised();
     world.pass(1_000 * MS);
     world.check();
-    assert_eq!(world.places(one), (2, 6), "what is promised stays free");
-    let refused = world.core.change_tenant(id, &promised(9)).expect_err("more than there is");
-    assert!(!world.core.make_room(&refused), "moving does not help");
+    assert_eq!(world.places(one), (2, 6), "promised memory stays free");
+    let refused = world.core.change_tenant(id, &promised(9)).expect_err("more than the card has");
+    assert!(!world.core.make_room(&refused), "moving memory does not help");
 }
 
 #[test]
 fn a_tenant_learns_of_its_own_processes_only() {
     let mut world = World::new(8, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (first, other, second) = (world.connect("one"), world.connect("two"), world.connect("one"));
     for session in [first, other] {
@@ -186,40 +186,40 @@ fn a_tenant_learns_of_its_own_processes_only() {
 fn unreturned_slice_ends_at_limit_without_other_events() {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (one, two) = (world.connect("one"), world.connect("two"));
     world.say(one, FromTenant::Waiting { card: 0 });
     world.settle();
     world.programs.get_mut(&one).expect("there").mute = true;
     world.say(two, FromTenant::Waiting { card: 0 });
-    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    let limit = sched::VgpuParams::default().max_run_ns.expect("the action exists");
     while world.now < 2 * limit && world.programs.contains_key(&one) {
-        // As in the server, use only the wakeups that the owner requested.
-        world.now += world.core.next_wakeup().expect("the turn's end is awaited");
+        // As in the server, use only the wakeups that the owner has requested.
+        world.now += world.core.next_wakeup().expect("a wakeup for the turn's end is requested");
         world.event(Event::Tick);
         world.settle();
     }
-    assert!(!world.programs.contains_key(&one), "it holds the card still");
-    assert!(world.programs[&two].run.is_some(), "the other one has its turn");
+    assert!(!world.programs.contains_key(&one), "the process still occupies the card");
+    assert!(world.programs[&two].run.is_some(), "the other tenant has its turn");
 }
 
 #[test]
 fn program_without_slice_pays_for_delaying_another_tenant() {
     let mut world = World::new(16, 16);
     for name in ["one", "two", "three"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (past, held_up, waiting) = (world.connect("one"), world.connect("two"), world.connect("three"));
     world.say(held_up, FromTenant::Waiting { card: 0 });
     world.settle();
     world.programs.get_mut(&held_up).expect("there").mute = true;
     world.say(waiting, FromTenant::Waiting { card: 0 });
-    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    let limit = sched::VgpuParams::default().max_run_ns.expect("the action exists");
     let (mut next_look, begin) = (world.now, world.now);
     let mut gone = [None, None];
     while world.now - begin < 3 * limit && gone[1].is_none() {
-        world.now += world.core.next_wakeup().expect("the turn's end is awaited");
+        world.now += world.core.next_wakeup().expect("a wakeup for the turn's end is requested");
         world.event(Event::Tick);
         if world.now >= next_look {
             next_look += 1_000 * MS;
@@ -237,21 +237,21 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
             }
         }
     }
-    let [past, held_up] = gone.map(|at| at.expect("it is given up") / limit);
-    assert_eq!((past, held_up), (1, 2), "and the tenant's own work has its limit once more, and no longer");
+    let [past, held_up] = gone.map(|at| at.expect("the program is given up") / limit);
+    assert_eq!((past, held_up), (1, 2), "the tenant's own work gets its limit once more, but no longer");
 }
 
-/// Returns the time, in limits of a turn, until a program is given up that occupies the card at every poll while
-/// another tenant works. It has a turn after each poll if `has_turns`.
+/// Returns the time until a program is given up that occupies the card at every poll while another tenant works, as a
+/// multiple of the limit on a turn. The program has a turn after each poll if `has_turns` is set.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);
     for name in ["one", "two"] {
-        world.core.add_tenant(spec(name, 64, Limits::default())).expect("it may be");
+        world.core.add_tenant(spec(name, 64, Limits::default())).expect("the request is valid");
     }
     let (past, works) = (world.connect("one"), world.connect("two"));
     world.say(works, FromTenant::Waiting { card: 0 });
     world.settle();
-    let limit = sched::VgpuParams::default().max_run_ns.expect("there is one");
+    let limit = sched::VgpuParams::default().max_run_ns.expect("the action exists");
     let begin = world.now;
     while world.now - begin < 3 * limit {
         // The owner's clock takes longer steps if the host was suspended.
@@ -271,7 +271,7 @@ fn given_up_after(has_turns: bool) -> Option<u64> {
             world.say(works, FromTenant::Waiting { card: 0 });
         }
         world.settle();
-        assert!(world.programs.contains_key(&works), "the tenant that works stays");
+        assert!(world.programs.contains_key(&works), "the working tenant is not given up");
         if !world.programs.contains_key(&past) {
             return Some((world.now - begin) / limit);
         }
@@ -292,12 +292,12 @@ fn program_with_turns_between_looks_is_never_given_up() {
 #[test]
 fn program_being_suspended_has_the_drivers_limit() {
     let mut world = World::new(16, 16);
-    // The driver does not answer in this time.
+    // The driver does not reply in this time.
     world.suspends = None;
     let mut suspended = TenantSpec { on_stuck: OnStuck::Suspend, ..spec("one", 64, Limits::default()) };
     suspended.time.max_run_ns = Some(1_000 * MS);
-    world.core.add_tenant(suspended).expect("it may be");
-    world.core.add_tenant(spec("two", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(suspended).expect("the request is valid");
+    world.core.add_tenant(spec("two", 64, Limits::default())).expect("the request is valid");
     let (mute, works) = (world.connect("one"), world.connect("two"));
     world.say(mute, FromTenant::Waiting { card: 0 });
     world.settle();
@@ -313,6 +313,6 @@ fn program_being_suspended_has_the_drivers_limit() {
         world.event(Event::Users { users, own: None });
         world.settle();
     }
-    assert!(world.programs[&works].run.is_some(), "the other one has its turn");
-    assert!(world.programs.contains_key(&mute), "it is killed before the driver's limit");
+    assert!(world.programs[&works].run.is_some(), "the other tenant has its turn");
+    assert!(world.programs.contains_key(&mute), "the program is killed before the driver's limit");
 }

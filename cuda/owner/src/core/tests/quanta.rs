@@ -1,4 +1,4 @@
-//! Quanta, and the host memory that they need.
+//! Tests quanta, and the host memory that they need.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn quantum_waits_for_memory_of_ending_program() {
         ..config.quanta
     };
     let off = vram::QuantaConfig { mode: vram::Mode::Off, ..quanta };
-    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, off, config.host_bytes).expect("the request is valid");
     let (one, other) = (world.connect("one"), world.connect("two"));
     world.ask(one, 1, 8);
     world.ask(other, 1, 8);
@@ -24,13 +24,13 @@ fn quantum_waits_for_memory_of_ending_program() {
     }
     world.pass(500 * MS);
     assert_eq!(world.places(one), (4, 4), "the card is shared");
-    // From now on this program maps nothing.
+    // The program maps nothing after this.
     world.programs.get_mut(&other).expect("there").ends = true;
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     world.pass(100 * MS);
     assert!(world.core.memory_turn().is_some());
     let runs = |world: &World| world.programs[&one].run.is_some();
-    assert!(!runs(&world), "half of its memory is away");
+    assert!(!runs(&world), "half of its memory is evicted");
     world.leave(other);
     world.pass(100 * MS);
     assert_eq!((world.places(one), runs(&world)), ((8, 0), true));
@@ -41,17 +41,17 @@ fn quantum_waits_for_memory_of_ending_program() {
     world.say(stays, FromTenant::Waiting { card: 0 });
     world.pass(second);
     let terms = [one, stays].iter().find_map(|session| world.programs[session].run);
-    let terms = terms.expect("it is not waited for without an end");
-    assert_eq!(terms.idle_us, 10_000, "nobody else could use the card");
+    let terms = terms.expect("the wait for it is limited");
+    assert_eq!(terms.idle_us, 10_000, "no other tenant could use the card");
 }
 
-/// Sets up two programs whose memory does not fit on the card together, with quanta of 20 s.
+/// Creates two programs whose memory does not fit on the card together, with quanta of 20 s.
 fn two_that_take_turns() -> (World, [SessionId; 2]) {
     let mut world = two(16, 32);
     let config = world.core.config().clone();
     let length = 20_000 * MS;
     let quanta = vram::QuantaConfig { mode: vram::Mode::Forced, min_ns: length, max_ns: length, ..config.quanta };
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     let sessions = ["one", "two"].map(|name| world.connect(name));
     for session in sessions {
         world.ask(session, 1, 12);
@@ -64,28 +64,28 @@ fn two_that_take_turns() -> (World, [SessionId; 2]) {
 #[test]
 fn wait_for_memory_of_others_is_bounded() {
     let (mut world, mut sessions) = two_that_take_turns();
-    let turn = world.core.memory_turn().expect("they take turns").clone();
+    let turn = world.core.memory_turn().expect("the tenants take turns").clone();
     if turn.holder.0 == 2 {
         sessions.reverse();
     }
     let [first, other] = sessions;
     assert_eq!((world.places(first), world.places(other)), ((12, 0), (4, 8)));
-    // From now on this program maps nothing.
+    // The program maps nothing after this.
     world.programs.get_mut(&other).expect("there").ends = true;
     world.ask(first, 2, 2);
     world.pass(400 * MS);
-    assert_eq!(world.places(first), (12, 0), "memory of the other one is to go first");
+    assert_eq!(world.places(first), (12, 0), "memory of the other tenant must be evicted first");
     world.pass(200 * MS);
-    assert_eq!(world.places(first), (12, 2), "it does not go in time");
+    assert_eq!(world.places(first), (12, 2), "the memory is not evicted in time");
     world.ask(first, 3, 1);
-    assert_eq!(world.places(first), (12, 3), "it would be in vain again");
+    assert_eq!(world.places(first), (12, 3), "another wait would fail too");
     assert_eq!(world.core.memory_turn().map(|turn| turn.holder), Some(turn.holder), "in the same quantum");
 }
 
 #[test]
 fn view_says_why_a_tenant_waits_and_for_how_long() {
     let (mut world, _) = two_that_take_turns();
-    let holder = world.core.memory_turn().expect("they take turns").holder;
+    let holder = world.core.memory_turn().expect("the tenants take turns").holder;
     let waits = |world: &World| {
         let view = world.core.view(0);
         let (id, time) = view.time.tenants.iter().find(|(id, _)| **id != holder).expect("two");
@@ -120,7 +120,7 @@ fn view_names_the_tenant_that_has_the_slice() {
 fn quantum_holder_waiting_for_memory_is_not_idle() {
     let (mut world, sessions) = two_that_take_turns();
     let holder = |world: &World| world.core.memory_turn().map(|turn| turn.holder.0);
-    let first = holder(&world).expect("they take turns");
+    let first = holder(&world).expect("the tenants take turns");
     let session = sessions[first as usize - 1];
     let run = world.programs[&session].run.expect("its gate is open");
     world.say(session, FromTenant::Allocate { request: 2, card: 0, chunks: 2 });
@@ -131,12 +131,12 @@ fn quantum_holder_waiting_for_memory_is_not_idle() {
         world.now += 10 * MS;
         world.event(Event::Tick);
     }
-    assert_eq!(holder(&world), Some(first), "its memory is not there yet");
+    assert_eq!(holder(&world), Some(first), "its memory has not returned yet");
     world.programs.get_mut(&session).expect("there").run = None;
     world.settle();
     assert_eq!(world.programs[&session].chunks.len(), 14);
     world.pass(1_000 * MS);
-    assert_ne!(holder(&world), Some(first), "now it has nothing to do");
+    assert_ne!(holder(&world), Some(first), "now the program has no work");
 }
 
 #[test]
@@ -144,13 +144,13 @@ fn stock_is_refilled_without_other_events() {
     let mut world = World::new(8, 16);
     let all = Limits { guarantee: 8, ..Limits::default() };
     for (name, limits) in [("one", all), ("two", Limits::default())] {
-        world.core.add_tenant(spec(name, 64, limits)).expect("it may be");
+        world.core.add_tenant(spec(name, 64, limits)).expect("the request is valid");
     }
     let one = world.connect("one");
     world.ask(one, 1, 8);
     let two = world.connect("two");
     world.ask(two, 1, 2);
-    assert_eq!((world.places(two), world.core.view(0).pieces.1), ((0, 2), 2), "what was ready is in use");
+    assert_eq!((world.places(two), world.core.view(0).pieces.1), ((0, 2), 2), "the memory pinned in advance is in use");
     world.leave(two);
     world.settle();
     assert_eq!(world.core.view(0).pieces.1, 0);

@@ -1,5 +1,5 @@
-//! Programs that allocate, free, write, connect and disconnect, answer late or in another order, on a card that is too
-//! small.
+//! Tests programs that allocate, free, write, connect and disconnect, and reply late or in another order, on a card
+//! that is too small.
 
 use super::*;
 use proptest::prelude::*;
@@ -79,7 +79,10 @@ fn apply(world: &mut World, op: Op, request: u32) {
         Op::Quota(first, quota) => {
             let name = if first { "one" } else { "two" };
             let id = world.core.tenant(name).expect("there");
-            world.core.change_tenant(id, &spec(name, 12, Limits { quota, ..Limits::default() })).expect("it may be");
+            world
+                .core
+                .change_tenant(id, &spec(name, 12, Limits { quota, ..Limits::default() }))
+                .expect("the request is valid");
         }
     }
 }
@@ -89,7 +92,7 @@ proptest! {
     fn contents_follow_their_chunks_and_nothing_is_lost(ops in proptest::collection::vec(op(), 1..150)) {
         let mut world = World::new(8, 20);
         for name in ["one", "two"] {
-            world.core.add_tenant(spec(name, 12, Limits::default())).expect("it may be");
+            world.core.add_tenant(spec(name, 12, Limits::default())).expect("the request is valid");
         }
         for (number, op) in ops.into_iter().enumerate() {
             apply(&mut world, op, number as u32);
@@ -104,6 +107,6 @@ proptest! {
         prop_assert_eq!((view.memory.summary.free, view.memory.summary.host.used), (8, 0));
         prop_assert_eq!(view.pieces.0, 0, "pieces of the card are left");
         prop_assert_eq!(world.pieces.values().filter(|(memory, _)| *memory == Memory::Device).count(), 0);
-        prop_assert!(view.pieces.1 <= 2, "only what is kept ready");
+        prop_assert!(view.pieces.1 <= 2, "only the stock");
     }
 }

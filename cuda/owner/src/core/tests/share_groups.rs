@@ -1,4 +1,4 @@
-//! Groups of tenants whose programs use the card at the same time.
+//! Tests groups of tenants whose programs use the card at the same time.
 
 use super::*;
 use sched::groups::Sharing;
@@ -11,9 +11,9 @@ fn group(name: &str, sharing: Sharing) -> TenantSpec {
 /// Creates a card with the tenants `one` and `two` in one group, and `three` outside.
 fn world(sharing: Sharing) -> World {
     let mut world = World::new(16, 16);
-    world.core.add_tenant(group("one", sharing)).expect("it may be");
-    world.core.add_tenant(group("two", sharing)).expect("it may be");
-    world.core.add_tenant(spec("three", 64, Limits::default())).expect("it may be");
+    world.core.add_tenant(group("one", sharing)).expect("the request is valid");
+    world.core.add_tenant(group("two", sharing)).expect("the request is valid");
+    world.core.add_tenant(spec("three", 64, Limits::default())).expect("the request is valid");
     world
 }
 
@@ -35,8 +35,8 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Reports use of all open gates while time passes. Returns the times for which the gates of some sessions were open at
-/// once, and for which each was open, in ms.
+/// Reports the use of all open gates while time passes. Returns how long the gates of several sessions were open at
+/// once, and how long each gate was open, in ms.
 fn observe(world: &mut World, sessions: &[SessionId], ms: u64) -> (u64, Vec<u64>) {
     let (mut both, mut each) = (0, vec![0; sessions.len()]);
     for _ in 0..ms / 2 {
@@ -78,7 +78,7 @@ fn group_and_single_tenant_take_turns() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     let three = world.connect("three");
     want(&mut world, &[one, two, three]);
-    // `World::check` fails if the gates of two parties are open.
+    // `World::check` fails if the gates of two parties are open at the same time.
     let (_, each) = observe(&mut world, &[one, two, three], 2000);
     assert!((550..=800).contains(&each[2]), "the group has the weights of both: {each:?}");
     assert!(each[0].abs_diff(each[1]) <= 150, "{each:?}");
@@ -97,7 +97,7 @@ fn program_that_is_no_mps_client_has_exclusive_turns() {
     assert_eq!(names, ["test"]);
     assert!(view.tenants[0].membership.is_some_and(|state| state.joined));
     assert!(view.tenants[1].membership.is_some_and(|state| !state.joined));
-    // Its tenant takes part as soon as the program has ended.
+    // The tenant takes part as soon as this program has exited.
     world.leave(two);
     let two = client(&mut world, "two");
     want(&mut world, &[one, two]);
@@ -111,14 +111,14 @@ fn strictest_mode_of_members_applies_and_changes_live() {
     want(&mut world, &[one, two]);
     observe(&mut world, &[one, two], 100);
     let id = world.core.tenant("two").expect("there");
-    world.core.change_tenant(id, &group("two", Sharing::Turns)).expect("it may be");
+    world.core.change_tenant(id, &group("two", Sharing::Turns)).expect("the request is valid");
     observe(&mut world, &[one, two], 100);
     assert_eq!(observe(&mut world, &[one, two], 500).0, 0);
-    world.core.change_tenant(id, &group("two", Sharing::Together)).expect("it may be");
+    world.core.change_tenant(id, &group("two", Sharing::Together)).expect("the request is valid");
     assert!(observe(&mut world, &[one, two], 500).0 >= 350);
-    world.core.change_tenant(id, &spec("two", 64, Limits::default())).expect("it may be");
+    world.core.change_tenant(id, &spec("two", 64, Limits::default())).expect("the request is valid");
     observe(&mut world, &[one, two], 100);
-    assert_eq!(observe(&mut world, &[one, two], 500).0, 0, "it left the group");
+    assert_eq!(observe(&mut world, &[one, two], 500).0, 0, "the tenant has left the group");
 }
 
 #[test]
@@ -133,10 +133,10 @@ fn relocation_quiesces_only_member_with_moving_chunks() {
     observe(&mut world, &[one, two], 200);
     assert!(runs(&world, one) && runs(&world, two));
     let before = world.programs[&two].run.expect("it runs").turn;
-    // Less memory for `one`: its chunks move to host memory.
+    // `one` gets less memory, so its chunks move to host memory.
     let id = world.core.tenant("one").expect("there");
     let lower = TenantSpec { limits: Limits { quota: 2, ..Limits::default() }, ..group("one", Sharing::Together) };
-    world.core.change_tenant(id, &lower).expect("it may be");
+    world.core.change_tenant(id, &lower).expect("the request is valid");
     world.event(Event::Tick);
     let mut quiet = false;
     for choice in 0..200 {
@@ -158,7 +158,7 @@ fn members_get_exclusive_time_when_they_fall_behind() {
     let mut world = world(Sharing::Together);
     let id = world.core.tenant("one").expect("there");
     let heavy = TenantSpec { time: sched::VgpuParams::weight(300), ..group("one", Sharing::Together) };
-    world.core.change_tenant(id, &heavy).expect("it may be");
+    world.core.change_tenant(id, &heavy).expect("the request is valid");
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one, two]);
     let (_, each) = observe(&mut world, &[one, two], 2000);
@@ -181,7 +181,7 @@ fn ended_member_leaves_the_card_to_others() {
     let (_, each) = observe(&mut world, &[two], 200);
     assert!(each[0] >= 190, "{each:?}");
     let id = world.core.tenant("one").expect("there");
-    world.core.remove_tenant(id).expect("it has no programs");
+    world.core.remove_tenant(id).expect("the tenant has no programs");
     assert!(observe(&mut world, &[two], 100).1[0] >= 90);
 }
 
@@ -194,14 +194,14 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
     world.pass(5 * MS);
     let run = world.programs[&one].run.expect("it runs");
     assert_eq!(world.programs[&one].yields, Some(run.turn));
-    // The program waits for a result, and has a submission when its gate has closed.
+    // The program waits for a result, and submits work after its gate has closed.
     world.programs.get_mut(&one).expect("there").run = None;
     world.say(one, FromTenant::Stopped { card: 0, turn: run.turn, usage: Usage::default(), waiting: true });
     assert!(runs(&world, other) && !runs(&world, one));
     world.pass(40 * MS);
     assert!(runs(&world, one) || runs(&world, other));
     world.check();
-    // A library of an older version is not asked.
+    // A library with an older protocol version does not get a request to give up the turn.
     let mut world = two(8, 8);
     world.version = cuda_protocol::VERSION_RECLAIM;
     let (one, other) = (world.connect("one"), world.connect("two"));

@@ -1,4 +1,4 @@
-//! Shares of time of tenants whose memory does not fit together, with any settings.
+//! Tests the shares of time of tenants whose memory does not fit together, with arbitrary settings.
 
 use super::*;
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ const CARD: u64 = 64;
 #[derive(Clone, Copy, Debug)]
 struct Busy {
     weight: u32,
-    /// Number of chunks that its program has.
+    /// Number of chunks of its program.
     chunks: u32,
     quota: u32,
     guarantee: u32,
@@ -22,26 +22,26 @@ impl Busy {
     }
 }
 
-/// Lets the tenants work for `seconds`, and returns each tenant's part of the total slice time, in permille.
+/// Lets the tenants work for `seconds`. Returns each tenant's part of the total slice time, in permille.
 fn shares(tenants: &[Busy], seconds: u64) -> (World, Vec<u64>) {
     let mut world = World::new(CARD, 512);
     let config = world.core.config().clone();
-    // Short quanta, because the last cycle is cut off at an arbitrary point.
+    // Use short quanta, because the last cycle ends at an arbitrary point.
     let quanta = vram::QuantaConfig { max_ns: 2_000 * MS, ..config.quanta };
-    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("it may be");
+    world.core.tune(config.time, config.balance, quanta, config.host_bytes).expect("the request is valid");
     let mut sessions = Vec::new();
     for (at, tenant) in tenants.iter().enumerate() {
         let limits = Limits { quota: tenant.quota, guarantee: tenant.guarantee, ..Limits::default() };
         let name = format!("t{at}");
         let time = sched::VgpuParams::weight(tenant.weight);
-        world.core.add_tenant(TenantSpec { time, ..spec(&name, 256, limits) }).expect("it may be");
+        world.core.add_tenant(TenantSpec { time, ..spec(&name, 256, limits) }).expect("the request is valid");
         sessions.push(world.connect(&name));
     }
     for (session, tenant) in sessions.iter().zip(tenants) {
         world.ask(*session, 1, tenant.chunks);
         world.say(*session, FromTenant::Waiting { card: 0 });
     }
-    // Quanta have begun, and the first ones have ended.
+    // After this time quanta have begun, and the first ones have ended.
     world.pass(20_000 * MS);
     let mut ran = vec![0u64; tenants.len()];
     for _ in 0..seconds * 200 {
@@ -79,7 +79,7 @@ fn memory_quanta_are_as_long_as_weights_say() {
 fn guaranteed_memory_stays_and_its_tenant_never_waits() {
     let sure = Busy { guarantee: 48, ..Busy::new(300, 48) };
     let (mut world, shares) = shares(&[Busy::new(100, 48), sure], 60);
-    assert_eq!(world.core.memory_turn(), None, "the other one has nobody to take turns with");
+    assert_eq!(world.core.memory_turn(), None, "the other tenant takes turns with no one");
     assert_near(&shares, &[250, 750]);
     world.pass(1_000 * MS);
     let two = *world.programs.keys().nth(1).expect("connected");
@@ -97,7 +97,7 @@ fn tenant_outside_of_quanta_keeps_its_share() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
 
-    /// A tenant's memory settings do not affect any tenant's share of time.
+    /// Checks that a tenant's memory settings do not affect any tenant's share of time.
     #[test]
     fn shares_of_time_ignore_memory_settings(
         tenants in prop::collection::vec((1u32..=4, 8u32..=56, 8u32..=64, 0u32..=16), 2..=3),

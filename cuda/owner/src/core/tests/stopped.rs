@@ -1,8 +1,8 @@
-//! Programs that are stopped during a turn, and kernels that do not end.
+//! Tests programs that are stopped during a turn, and kernels that do not end.
 
 use super::*;
 
-/// A tenant whose program is stopped with its gate open, and another tenant with work.
+/// Creates a tenant whose program is stopped with an open gate, and another tenant with work.
 fn stopped_beside_another() -> (World, SessionId, SessionId) {
     let mut world = two(16, 16);
     let [one, other] = ["one", "two"].map(|name| world.connect(name));
@@ -21,7 +21,7 @@ fn runs(world: &World, session: SessionId) -> bool {
     world.programs[&session].run.is_some()
 }
 
-/// Makes NVML list both programs; the first one has work on the card if `occupies`.
+/// Makes NVML list both programs. The first one has work on the card if `occupies` is set.
 fn users(world: &mut World, occupies: bool) {
     let users = world.programs.keys().map(|session| {
         let (pid, program) = (100 + session.0 as u32, String::new());
@@ -32,7 +32,7 @@ fn users(world: &mut World, occupies: bool) {
     world.settle();
 }
 
-/// Returns the longest time in ms for which a program's gate is closed within the next `ms`.
+/// Returns the longest time in ms for which a program's gate stays closed within the next `ms`.
 fn longest_gap(world: &mut World, session: SessionId, ms: u64) -> u64 {
     let (mut gap, mut longest) = (0, 0);
     for _ in 0..ms / 5 {
@@ -55,18 +55,18 @@ fn stopped_program_holds_its_neighbour_for_moments() {
 fn stopped_program_without_work_loses_its_turn_only() {
     let (mut world, one, other) = stopped_beside_another();
     world.pass(500 * MS);
-    assert!(world.core.view(0).runs(0), "nothing is known of its work yet");
+    assert!(world.core.view(0).runs(0), "the state of its work is not known yet");
     users(&mut world, false);
     world.pass(1_000 * MS);
-    assert!(world.core.view(0).runs(0), "the look may be of the time before");
+    assert!(world.core.view(0).runs(0), "the poll may be from before the overrun");
     users(&mut world, false);
     world.pass(10 * MS);
-    assert!(!world.core.view(0).runs(0), "the card has nothing of it");
+    assert!(!world.core.view(0).runs(0), "the card has no work of it");
     let charged = world.core.view(0).charged_ns(0);
     let gap = longest_gap(&mut world, other, 20_000);
-    assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "it is alone");
-    // The program runs again: it answers, and gets its share.
-    let program = world.programs.get_mut(&one).expect("it is not killed");
+    assert_eq!((gap, world.core.view(0).charged_ns(0)), (0, charged), "the tenant is alone");
+    // The program runs again, replies, and gets its share.
+    let program = world.programs.get_mut(&one).expect("the program is not killed");
     program.stopped = false;
     world.settle();
     let gap = longest_gap(&mut world, one, 1_000);
@@ -109,7 +109,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     assert!(world.programs.contains_key(&one), "its limit is 10 s");
     let charged = [0, 1].map(|tenant| world.core.view(0).charged_ns(tenant) / MS);
     assert!(charged[0].abs_diff(charged[1]) < 500, "both are charged: {charged:?}");
-    assert!(world.core.view(0).tenants[0].overrun_ns > 9_000 * MS, "its turn runs on");
+    assert!(world.core.view(0).tenants[0].overrun_ns > 9_000 * MS, "its turn continues");
     world.pass(1_500 * MS);
     assert!(!world.programs.contains_key(&one));
     let tenant = &world.core.view(0).tenants[0];

@@ -1,5 +1,5 @@
-//! The duration of moving memory between tenants, with a simulated clock: workers, the link and programs take as long
-//! as on a present-day card.
+//! Tests how long moving memory between tenants takes, on a simulated clock: the workers, the link and the programs
+//! take as long as on a present-day card.
 
 use super::*;
 use std::cmp::Reverse;
@@ -7,12 +7,12 @@ use std::collections::BinaryHeap;
 
 const US: u64 = 1_000;
 const MS: u64 = 1_000 * US;
-/// Chunk size for which the following times apply.
+/// Chunk size to which the following times apply.
 const CHUNK: u64 = 16 << 20;
-/// Time to make a piece of the card.
+/// Time to make a piece on the card.
 const MAKE: u64 = 130 * US;
-/// Time to zero a piece, including the wait for a time slice of the card if other programs are at work; several pieces
-/// wait together.
+/// Time to zero a piece, including the wait for a time slice of the card if other programs are working. Several pieces
+/// share one wait.
 const ZERO: u64 = MS;
 const ZEROED_PER_WAIT: u64 = 16;
 /// Time to pin host memory for a piece.
@@ -21,19 +21,19 @@ const PIN: u64 = 3_200 * US;
 const DROP: u64 = 73 * US;
 /// Time to copy a chunk over the link while both directions are in use.
 const COPY: u64 = 350 * US;
-/// Time to start a batch of copies, and to wait for its end.
+/// Time to start a batch of copies and to wait until it completes.
 const COPY_BATCH: u64 = 60 * US;
-/// Time to unmap a chunk from a program's addresses, and to map a chunk of the card at the same addresses.
+/// Time to unmap a chunk from a program's addresses, and to map a chunk on the card at the same addresses.
 const UNMAP: u64 = 35 * US;
 const MAP: u64 = 70 * US;
-/// Time to receive a message from the owner, and to answer it.
+/// Time to receive a message from the owner and to reply to it.
 const WORD: u64 = 50 * US;
-/// Time to quiesce and end a turn.
+/// Time to quiesce a program and end its turn.
 const DRAIN: u64 = 2 * MS;
-/// Time to use an allocation for the first time, and to request more.
+/// Time for the first use of an allocation, and for the next request.
 const USE: u64 = 100 * US;
 
-/// An event scheduled for a certain time.
+/// An event that is scheduled for a certain time.
 #[derive(Debug)]
 enum Next {
     Tell(Event),
@@ -50,7 +50,7 @@ enum Hand {
     Program(SessionId),
 }
 
-/// A program that requests its memory in parts, each as soon as its work on the previous part may run.
+/// A program that requests its memory in parts. It requests a part as soon as its work on the previous part may run.
 #[derive(Debug)]
 struct Fill {
     left: u32,
@@ -63,10 +63,10 @@ struct Timed {
     order: u64,
     queue: BinaryHeap<Reverse<(u64, u64)>>,
     what: BTreeMap<u64, Next>,
-    /// Time until which each actor is busy.
+    /// Time at which each actor becomes free.
     busy: BTreeMap<Hand, u64>,
     memory: BTreeMap<PieceId, Memory>,
-    /// Start of each program's turn, and the total time of its turns.
+    /// Start of each program's current turn, and the total time of its turns.
     runs: BTreeMap<SessionId, (Option<u64>, u64)>,
     copies: BTreeMap<Memory, u64>,
     fills: BTreeMap<SessionId, Fill>,
@@ -200,7 +200,7 @@ impl Timed {
             let next = self.queue.peek().map_or(u64::MAX, |Reverse((at, _))| *at);
             self.now = tick.min(next).min(until);
             if next == self.now {
-                let Reverse((_, order)) = self.queue.pop().expect("there is one");
+                let Reverse((_, order)) = self.queue.pop().expect("the action exists");
                 match self.what.remove(&order).expect("kept") {
                     Next::Tell(event) => self.tell(event),
                     Next::Say(session, message) => self.say(session, message),
@@ -211,13 +211,14 @@ impl Timed {
         }
     }
 
-    /// Returns the total time for which programs have held the card.
+    /// Returns the total time for which programs had the card.
     fn ran(&self) -> u64 {
         self.runs.values().map(|(since, sum)| sum + since.map_or(0, |since| self.now - since)).sum()
     }
 }
 
-/// Sets up two tenants with this much host memory ready, turns of a second, and programs that have work.
+/// Creates two tenants with programs that have work, and turns of a second. `ready` is the amount of host memory pinned
+/// in advance.
 fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut config = CardConfig::new(640 * CHUNK);
     (config.host_bytes, config.host_ready_bytes) = (1024 * CHUNK, ready * CHUNK);
@@ -226,9 +227,9 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     let mut timed = Timed::new(config);
     for name in ["one", "two"] {
         let spec = TenantSpec { memory_bytes: 640 * CHUNK, ..world::spec(name, 0, Limits::default()) };
-        timed.core.add_tenant(spec).expect("it may be");
+        timed.core.add_tenant(spec).expect("the request is valid");
     }
-    // The stock is filled.
+    // The stock is full after this time.
     timed.run(5_000 * MS);
     let sessions = ["one", "two"].map(|name| timed.connect(name));
     for session in sessions {
@@ -237,7 +238,7 @@ fn two_at_once(ready: u64) -> (Timed, [SessionId; 2]) {
     (timed, sessions)
 }
 
-/// Sets up the same programs, but each fills four fifths of the card.
+/// Creates the same programs, but each fills four fifths of the card.
 fn two_that_do_not_fit(ready: u64) -> Timed {
     let (mut timed, sessions) = two_at_once(ready);
     for request in 0..32 {
@@ -259,7 +260,7 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of the time, because both directions are in use; the last batch returns after the last was
+    // The link takes most of the time because both directions are in use. The last batch returns after the last one was
     // evicted.
     assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
@@ -270,7 +271,7 @@ fn first_quantum_does_not_wait_for_stock_refill() {
     let (start, ran) = (timed.now, timed.ran());
     timed.run(start + 1_000 * MS);
     let lost = timed.now - start - (timed.ran() - ran);
-    // The stock lacks 120 pieces, which are pinned; the same number is pinned again for the stock.
+    // The stock lacks 120 pieces, which are pinned. The same number is then pinned for the stock again.
     assert!(lost <= 120 * PIN + 200 * MS, "the first quantum begins after {} ms", lost / MS);
 }
 
@@ -281,7 +282,7 @@ fn memory_filled_during_quantum_is_on_card() {
         let start = timed.now;
         while !until(timed) {
             timed.run(timed.now + MS);
-            assert!(timed.now < start + 5_000 * MS, "it takes too long");
+            assert!(timed.now < start + 5_000 * MS, "the change takes too long");
         }
         timed.now - start
     };
@@ -299,8 +300,8 @@ fn memory_filled_during_quantum_is_on_card() {
     assert!(missing > 300, "most of it is allocated in its quantum");
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
-    assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "nothing of it was used over the link first");
-    // Both have 512 chunks, and the card 640. Evictions run 64 chunks ahead of the last part.
+    assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "no memory was used over the link at first");
+    // Both have 512 chunks, and the card has 640. Evictions run 64 chunks ahead of the last part.
     let excess = 2 * 512 - 640;
     assert!((excess - 16..=excess + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
     assert!(took <= alone + excess * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);
@@ -317,7 +318,7 @@ fn nothing_is_pinned_in_the_gaps_between_moves() {
     timed.run(timed.now + 100 * MS);
     assert_eq!(stocked(&timed), before, "memory has just moved");
     timed.run(timed.now + 500 * MS);
-    assert!(stocked(&timed) > before, "the stock is made anew");
+    assert!(stocked(&timed) > before, "the stock is refilled");
 }
 
 #[test]
@@ -341,6 +342,6 @@ fn quantum_begins_although_others_keep_fixed_memory() {
     let copied = timed.copies[&Memory::Device] - before[&Memory::Device];
     let lost = timed.now - start - (timed.ran() - ran);
     assert!(copied > 2000, "{copied} chunks have returned");
-    // Waiting for the other program's fixed memory would take about as long as moving everything else.
+    // Waiting for the other program's fixed memory would take about as long as all other moves.
     assert!(lost <= copied * COPY * 8 / 7, "moving {copied} chunks takes {} ms", lost / MS);
 }

@@ -1,4 +1,4 @@
-//! A card, its worker threads and programs' libraries, as the state machine sees them.
+//! Simulates a card, its worker threads and the programs' libraries for the state machine.
 
 use super::*;
 use cuda_protocol::{Adopted, Chunk, End, FromTenant, Hello, Run, Usage, VERSION};
@@ -8,18 +8,18 @@ use std::collections::VecDeque;
 pub(super) const CHUNK: u64 = 2 << 20;
 pub(super) const MS: u64 = 1_000_000;
 thread_local! {
-    /// Seed of the next owner; real owners use the time in ms.
+    /// Seed of the next owner. Real owners use the time in ms.
     static SEED: std::cell::Cell<u32> = const { std::cell::Cell::new(7) };
 }
 
 /// Contents of memory that belonged to another tenant.
 const STALE_CONTENTS: u64 = u64::MAX;
 
-/// A program with our library.
+/// A program that uses our library.
 #[derive(Debug, Default)]
 pub(super) struct Program {
     pub(super) tenant: Option<u32>,
-    /// The program's chunks: the piece that each is mapped to, and the value that the program last wrote to it.
+    /// The program's chunks: the piece that each is mapped to, and the value that the program last wrote to the chunk.
     pub(super) chunks: BTreeMap<ChunkId, (PieceId, u64)>,
     pub(super) run: Option<Run>,
     pub(super) quiet: Option<u32>,
@@ -27,30 +27,30 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
-    /// The program's empty chunks, which it returns on request.
+    /// The program's empty chunks. It returns them on request.
     pub(super) empty: Vec<ChunkId>,
-    /// Pieces that it returned just before it quiesced.
+    /// Pieces that the program returned just before it quiesced.
     returned: BTreeSet<PieceId>,
-    /// The program does not answer.
+    /// Set if the program does not reply.
     pub(super) mute: bool,
-    /// The program does not answer because it is stopped.
+    /// Set if the program does not reply because it is stopped.
     pub(super) stopped: bool,
-    /// Set if the program declines orders: to quiesce (`false`), or to redirect chunks (`true`).
+    /// Set if the program declines orders: `false` for orders to quiesce, `true` for orders to redirect chunks.
     pub(super) declines: Option<bool>,
-    /// The program's driver does not accept further calls.
+    /// Set if the program's driver does not accept further calls.
     pub(super) ends: bool,
     pub(super) memory: Option<(u64, u64)>,
     pub(super) share: Option<Share>,
-    /// Processes of its tenant.
+    /// Processes of the program's tenant.
     pub(super) pids: Vec<u32>,
     /// Time until the program's next turn in microseconds, as last announced.
     pub(super) soon: Option<u32>,
-    /// Number of the turn that the program was asked to end when it waits for a result.
+    /// Number of the turn that the program was requested to end when it waits for a result.
     pub(super) yields: Option<u32>,
 }
 
 impl Program {
-    /// Returns its empty chunks.
+    /// Returns the program's empty chunks.
     fn give_up_empty(&mut self) {
         let empty = std::mem::take(&mut self.empty);
         let pieces = empty.iter().filter_map(|chunk| self.chunks.remove(chunk)).map(|(piece, _)| piece);
@@ -61,30 +61,30 @@ impl Program {
     }
 }
 
-/// Everything around a [`Core`].
+/// A [`Core`] and all simulated components around it.
 pub(super) struct World {
     pub(super) core: Core,
     pub(super) now: u64,
     /// Contents of each piece that exists.
     pub(super) pieces: BTreeMap<PieceId, (Memory, u64)>,
-    /// Tenant and programs that have seen each piece.
+    /// Tenant and programs that have had each piece.
     seen: BTreeMap<PieceId, (u32, BTreeSet<SessionId>)>,
     pub(super) programs: BTreeMap<SessionId, Program>,
-    /// Tasks of the workers.
+    /// Tasks for the workers.
     pub(super) work: VecDeque<Action>,
     next: u64,
     value: u64,
-    /// Protocol version of programs that connect from now on.
+    /// Protocol version of programs that connect later.
     pub(super) version: u16,
-    /// Number of pieces of the card for which the driver has memory.
+    /// Number of card pieces for which the driver has memory.
     pub(super) device_most: usize,
     /// Number of batches of copies that programs had to map.
     pub(super) told: usize,
-    /// The driver's answer to a suspension; `None` if the call does not return.
+    /// The driver's reply to a suspension; `None` if the call does not return.
     pub(super) suspends: Option<bool>,
     /// Set if programs can be killed.
     pub(super) kills: bool,
-    /// Set if released pieces are still in use because a process has them.
+    /// Set if released pieces stay in use because a process has them.
     pub(super) keeps_dropped: bool,
     dropped: usize,
 }
@@ -102,7 +102,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
 }
 
 impl World {
-    /// Creates a card of this many chunks, with the same number of host slots.
+    /// Creates a card with this many chunks, and with `host` host slots.
     pub(super) fn new(card: u64, host: u64) -> Self {
         let config = CardConfig {
             host_bytes: host * CHUNK,
@@ -110,7 +110,7 @@ impl World {
             host_ready_bytes: 2 * CHUNK,
             ..CardConfig::new(card * CHUNK)
         };
-        // Like real owners, each owner has its own numbers.
+        // Each owner has its own numbers, like real owners.
         let seed = SEED.with(|seed| seed.replace(seed.get() + (1 << 10)));
         let core = Core::new(config, seed).expect("the settings are in bounds");
         let (pieces, seen, programs, work) = Default::default();
@@ -172,7 +172,7 @@ impl World {
     /// Makes a program write to all of its chunks.
     pub(super) fn write(&mut self, session: SessionId) {
         let Some(program) = self.programs.get_mut(&session) else { return };
-        assert_eq!(program.quiet, None, "a program that is quiet does not run");
+        assert_eq!(program.quiet, None, "a quiesced program does not run");
         for (piece, value) in program.chunks.values_mut() {
             self.value += 1;
             *value = self.value;
@@ -180,7 +180,7 @@ impl World {
         }
     }
 
-    /// Checks that every chunk holds the value that its program last wrote to it.
+    /// Checks that every chunk contains the value that its program last wrote to it.
     pub(super) fn check(&self) {
         for (session, program) in &self.programs {
             for (chunk, (piece, value)) in &program.chunks {
@@ -188,7 +188,7 @@ impl World {
                 assert_eq!(found.1, *value, "{session:?} {chunk:?} {piece:?}");
             }
         }
-        // Skip a program that was ordered to stop and has not answered.
+        // Skip programs that were ordered to stop and have not replied.
         let told =
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
@@ -216,7 +216,7 @@ impl World {
                     self.event(Event::Looked { session, stopped, is_overdue });
                 }
                 Action::Suspend { session } => {
-                    // Regardless of that, other programs may use its memory from now on.
+                    // Even so, other programs may use its memory from now on.
                     self.programs.get_mut(&session).expect("there").chunks.clear();
                     self.work.push_back(Action::Suspend { session });
                 }
@@ -237,11 +237,11 @@ impl World {
         let tenant = program.tenant;
         for piece in pieces {
             let (first, by) = self.seen.entry(*piece).or_insert((tenant.expect("a tenant"), BTreeSet::new()));
-            assert_eq!(Some(*first), tenant, "{piece:?} has been another tenant's");
+            assert_eq!(Some(*first), tenant, "{piece:?} belonged to another tenant");
             by.insert(session);
             let has = |other: &Program| other.chunks.values().any(|(held, _)| held == piece);
             let shared = || self.programs.iter().any(|(other, program)| *other != session && has(program));
-            assert!(by.len() == 1 || shared(), "{piece:?} has been another program's");
+            assert!(by.len() == 1 || shared(), "{piece:?} belonged to another program");
         }
         let Some(program) = self.programs.get_mut(&session) else { return };
         match message {
@@ -270,8 +270,8 @@ impl World {
             FromOwner::Redirect { order, moves } => {
                 assert_eq!(program.quiet, Some(order), "redirected while it runs");
                 for (Chunk { id, .. }, &piece) in moves.iter().zip(pieces) {
-                    assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "it was copied to");
-                    // The message still names a chunk that was freed in the meantime.
+                    assert_ne!(self.pieces[&piece].1, STALE_CONTENTS, "the piece was the target of a copy");
+                    // The message still contains a chunk that was freed in the meantime.
                     if let Some(chunk) =
                         program.chunks.get_mut(id).filter(|_| !program.ends && program.declines.is_none())
                     {
@@ -302,7 +302,7 @@ impl World {
         }
     }
 
-    /// Executes one more step: a worker completes an order, or a program answers. Returns false when no step is left.
+    /// Executes one more step: a worker completes an order, or a program replies. Returns false if no step is left.
     pub(super) fn step(&mut self, choice: u64) -> bool {
         let speakers: Vec<_> = self
             .programs
@@ -317,7 +317,7 @@ impl World {
         match speakers.get((choice % all) as usize) {
             Some(&session) => {
                 let program = self.programs.get_mut(&session).expect("it speaks");
-                let message = program.answers.pop_front().expect("it has an answer");
+                let message = program.answers.pop_front().expect("the request has a reply");
                 if let FromTenant::Stopped { turn, .. } = message
                     && program.run.is_some_and(|run| run.turn == turn)
                 {
@@ -354,9 +354,9 @@ impl World {
             Action::Copy { batch, pieces, to } => {
                 for (from, into) in pieces {
                     let is_empty = self.programs.values().any(|program| program.returned.contains(&from));
-                    assert!(!is_empty, "{from:?} is copied although nothing lies in it");
-                    let value = self.pieces.get(&from).expect("what is copied exists").1;
-                    let target = self.pieces.get_mut(&into).expect("where it is copied to exists");
+                    assert!(!is_empty, "{from:?} is copied although it is empty");
+                    let value = self.pieces.get(&from).expect("the source of the copy exists").1;
+                    let target = self.pieces.get_mut(&into).expect("the target of the copy exists");
                     assert_eq!(target.0, to);
                     target.1 = value;
                 }
@@ -390,10 +390,10 @@ impl World {
                 return;
             }
         }
-        panic!("it never settles");
+        panic!("the events never end");
     }
 
-    /// Advances time, in steps, and runs the events of each step.
+    /// Advances the time in steps, and runs the events of each step.
     pub(super) fn pass(&mut self, ns: u64) {
         let until = self.now + ns;
         while self.now < until {
@@ -403,19 +403,19 @@ impl World {
         }
     }
 
-    /// Returns the numbers of a program's chunks on the card, and in host memory.
+    /// Returns the numbers of a program's chunks on the card and in host memory.
     pub(super) fn places(&self, session: SessionId) -> (usize, usize) {
         let memories = self.programs[&session].chunks.values().map(|(piece, _)| self.pieces[piece].0);
         let (card, host): (Vec<_>, Vec<_>) = memories.partition(|memory| *memory == Memory::Device);
         (card.len(), host.len())
     }
 
-    /// Replaces the owner; the new one takes the programs over, with their memory.
+    /// Replaces the owner. The new one takes over the programs with their memory.
     pub(super) fn restart(&mut self, core: Core) -> Vec<SessionId> {
         self.restart_and(core, |_, _| ())
     }
 
-    /// Same as [`Self::restart`]; each program does `at_once` before the new owner maps its chunks.
+    /// Same as [`Self::restart`], but each program executes `at_once` before the new owner maps its chunks.
     pub(super) fn restart_and(&mut self, core: Core, at_once: impl Fn(&mut Self, SessionId)) -> Vec<SessionId> {
         let old = std::mem::take(&mut self.programs);
         let kept: BTreeSet<PieceId> = old.values().flat_map(|p| p.chunks.values().map(|(piece, _)| *piece)).collect();

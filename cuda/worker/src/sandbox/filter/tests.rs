@@ -6,7 +6,7 @@ const ARCHITECTURE: u32 = 0xc000_003e;
 const OWNER: Kept = Kept { pointer: ADDRESS, length: 20 };
 const DAEMON: Kept = Kept { pointer: ADDRESS + 256, length: 30 };
 
-/// The kernel's answer to a call.
+/// The kernel's decision about a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Verdict {
     Kill,
@@ -15,7 +15,7 @@ enum Verdict {
     Allow,
 }
 
-/// Runs a program as the kernel does.
+/// Runs a filter program as the kernel does.
 fn run(program: &BpfProgram, call: i64, arguments: &[u64]) -> Verdict {
     let mut data = vec![call as u32, ARCHITECTURE, 0, 0];
     data.extend((0..6).flat_map(|n| {
@@ -47,7 +47,7 @@ fn run(program: &BpfProgram, call: i64, arguments: &[u64]) -> Verdict {
     }
 }
 
-/// The strictest answer of all programs.
+/// Returns the strictest decision of all programs.
 fn verdict(kept: &[Kept], call: i64, arguments: &[u64]) -> Verdict {
     let programs = programs(Addresses::of(kept)).expect("valid");
     programs.iter().map(|program| run(program, call, arguments)).min().expect("programs")
@@ -80,7 +80,7 @@ fn calls_of_the_driver_pass_and_others_trap() {
         libc::SYS_shmat,
         libc::SYS_mseal,
         libc::SYS_seccomp,
-        // Numbers of another kind of programs, and of no call.
+        // Numbers of another ABI, and a number that does not belong to a call.
         libc::SYS_read | 0x4000_0000,
         5000,
     ];
@@ -138,7 +138,7 @@ fn sockets_reach_owner_and_daemon_only() {
     }
     assert_eq!(of(libc::SYS_sendto, &[4, 1, 1, 0, 0, 0]), Verdict::Allow);
     assert_eq!(of(libc::SYS_sendto, &[4, 1, 1, 0, 1 << 40, 20]), Verdict::Trap);
-    // Without an address, there is nothing to connect to.
+    // Without addresses, the worker cannot connect to any socket.
     assert_eq!(verdict(&[], libc::SYS_socket, &[1, kind, 0]), Verdict::Trap);
     assert_eq!(verdict(&[], libc::SYS_connect, &[5, ADDRESS, 20]), Verdict::Trap);
 }

@@ -1,4 +1,4 @@
-//! Reads guest memory for saving. The contents of a page under a mapped aperture are not in its chunk.
+//! Reads guest memory for saving. The contents of a page under a mapped aperture are not in the page's chunk.
 
 use card::HostMemory;
 use nvspec::addr::SMALL_PAGE;
@@ -10,7 +10,7 @@ use vm_memory::Bytes;
 pub(crate) struct Overlay(BTreeMap<u64, (Arc<dyn HostMemory>, usize)>);
 
 impl Overlay {
-    /// Creates the overlay from the memory that holds each page, and the page's offset in that memory, by page number.
+    /// Creates the overlay from the memory of each page, and the page's offset in that memory, by page number.
     pub(crate) fn from_pages(pages: BTreeMap<u64, (Arc<dyn HostMemory>, usize)>) -> Self {
         Self(pages)
     }
@@ -20,7 +20,7 @@ impl Overlay {
         self.0.keys().map(|page| page * SMALL_PAGE)
     }
 
-    /// Copies these pages over `data`, whole pages of guest VRAM from `at` on. Returns true if any page was copied.
+    /// Copies these pages over `data`, which contains whole pages from `at` on. Returns true if any page was copied.
     pub(crate) fn lay_over(&self, at: u64, data: &mut [u8]) -> bool {
         let first = at / SMALL_PAGE;
         let pages = first..first.saturating_add(data.len() as u64 / SMALL_PAGE);

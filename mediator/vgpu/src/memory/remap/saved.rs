@@ -1,6 +1,6 @@
 //! Saved state of apertures that the VMM maps: the records, and the card's addresses of the memory. The memory is in
-//! files, which are handed over separately. The client keeps using them during the handover: its guest's CPUs may write
-//! at any time.
+//! files, which are handed over separately. The client uses them during the handover, and its CPUs may write at any
+//! time.
 
 use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
@@ -40,7 +40,7 @@ struct SavedPage {
     places: Vec<SavedSlot>,
 }
 
-/// A slot: the number of its window, and the number of the page.
+/// A slot: the number of its window, and the number of its page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 struct SavedSlot(u8, u32);
 
@@ -60,13 +60,13 @@ impl Remap {
     /// Saves the apertures and the files of their memory, if any are mapped.
     ///
     /// # Errors
-    /// If the process has no free file descriptors.
+    /// Returns an error if the process has no free file descriptors.
     pub(crate) fn save(&self) -> Result<Option<(SavedRemap, Vec<OwnedFd>)>, ManagerError> {
         let Self {
             windows,
             homes,
             waiting,
-            // This is false for a quiescent VM.
+            // This is false in a quiescent VM.
             closing: _,
             // The next process may log the warning again.
             warned: _,
@@ -84,7 +84,8 @@ impl Remap {
             let Some(window) = window else { continue };
             let (file, area) = window.memory.area();
             files.push(
-                file.try_clone().map_err(|error| ManagerError::host("no descriptor of an aperture's memory", error))?,
+                file.try_clone()
+                    .map_err(|error| ManagerError::host("no descriptor for the memory of an aperture", error))?,
             );
             *saved = Some(SavedWindow { start: area.offset, bytes: area.size, iova: window.memory.first().0 });
             let of_ram = (window.first..).zip(&window.wants).filter(|(_, want)| **want == PageTarget::Ram);
@@ -118,7 +119,7 @@ impl SavedRemap {
     /// bytes of VRAM. Maps the memory for the card at its old address.
     ///
     /// # Errors
-    /// If the saved state is invalid, the files do not match, or the host cannot map them.
+    /// Returns an error if the saved state is invalid, if the files do not match, or if the host cannot map them.
     pub(crate) fn restored(
         self,
         host: &ManagedCard,
@@ -133,19 +134,19 @@ impl SavedRemap {
             let (name, start, end) = showing.extent(bars);
             let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
             let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
-            Invalid::unless(whole, || format!("{bytes:#x} bytes from {from:#x} on are not what is mapped of {name}"))?;
-            let file =
-                files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} did not come along")))?;
+            Invalid::unless(whole, || format!("{bytes:#x} bytes at {from:#x} are not the mapped part of {name}"))?;
+            let file = files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} is missing")))?;
             *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
         }
-        Invalid::unless(files.next().is_none(), || "memory of an aperture has come that nobody maps".into())?;
+        Invalid::unless(files.next().is_none(), || "memory of an aperture that is not mapped has arrived".into())?;
         Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
         for SavedPage { number, places } in pages {
             let there = u64::from(number) < vram_bytes / SMALL_PAGE;
-            Invalid::unless(there, || format!("guest page {number:#x} is not the VM's, and is mapped in an aperture"))?;
+            Invalid::unless(there, || {
+                format!("guest page {number:#x} is mapped in an aperture, and does not belong to the VM")
+            })?;
             let mut slots = places.into_iter().map(Slot::from);
-            let home =
-                slots.next().ok_or_else(|| Invalid::new(format_args!("guest page {number:#x} lives nowhere")))?;
+            let home = slots.next().ok_or_else(|| Invalid::new(format_args!("guest page {number:#x} has no home")))?;
             remap.wants(home, PageTarget::Vram(number))?;
             remap.homes.insert(number, home);
             for slot in slots {
@@ -164,7 +165,7 @@ impl Remap {
         let window = self.windows.get_mut(slot.window).and_then(Option::as_mut);
         let place = window.and_then(|window| window.want_mut(slot.page)).filter(|place| **place == PageTarget::Nothing);
         let place = place
-            .ok_or_else(|| Invalid::new(format_args!("{slot:?} is no place of an aperture, or wants two things")))?;
+            .ok_or_else(|| Invalid::new(format_args!("{slot:?} is not a page of an aperture, or has two targets")))?;
         *place = want;
         Ok(())
     }
@@ -231,17 +232,17 @@ mod tests {
             let why = saved.restored(&Rig::new(64).host, BARS, all, VRAM).unwrap_err().to_string();
             assert!(why.contains(said), "{why}");
         };
-        refused(&|_| (), &|files| drop(files.pop()), "did not come along");
-        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "nobody maps");
+        refused(&|_| (), &|files| drop(files.pop()), "is missing");
+        refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "that is not mapped");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
-        refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not what is mapped");
-        refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "no place of an aperture");
+        refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not the mapped part");
+        refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "not a page of an aperture");
         refused(&|saved| saved.pages.swap(0, 1), &|_| (), "not in order");
-        refused(&|saved| saved.pages[3].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "not the VM's");
-        refused(&|saved| saved.pages[0].places.clear(), &|_| (), "lives nowhere");
-        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "wants two things");
-        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "no place of an aperture");
-        refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "no place of an aperture");
-        refused(&|saved| saved.ram.push(SavedSlot(3, 0)), &|_| (), "no place of an aperture");
+        refused(&|saved| saved.pages[3].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "does not belong to the VM");
+        refused(&|saved| saved.pages[0].places.clear(), &|_| (), "has no home");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 7)), &|_| (), "has two targets");
+        refused(&|saved| saved.pages[0].places.push(SavedSlot(1, 256)), &|_| (), "not a page of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(2, 0)), &|_| (), "not a page of an aperture");
+        refused(&|saved| saved.ram.push(SavedSlot(3, 0)), &|_| (), "not a page of an aperture");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 const BAR1: u64 = 17 << 20;
 const BAR3: u64 = 1 << 20;
 
-/// Model of the memory whose moves are recorded: the guest page that each slot shows.
+/// A model of the memory: the guest page that each slot shows, according to the recorded moves.
 #[derive(Default)]
 struct World {
     card: HashMap<u32, u32>,
@@ -32,8 +32,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// For any mappings by the guest, a page has a single home among the slots that map it, which is in PRAMIN only if
-    /// no other slot maps the page. The data is only in the home, and other slots show zeros.
+    /// Checks that, for any mappings by the guest, a page has only one home among the slots that map it, which is in
+    /// PRAMIN only if no other slot maps the page. The data is only in the home, and other slots show zeros.
     #[test]
     fn every_page_has_one_home_and_its_data(
         steps in prop::collection::vec((0usize..3, prop::collection::vec((0u32..12, 0u32..10), 1..8)), 1..40),
@@ -47,7 +47,7 @@ proptest! {
             let (start, _) = remap.extent(showing).unwrap();
             let mut found = BTreeMap::new();
             for (page, want) in changes {
-                // Do not use page 0, so that a blank slot differs from one with data.
+                // Do not use page 0, so that a blank slot differs from one that contains data.
                 let place = match want {
                     0 => None,
                     9 => Some(Place::Ram(nvspec::addr::Gpa(0))),
@@ -69,7 +69,7 @@ proptest! {
                 let within = |other: &GuestRange| {
                     matches!(other, GuestRange::Vram(from, all) if from.0 <= at.0 && at.0 + len <= from.0 + all)
                 };
-                prop_assert!(concerned.iter().any(within), "{range:?} moves and is not said to");
+                prop_assert!(concerned.iter().any(within), "{range:?} moves without being reported");
             }
             world.carry_out(&moves);
             let mut wanted: BTreeMap<u32, Vec<Slot>> = BTreeMap::new();
@@ -119,7 +119,7 @@ fn pramin_yields_page_to_bars_and_reports_strays() {
     let in_bar3 = Slot { window: MappedWindow::Bar3.index(), page: 7 };
     assert_eq!((taken.outs, taken.ins), (vec![(4, place(1))], vec![(4, in_bar3)]));
     assert_eq!(taken.strays, []);
-    assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "a driver goes on to BAR3");
+    assert_eq!((remap.home(4), remap.counts.aliases), (Some(in_bar3), 0), "the driver continues with BAR3");
     // Give the page back to PRAMIN, or move the PRAMIN window.
     let back = remap.book(MappedWindow::Bar3, &[(7, PageTarget::Nothing)]);
     assert_eq!((back.ins, back.strays), (vec![(4, place(1))], vec![place(1)]));

@@ -31,12 +31,12 @@ fn copies_need_copy_engine_bound_to_subchannel() {
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(needs_of(&[object(CE0), copy.repeat(100)].concat()), CE0_ONLY);
     assert_eq!(needs_of(&[object(CE1), copy.clone()].concat()), Needs::Copies(Engine::Copy1));
-    assert_eq!(needs_of(&copy), Needs::Graphics, "nobody knows what its subchannel is bound to");
+    assert_eq!(needs_of(&copy), Needs::Graphics, "the binding of its subchannel is unknown");
     // A binding persists from one submission to the next.
     let mut bindings = Bindings::default();
     assert_eq!(needs(&mut bindings, &[&object(CE0)]), Needs::Host);
     assert_eq!(needs(&mut bindings, &[&copy]), CE0_ONLY);
-    // Work that was not read completely ends the binding, because it may have changed it.
+    // If work was not read completely, its bindings are forgotten, because the work may have changed them.
     assert_eq!(needs(&mut bindings, &[&object(M2MF)]), Needs::Graphics);
     assert_eq!(needs(&mut bindings, &[&copy]), Needs::Graphics);
 }
@@ -48,7 +48,7 @@ fn work_with_one_method_for_pgraph_needs_pgraph() {
         assert_eq!(needs_of(&[copies.clone(), graphics.clone()].concat()), Needs::Graphics);
         assert_eq!(needs_of(&[graphics, copies.clone()].concat()), Needs::Graphics);
     }
-    // The same applies to a single data word for the subchannel's object, and to an invalid header.
+    // The same applies if only one data word is written to the subchannel's object, and to an invalid header.
     assert_eq!(needs_of(&[copies.clone(), vec![4 << 29 | 1 << 16 | 2 << 13 | 0x100 >> 2]].concat()), Needs::Graphics);
     assert_eq!(needs_of(&[copies, vec![6 << 29]].concat()), Needs::Graphics);
 }
@@ -65,7 +65,7 @@ fn data_of_a_method_may_lie_in_the_next_range() {
     let [header, datum] = object(CE0)[..] else { panic!("a header and its datum") };
     let copy = ce_copy(0x1000, 0x2000, 1);
     assert_eq!(needs(&mut bindings, &[&[header], &[datum], &copy[..3], &copy[3..]]), CE0_ONLY);
-    // Data words that look like headers do not count, nor does a header beyond the end of a segment.
+    // Data words that look like headers do not count, and neither does a header beyond the end of a segment.
     let graphics = methods(2, 0x300, &[0]);
     let data = methods(4, 0x310, &[graphics[0]]);
     assert_eq!(needs(&mut bindings, &[&[data, vec![7 << 29], graphics.clone()].concat()]), CE0_ONLY);

@@ -57,7 +57,7 @@ fn hole_03_instance_blocks_are_not_read_after_activation() {
             s.evil.guest.vram_write(to, &pattern(5, 0));
             s.evil.submit(&mut channel, &copy);
             s.evil.wait(&channel);
-            assert!(s.evil.vram_holds(to, 1, 3), "{what}: it goes on in its own address space");
+            assert!(s.evil.vram_holds(to, 1, 3), "{what}: the channel continues in its own address space");
         });
         let after = scene.card_instance(EVIL, ID).map(|at| scene.card_word64(at + vm::PDB_LO));
         assert_eq!(before, after, "{what}: the card's own block");
@@ -131,12 +131,12 @@ fn hole_05_target_bits_are_decoded_or_denied() {
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), pointer(at, target));
             s.evil.guest.wr(pfifo::CHANNEL_STATE::at(ID.into()), 0x001f_0001);
             s.evil.list(&[ID]);
-            assert_eq!(s.card_instance(EVIL, ID), None, "it is bound");
+            assert_eq!(s.card_instance(EVIL, ID), None, "the channel is bound");
             s.evil.guest.wr(pfifo::CHANNEL::at(ID.into()), 0);
         });
         scene.denied(&format!("runlist {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pfifo::RUNLIST_BASE::OFFSET, target << 28 | (at >> 12) as u32);
-            // The first list is one entry too long; the second one is short.
+            // The first list is one entry too long; the second one is too short.
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0081);
             s.evil.guest.wr(pfifo::RUNLIST::OFFSET, 0x01f0_0004);
         });
@@ -154,7 +154,8 @@ fn hole_05_target_bits_are_decoded_or_denied() {
         scene.denied(&format!("peephole's block {at:#x}, target {target}"), |s| {
             s.evil.guest.wr(pbus::PEEPHOLE_BLOCK::OFFSET, pointer(at, target));
         });
-        // These registers set the memory that the hardware writes on flushes and faults, and for compression tags.
+        // These registers contain the addresses that the hardware writes to on flushes and faults, and for compression
+        // tags.
         scene.virtual_only(&format!("sinks at {at:#x}"), |s| {
             for register in [
                 pfb::NISO_ADDRESS::OFFSET,
@@ -180,7 +181,7 @@ fn hole_05_target_bits_are_decoded_or_denied() {
             s.evil.list(&[ID]);
             let put = s.evil.queue_fenced(&mut channel, &[]);
             s.evil.guest.poke(userd + nvspec::instance::userd::GP_PUT, put);
-            // The card's USERD must be a page that belongs to no guest, for any block.
+            // The card's USERD must be a page that does not belong to a guest, whatever the block contains.
             if let Some(instance) = s.card_instance(EVIL, ID) {
                 let at = s.card_word64(instance + ramfc::USERD_LO);
                 let guests = s.blocks_of(&[EVIL, GOOD, IDLE]);
@@ -223,9 +224,9 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     for (what, base, length) in [
         ("129 entries", (list >> 12) as u32, CHANNELS + 1),
         ("4095 entries", (list >> 12) as u32, 0xfff),
-        ("behind the share", behind, 1),
-        ("far behind it", 0x0fff_ffff, CHANNELS),
-        ("in no memory", 0x1000_0000, 1),
+        ("beyond the share", behind, 1),
+        ("far beyond the share", 0x0fff_ffff, CHANNELS),
+        ("outside all memory", 0x1000_0000, 1),
     ] {
         scene.denied(what, |s| submit(s, base, length));
     }
@@ -243,7 +244,7 @@ fn hole_12_runlists_name_only_the_guests_channels() {
     scene.finish();
 }
 
-/// Returns the offset of element `index` in an array of registers, from the offsets of its first two elements.
+/// Returns the offset of element `index` in an array of registers, computed from the offsets of its first two elements.
 fn behind(first: u32, second: u32, index: u32) -> u32 {
     first + index * (second - first)
 }
@@ -258,7 +259,7 @@ fn hole_13_channel_numbers_end_at_127() {
             let at = behind(pfifo::CHANNEL::at(0), pfifo::CHANNEL::at(1), id);
             s.evil.guest.wr(at, pointer(instance, 0));
             s.evil.guest.wr(at + 4, 0x001f_0001);
-            assert_ne!(s.evil.guest.rd(at), pointer(instance, 0), "it was kept");
+            assert_ne!(s.evil.guest.rd(at), pointer(instance, 0), "the value was kept");
         });
         scene.denied(&format!("preemption of channel {id}"), |s| s.evil.guest.wr(pfifo::PREEMPT::OFFSET, id));
     }
@@ -267,7 +268,7 @@ fn hole_13_channel_numbers_end_at_127() {
     for (what, offset) in [
         ("PBDMA 3", behind(pbdma::INTR_0::at(0), pbdma::INTR_0::at(1), 3)),
         ("PBDMA 7", behind(pbdma::CHANNEL::at(0), pbdma::CHANNEL::at(1), 7)),
-        ("behind the channel table's block", 0x4000),
+        ("beyond the block of the channel table", 0x4000),
     ] {
         scene.denied(what, |s| {
             s.evil.guest.rd(offset);
@@ -298,8 +299,8 @@ fn hole_19_channels_without_a_directory_reach_nothing() {
         ("directory of zeros", zeros as u32),
         ("directory in RAM", 0x8_0002),
         ("directory in RAM that was not lent", 64 << 20 | 2),
-        ("directory in no memory", 1),
-        ("directory that ends behind the share", (SHARE_BYTES - PAGE) as u32),
+        ("directory outside all memory", 1),
+        ("directory that ends beyond the share", (SHARE_BYTES - PAGE) as u32),
     ] {
         let mut channel = scene.evil.prepare(ID);
         scene.evil.guest.poke(channel.instance + vm::PDB_LO, low);

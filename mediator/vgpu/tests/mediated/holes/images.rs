@@ -1,4 +1,4 @@
-//! Context images: PGRAPH's firmware writes the registers that an image lists, at any offset of BAR0.
+//! Context images. PGRAPH's firmware writes the registers that an image lists, at any offset of BAR0.
 
 use super::{A, CE0, EVIL, GOOD, ID, M2MF, PAGE, Scene, ce_copy, m2mf_copy, object, pfifo, pmc};
 use card::Card;
@@ -6,8 +6,8 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// The mediator's own pages at the start of a channel's range that hold the images of the copy engines and the first
-/// page of PGRAPH's image.
+/// The mediator's own pages at the start of a channel's range. They contain the images of the copy engines and the
+/// first page of PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
 /// Offset of a state register of PGRAPH that the mediator never writes.
@@ -25,9 +25,9 @@ fn context_images_of_a_guest_write_no_registers() {
         (pgraph::INTR_EN::OFFSET, 0),
     ];
     let before = wanted.map(|(register, _)| scene.rig.card.read32(register));
-    assert!(wanted.iter().zip(before).all(|((_, value), now)| *value != now), "each would be seen");
+    assert!(wanted.iter().zip(before).all(|((_, value), now)| *value != now), "each change would be detected");
     for bound in [false, true] {
-        scene.contained("an image that names registers", |s| {
+        scene.contained("an image that lists registers", |s| {
             let mut channel = if bound { s.evil.channel(ID) } else { s.evil.prepare(ID) };
             let [_, _, image] = channel.memory();
             for (at, (register, value)) in (image + PAGE..).step_by(8).zip(wanted) {
@@ -78,7 +78,7 @@ fn context_images_of_the_mediator_are_out_of_works_reach() {
                 s.evil.submit(&mut channel, &words);
                 let fault = s.evil.wait_fault();
                 assert_eq!((fault.instance, fault.va), (channel.instance, image), "{what}");
-                assert!(s.evil.vram_holds(own, 1, 0x11), "{what}: something was read");
+                assert!(s.evil.vram_holds(own, 1, 0x11), "{what}: data was read");
                 s.evil.unbind(&channel);
                 s.evil.rewind();
             });

@@ -36,7 +36,7 @@ fn hole_09_unmapped_pages_are_unreachable_after_flush() {
             At::Ram(gpa) => scene.evil.ram_holds(gpa, 1, 9),
             At::Vram(at) => scene.evil.vram_holds(at, 1, 9),
         };
-        assert!(held, "{what} was written after it was unmapped");
+        assert!(held, "{what} was written after the page was unmapped");
         scene.fresh();
     }
     scene.finish();
@@ -62,9 +62,9 @@ fn hole_09_unmapping_under_load_completes_at_flush() {
             s.evil.submit(&mut channel, &copy);
             (0..32).for_each(|page| s.evil.pte(channel.space, B + page * PAGE, 0, 0));
             s.evil.flush();
-            // From here on the guest's kernel reuses the pages for other processes.
+            // From here on, the guest's kernel reuses the pages for other processes.
             s.evil.fill_ram(gpa, 32, 0x900 + round);
-            // Earlier work must have ended or must fault.
+            // Earlier work must either have ended or fault.
             let mut later = channel;
             s.evil.submit(&mut later, &copy);
             wait_stopped(&mut s.evil, before, "unmapping under work");
@@ -89,7 +89,7 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
     let file = scene.evil.guest.unmap_ram(gpa).unwrap();
     assert_eq!(rustix::io::pwrite(&file, &[0xee; 4 * PAGE as usize], 0), Ok(4 * PAGE as usize));
     // The guest neither unmaps the page nor flushes its TLB.
-    scene.denied("RAM that was taken back", |s| {
+    scene.denied("RAM that was removed", |s| {
         s.evil.submit(&mut channel, &[object(CE0), ce_copy(A, B, 4)].concat());
         assert_eq!(s.evil.wait_fault().va, B);
     });
@@ -102,7 +102,8 @@ fn hole_09_memory_that_the_vmm_takes_back_is_out_of_reach() {
 #[test]
 fn hole_17_a_client_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // A tenant writes its mark to all memory, to every register that keeps a value, to USERD, and with every engine.
+    // A tenant writes its mark to all memory, to every register that keeps a value, and to USERD, and with every
+    // engine.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 2, 1);
     scene.evil.buffer(&channel, B, 2, 2);
@@ -126,7 +127,7 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
         assert!(data.iter().all(|&byte| byte == 0), "MiB {mib}");
     }
     for (offset, before) in stored(&mut scene) {
-        assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept what the client before wrote");
+        assert_ne!(before, 0x7e0a_4705, "register {offset:#x} kept the previous client's value");
     }
     // An aperture without an instance block must show no memory.
     for region in [RegionIndex::Bar1, RegionIndex::Bar3] {
@@ -136,14 +137,14 @@ fn hole_17_a_client_finds_nothing_of_the_one_before() {
     }
     assert_eq!(scene.evil.guest.rd(pbus::PRAMIN_WINDOW::OFFSET), 0);
 
-    // The next client uses the same channel. USERD and the state of the engines must be those of a new one.
+    // The next client uses the same channel. USERD and the state of the engines must be in their initial state.
     assert!(scene.evil.guest.map_ram(0, RAM, true));
     scene.evil.bring_up();
     let mut channel = scene.evil.channel(ID);
     for offset in (0..userd::BYTES).step_by(4) {
         assert_eq!(scene.evil.guest.peek(channel.userd + offset), 0, "USERD {offset:#x}");
     }
-    // If a copy engine kept addresses, a launch alone would copy. They must be 0, where nothing is mapped.
+    // If a copy engine kept addresses, a launch alone would copy. The addresses must be 0, where nothing is mapped.
     scene.contained("a launch with nothing set", |s| {
         let launch = [object(CE0), rig::driver::methods(4, 0x300, &[0x110])].concat();
         s.evil.submit(&mut channel, &launch);
@@ -171,7 +172,7 @@ fn hole_17_engines_that_a_client_held_back_run_for_the_next() {
 #[test]
 fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     let mut scene = Scene::new();
-    // Remove the idle VM, whose memory is full of the secret; a new VM gets this memory.
+    // Remove the idle VM, whose memory is full of the secret. A new VM gets this memory.
     let Scene { rig, evil, good, idle, .. } = scene;
     let before: Vec<u64> = {
         let mut state = rig.host.lock();
@@ -180,7 +181,7 @@ fn hole_17_a_vm_finds_nothing_of_the_one_before() {
     };
     let mut held = vec![0; PAGE as usize];
     super::card_vram(&rig, *before.last().unwrap(), &mut held);
-    assert!(held.iter().all(|&byte| byte == SECRET), "it is there to be found");
+    assert!(held.iter().all(|&byte| byte == SECRET), "the secret is in memory");
     idle.driver.guest.remove().unwrap();
     let heir = super::born(&rig, vram::TenantId(7));
     assert_eq!(super::finds(&heir.guest, SECRET), 0);
@@ -204,7 +205,7 @@ fn stored(scene: &mut Scene) -> Vec<(u32, u32)> {
     let registers = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets = registers.flat_map(|reg| (0..reg.count).map(|index| reg.offset + index * reg.stride));
     let states = STATE_RANGES.iter().flat_map(|&(_, base, end)| (base..end).step_by(0x400));
-    // Exclude the register that resets units, which would change the others, and the one that stops engines.
+    // Exclude the register that resets units, because it would change the others, and the register that stops engines.
     let spared = [pmc::ENABLE::OFFSET, pfifo::SCHED_DISABLE::OFFSET];
     let offsets = offsets.chain(states).filter(|offset| !spared.contains(offset));
     offsets.collect::<Vec<_>>().into_iter().map(|offset| (offset, scene.evil.guest.rd(offset))).collect()

@@ -1,4 +1,4 @@
-//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not know.
+//! Hole 6: undeclared registers, registers of the machine, and registers that the reference code does not handle.
 
 use super::{A, At, B, C, GOOD, IDLE};
 use super::{CE0, ID, SHARE_BYTES, Scene, blocks, ce_copy, ce0, ce1, object, pbus, pfb, pfifo, pgraph, ptimer, tally};
@@ -6,7 +6,7 @@ use nvspec::Access;
 use nvspec::regs::{fecs, gpccs, pclock, pdisp, pfuse, pmc, pmu, ppci, ptop, windows};
 use vmm_glue::RegionIndex;
 
-/// Distance in bytes between two writes of the sweep over undeclared offsets.
+/// Distance between two writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 
 #[test]
@@ -26,12 +26,12 @@ fn hole_06_no_register_is_passed_on() {
     scene.fresh();
     // Then sweep over the offsets between these registers.
     let before = tally(&scene.evil.guest);
-    scene.virtual_only("a sweep over the rest", |s| {
+    scene.virtual_only("a sweep over the remaining registers", |s| {
         for offset in (0..windows::BAR0_BYTES as u32).step_by(STRIDE as usize) {
             s.evil.guest.wr(offset + (offset / STRIDE * 4) % STRIDE, u32::MAX);
         }
     });
-    assert!(tally(&scene.evil.guest) > before + 10_000, "what nothing claims is counted");
+    assert!(tally(&scene.evil.guest) > before + 10_000, "unclaimed accesses are counted");
     scene.fresh();
 
     // The reference code passes these registers through.
@@ -101,7 +101,7 @@ fn hole_06_no_register_is_passed_on() {
             s.evil.guest.wr(register, 7);
         }
     });
-    scene.virtual_only("acknowledging what is not its own", |s| {
+    scene.virtual_only("acknowledging interrupts of other VMs", |s| {
         for register in [
             pfifo::INTR::OFFSET,
             pfifo::MMU_FAULT_ID::OFFSET,
@@ -215,7 +215,7 @@ fn written_timer_does_not_change_time_of_others() {
             }
         });
         let now = time(&mut scene);
-        // If the low word wrapped between the two reads, the result decreases by less than 2^32 ns.
+        // If the low word wraps between the two reads, the result decreases by less than 2^32 ns.
         assert!(now + (1 << 32) > last && now < last + (1 << 40), "from {last} to {now}");
         last = now;
     }
@@ -264,7 +264,7 @@ fn narrow_wide_and_unaligned_accesses_are_split() {
     let mut scene = Scene::new();
     let writable = blocks().flat_map(|(_, _, _, info)| *info).filter(|reg| matches!(reg.access, Access::Rw));
     let offsets: Vec<u64> = writable.map(|reg| reg.offset.into()).collect();
-    scene.virtual_only("accesses of any size and place", |s| {
+    scene.virtual_only("accesses of any size at any offset", |s| {
         for &offset in &offsets {
             for (at, size) in [(0u64, 1usize), (1, 1), (2, 2), (1, 2), (3, 2), (1, 4), (0, 8), (5, 8), (2, 3)] {
                 s.evil.guest.write(RegionIndex::Bar0, offset + at, &[0xff; 8][..size]);
@@ -317,7 +317,7 @@ fn configuration_writes_move_nothing_but_the_guests_own() {
     assert_eq!(u16::from_le_bytes([identity[0], identity[1]]), 0x10de, "identity is read-only");
     scene.fresh();
 
-    // Disable bus mastering while work runs: this must affect only the VM's own accesses to RAM.
+    // Disable bus mastering while work runs. This must affect only the VM's own accesses to RAM.
     let mut channel = scene.evil.channel(ID);
     scene.evil.buffer(&channel, A, 8, 1);
     scene.evil.map(channel.space, C, At::Ram(0), 8);

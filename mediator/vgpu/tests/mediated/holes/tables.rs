@@ -61,11 +61,11 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
     scene.fresh();
 
     for (what, regions) in [
-        ("only the first part is there", vec![(16 * MIB, PAGE)]),
-        ("all but the last part is there", vec![(16 * MIB, LARGE_PAGE - PAGE)]),
-        ("all but the first part is there", vec![(16 * MIB + PAGE, LARGE_PAGE - PAGE)]),
+        ("only the first part exists", vec![(16 * MIB, PAGE)]),
+        ("all parts except the last exist", vec![(16 * MIB, LARGE_PAGE - PAGE)]),
+        ("all parts except the first exist", vec![(16 * MIB + PAGE, LARGE_PAGE - PAGE)]),
         ("a hole in the middle", vec![(16 * MIB, 0x1_0000), (16 * MIB + 0x1_1000, 0xf000)]),
-        ("nothing is there", vec![]),
+        ("no part exists", vec![]),
     ] {
         regions.iter().for_each(|&(gpa, size)| assert!(scene.evil.guest.map_ram(gpa, size, true)));
         let lent = |at: u64| regions.iter().any(|&(gpa, size)| (gpa..gpa + size).contains(&(16 * MIB + at)));
@@ -74,14 +74,14 @@ fn hole_08_large_pages_are_checked_in_all_their_parts() {
                 let entry = entry(16 * MIB, aperture);
                 scene.denied(what, |s| s.faults_at(what, entry, Size::Large, offset, offset % 2 == 0));
             }
-            // All missing parts behave alike, so only one variant tries each of them.
+            // The variants with missing parts behave alike, so try each of the cases with only one variant.
             if regions.is_empty() {
                 break;
             }
         }
         scene.fresh();
     }
-    // Try addresses without RAM, and a page that starts before the end of the share.
+    // Try addresses without RAM, and a page that starts before the end of the VM's share and extends beyond it.
     for (what, at) in scene.foreign_ram() {
         let at = at & !(LARGE_PAGE - 1);
         if at >= RAM {
@@ -112,7 +112,7 @@ fn hole_11_entries_for_missing_memory_fault() {
     assert!(scene.evil.guest.map_ram(rom, PAGE, false));
     scene.evil.fill_ram(rom, 1, 5);
     scene.denied("a ROM", |s| s.faults_at("a ROM", entry(rom, 2), Size::Small, 0, true));
-    assert!(scene.evil.ram_holds(rom, 1, 5), "it was written");
+    assert!(scene.evil.ram_holds(rom, 1, 5), "the page was written");
     // No entry can express RAM above 40 bits, and the address must not alias a 40-bit address.
     for high in [1 << 40, 1 << 52] {
         let gpa = high + 48 * MIB;
@@ -121,7 +121,7 @@ fn hole_11_entries_for_missing_memory_fault() {
         }
         scene.denied("beyond 40 bits", |s| s.faults_at("beyond", entry(48 * MIB, 2), Size::Small, 0, true));
         if scene.evil.guest.ram_at(gpa).is_some() {
-            assert!(scene.evil.ram_holds(gpa, 1, 6), "it was written");
+            assert!(scene.evil.ram_holds(gpa, 1, 6), "the page was written");
         }
     }
     scene.finish();
@@ -131,8 +131,8 @@ fn hole_11_entries_for_missing_memory_fault() {
 fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // Use a directory as its own table, first of small pages and then of large pages: its first entry refers to itself
-    // as a table, and is also an entry for a page.
+    // Use a directory as its own table, first for small pages and then for large pages: its first entry refers to the
+    // directory as a table, and is also an entry for a page.
     for half in [0, 4] {
         let mut channel = scene.evil.prepare(ID);
         let directory = channel.space.directory;
@@ -142,7 +142,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.denied("a directory as its own table", |s| s.does_not_run("its own table", &mut channel));
         scene.fresh();
     }
-    // Use a page of entries as a directory: each page entry then acts as the address of a large-page table.
+    // Use a page of entries as a directory. Each page entry then acts as the address of a large-page table.
     for at in [foreign, SHARE_BYTES, 0x1_0000] {
         let mut channel = scene.evil.prepare(ID);
         let entries: Vec<u8> = (0..PAGE / 8).flat_map(|_| entry(at, 0).to_le_bytes()).collect();
@@ -156,7 +156,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     let mut channel = scene.evil.channel(ID);
     let space = channel.space;
     scene.evil.buffer(&channel, A, 1, 15);
-    scene.denied("a small-page table as one of large pages", |s| {
+    scene.denied("a small-page table as a large-page table", |s| {
         let raw = entry(SHARE_BYTES - PAGE, 0);
         s.evil.pte(space, C, raw as u32, 0);
         s.evil.guest.poke(space.directory, ((space.table >> 12) << 4) as u32 | 1);
@@ -168,7 +168,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
     });
     scene.fresh();
 
-    // Let a copy engine rewrite the channel's own table, which the mediator does not see.
+    // Let a copy engine rewrite the channel's own table, which the mediator cannot observe.
     for (what, at, aperture) in [("VRAM of the neighbour", foreign, 0), ("its RAM", scene.bus[1], 2)] {
         let mut channel = scene.evil.channel(ID);
         let space = channel.space;
@@ -186,7 +186,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         let mut written = vec![0; PAGE as usize];
         scene.evil.guest.vram_read(page, &mut written);
         assert!(written == entries, "the guest's own table was written");
-        // Use the entry in the same submission without a flush, and after a flush: it must fault in both cases.
+        // Use the entry in the same submission without a flush, and after a flush. It must fault in both cases.
         scene.denied(&format!("{what}, used"), |s| {
             s.evil.flush();
             s.evil.submit(&mut channel, &[object(CE0), ce_copy(first, A, 1)].concat());
@@ -202,7 +202,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         scene.evil.buffer(&channel, A, 1, 17);
         scene.evil.map(channel.space, B, At::Vram(page), 1);
         scene.evil.map(channel.space, C + 8 * MIB, At::Vram(forged), 1);
-        scene.denied(&format!("{what}, at once"), |s| {
+        scene.denied(&format!("{what}, immediately"), |s| {
             let words = [object(CE0), ce_copy(C + 8 * MIB, B, 1), ce_copy(A, first, 1)];
             s.evil.submit(&mut channel, &words.concat());
             assert_eq!(s.evil.wait_fault().va, first);
@@ -216,7 +216,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
 fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let mut scene = Scene::new();
     let foreign = scene.on_card(super::IDLE, super::SECRET_AT);
-    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, or fill
+    // While the channel runs, zero the directory and the table, fill them with entries for other VMs' memory, and fill
     // them with random bytes.
     let noise = pattern(0x5eed, 3);
     let fills: [(&str, Vec<u8>); 3] = [
@@ -237,7 +237,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
             scene.denied(what, |s| {
                 let (at, pages) = if whole { (channel.space.directory, 16) } else { (channel.space.table, 64) };
                 (0..pages).for_each(|page| s.evil.guest.vram_write(at + page * PAGE, &fill));
-                // Work in progress may also end or fault, because its tables are gone after the flush.
+                // Work in progress may either complete or fault, because its tables are gone after the flush.
                 let before = stops(&s.evil.guest);
                 s.evil.flush();
                 s.evil.submit(&mut channel, &copy);
@@ -268,7 +268,7 @@ fn hole_16_tables_that_are_used_otherwise_map_nothing_new() {
     let first = scene.evil.channel(ID);
     let mut second = scene.evil.prepare(ID + 1);
     scene.evil.guest.poke(second.space.directory + 4, ((first.space.directory >> 12) << 4) as u32 | 1);
-    scene.contained("one's directory as the other's table", |s| {
+    scene.contained("one channel's directory as the other's table", |s| {
         s.evil.bind(&second);
         s.evil.list(&[ID, ID + 1]);
         s.evil.submit(&mut second, &[]);
@@ -295,8 +295,8 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     let range = |at: u64, dwords: u32| u64::from(GpEntry::new().with_address_dwords(at >> 2).with_dwords(dwords));
     for (what, raw) in [
         ("the last dword", range(top, 1)),
-        ("past the last dword", range(top, 0x1f_ffff)),
-        ("as long as can be", range(0x7000_0000, 0x1f_ffff)),
+        ("beyond the last dword", range(top, 0x1f_ffff)),
+        ("the maximum length", range(0x7000_0000, 0x1f_ffff)),
         ("all ones but the control bit", !3),
     ] {
         let mut channel = scene.evil.channel(ID);
@@ -307,7 +307,7 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
         });
         scene.fresh();
     }
-    // Control entries and entries of all ones must have no effect, or cause an error only for the attacker.
+    // Control entries and entries of all ones must have no effect, or must cause an error only for the attacker.
     for raw in [1, 3, u64::MAX, 0] {
         let mut channel = scene.evil.channel(ID);
         scene.contained(&format!("ring entry {raw:#x}"), |s| {
@@ -343,8 +343,8 @@ fn hole_18_numbers_at_the_end_do_not_wrap() {
     for (what, words) in [
         ("a copy of 4 GiB less one", m2mf_copy(A, B, u32::MAX)),
         ("a copy to the end of the address space", m2mf_copy(A, top & !0xfff, 2 * page)),
-        ("a copy beyond it", m2mf_copy(A, u64::from(u32::MAX) << 8, page)),
-        ("lines without end", ce_copy(A, B, u32::MAX)),
+        ("a copy beyond the address space", m2mf_copy(A, u64::from(u32::MAX) << 8, page)),
+        ("an endless number of lines", ce_copy(A, B, u32::MAX)),
         ("lines by a copy engine beyond the address space", ce_copy(A, top & !0xfff, 2)),
     ] {
         let mut channel = scene.evil.channel(ID);

@@ -105,7 +105,7 @@ fn neighbours_copies_are_whole_while_the_attackers_tables_go() {
     std::thread::scope(|scope| {
         let attack = scope.spawn(|| (0..300).for_each(|round| provoke(evil, round)));
         while !attack.is_finished() {
-            good.work("beside the attacker");
+            good.work("next to the attacker");
         }
     });
     scene.finish();

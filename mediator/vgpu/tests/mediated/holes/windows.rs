@@ -1,4 +1,4 @@
-//! Holes 1, 2, 10 and 14: the CPU's windows to memory.
+//! Holes 1, 2, 10 and 14: the windows through which the CPU accesses memory.
 
 use super::{At, PAGE, RAM, SHARE_BYTES, Scene, entry, pattern};
 use card::Card;
@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 
 /// An offset in an aperture outside USERD.
 const OFFSET: u64 = 0x40_0000;
-/// Word that is written to addresses where it must not remain.
+/// Word that is written to addresses where it must not be found later.
 const BRAND: u32 = 0xa77a_c4ed;
 
 /// Region of each aperture, and the register that sets its instance block.
@@ -46,9 +46,9 @@ fn hole_01_pramin_ends_with_the_share() {
         scene.denied(&format!("reading {what}"), |s| assert_eq!(s.evil.guest.peek(at), u32::MAX, "{what}"));
         scene.denied(&format!("writing {what}"), |s| s.evil.guest.poke(at, BRAND));
     }
-    // At 64 KiB below 2^40, the window itself would wrap to address 0.
+    // If the window starts 64 KiB below 2^40, it would wrap to address 0.
     for base in [SHARE_BYTES - 0x1_0000, (1 << 40) - 0x1_0000] {
-        scene.denied(&format!("past the end from {base:#x}"), |s| {
+        scene.denied(&format!("beyond the end from {base:#x}"), |s| {
             s.evil.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, (base >> 16) as u32);
             for offset in (0x1_0000..pramin::BYTES).step_by(0x1_0000) {
                 assert_eq!(s.evil.guest.rd(pramin::BASE + offset), u32::MAX, "{offset:#x}");
@@ -65,7 +65,7 @@ fn hole_01_pramin_ends_with_the_share() {
         assert_eq!(word, [0xff; 8]);
         s.evil.guest.write(RegionIndex::Bar0, at, &[0x77; 8]);
     });
-    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "none of it was written");
+    assert_eq!(scene.evil.guest.peek(SHARE_BYTES - 4), 0x600d_600d, "no part of it was written");
     scene.finish();
 }
 
@@ -101,12 +101,12 @@ fn hole_10_aperture_entries_for_ram_reach_ram_and_never_vram() {
         scene.evil.map(space, OFFSET, At::Ram(page), 1);
         scene.contained("the guest's own page", |s| {
             let first = u32::from_le_bytes(pattern(10, 0)[..4].try_into().unwrap());
-            assert_eq!(s.peek(region, OFFSET), first, "what is in RAM");
+            assert_eq!(s.peek(region, OFFSET), first, "the data in RAM");
             s.poke(region, OFFSET, BRAND);
             assert_eq!(s.evil.guest.ram_word(page), BRAND, "RAM was written");
         });
-        assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at that number was not");
-        // Addresses of VRAM, and of other VMs' RAM, are not valid as guest RAM.
+        assert!(scene.evil.vram_holds(page, 1, 11), "VRAM at this address was not");
+        // Addresses of VRAM and of other VMs' RAM are not valid as guest RAM.
         let numbers = [scene.outside(), scene.foreign_ram()].concat();
         for (what, at) in numbers {
             for aperture in [1, 2, 3] {
@@ -182,7 +182,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
         let eighth = (128 << 20) / 8;
         if eighth < size {
             scene.evil.map(space, eighth, At::Vram(data), 1);
-            scene.denied("behind a shortened table", |s| {
+            scene.denied("beyond a shortened table", |s| {
                 s.evil.guest.poke(space.directory, 3 << 2);
                 s.evil.flush();
                 assert_eq!(s.peek(region, OFFSET), 0x600d_600d, "within it");
@@ -192,7 +192,7 @@ fn hole_14_apertures_end_with_limit_table_and_region() {
             scene.evil.guest.poke(space.directory, 0);
         }
 
-        // Use tables that cross the end of VRAM: entries beyond the end would be in a neighbour's memory.
+        // Use tables that cross the end of VRAM. Entries beyond the end would be in a neighbour's memory.
         for table in [SHARE_BYTES - PAGE, SHARE_BYTES] {
             scene.denied(&format!("table at {table:#x}"), |s| {
                 s.evil.guest.poke(space.directory + 4, ((table >> 12) as u32) << 4 | 1);

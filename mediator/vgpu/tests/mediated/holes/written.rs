@@ -1,6 +1,6 @@
 //! Records the mediator's register writes while a guest writes one word to every place that it can reach. The word must
-//! never appear in these writes, only a few registers may be written, and all addresses in them must be in the
-//! mediator's own memory.
+//! never appear in these writes. The mediator may write only a few registers, and all addresses in them must be in its
+//! own memory.
 
 use super::{
     A, B, CARD_MIB, CE0, CE1, CHUNK, EVIL, GOOD, ID, IDLE, M2MF, PAGE, Scene, blocks, ce_copy, m2mf_copy, object, pfb,
@@ -20,9 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. The mediator writes no number that shares a run of bits with it.
+/// The word that the guest writes. The mediator never writes a number that shares a run of bits with it.
 const MARK: u32 = 0xb5c9_b5c9;
-/// Distance in bytes between two writes of the sweep over undeclared offsets.
+/// Distance between two writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;
 /// Size of configuration space in bytes.
 const CONFIG_BYTES: u64 = 4096;
@@ -182,9 +182,9 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
         let (block, name) = named(offset);
         let started = FALCONS.contains(&block) && STARTED.contains(&name);
         if !started && !WRITTEN.contains(&(block, name)) {
-            wrong.push(format!("{block} {name} at {offset:#08x} is written: {values:x?}"));
+            wrong.push(format!("{block} {name} at {offset:#08x} was written: {values:x?}"));
         }
-        // A falcon may only receive approved firmware.
+        // A falcon may receive only approved firmware.
         if started && name.ends_with("_DATA") && !values.iter().all(|value| firmware.contains(value)) {
             wrong.push(format!("{block} {name} at {offset:#08x} has other firmware: {values:x?}"));
         }
@@ -194,7 +194,8 @@ fn wrong(map: &Map, guests: &BTreeSet<u64>) -> Vec<String> {
             }
             let chunk = page_of(offset, value).map(|page| u64::from(page) * PAGE / CHUNK);
             if chunk.is_some_and(|chunk| guests.contains(&chunk) || chunk >= u64::from(CARD_MIB) * super::MIB / CHUNK) {
-                wrong.push(format!("{block} {name} at {offset:#08x} has an address of a guest's: {value:#010x}"));
+                wrong
+                    .push(format!("{block} {name} at {offset:#08x} has an address in a guest's memory: {value:#010x}"));
             }
         }
     }
@@ -215,14 +216,14 @@ fn registers_of_the_card_are_given_nothing_that_a_guest_chose() {
     scene.fresh();
     mark_work(&mut scene);
     scene.settle();
-    assert!(stops(&scene.evil.guest) > 4, "what the guest's work does is looked at: {}", stops(&scene.evil.guest));
+    assert!(stops(&scene.evil.guest) > 4, "the effects of the guest's work are checked: {}", stops(&scene.evil.guest));
     let (written, guests) = (map(), scene.blocks_of(&[EVIL, GOOD, IDLE]));
     let text = written.iter().map(|(offset, values)| format!("{offset:#08x} {:?}: {values:x?}\n", named(*offset)));
     println!("{}", text.collect::<String>());
     assert_eq!(wrong(&written, &guests), [""; 0]);
     assert!(written.contains_key(&pfifo::RUNLIST::OFFSET) && written.contains_key(&pfb::MMU_INVALIDATE_PDB::OFFSET));
 
-    // Check that each of the four kinds of violation would be detected.
+    // Check that each of the four kinds of violation is detected.
     let on_card = scene.on_card(EVIL, 0);
     let card = scene.rig.host.card();
     for (offset, value) in [

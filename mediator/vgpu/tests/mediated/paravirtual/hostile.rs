@@ -1,4 +1,4 @@
-//! Tests of guests that misuse the interface. The numbers are those of holes 13 to 19 in the study of GPUvm's code.
+//! Tests guests that misuse the interface. The numbers are those of holes 13 to 19 in the study of GPUvm's code.
 
 use super::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,7 +44,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
-    // 14, 18: write entries beyond the end of a table, including where 8 * (index + count) wraps.
+    // 14, 18: write entries beyond the end of a table, including where 8 * (index + count) wraps around.
     for (table, first, count) in
         [(2, 32768, 1), (2, 32767, 2), (3, 1024, 1), (2, 0x1fff_ffff, 1), (2, u32::MAX, u32::MAX)]
     {
@@ -60,7 +60,7 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // 16: exceed the quota. 8 MiB hold 30 more small-page tables.
+    // 16: exceed the quota. 8 MiB are enough for 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
@@ -107,8 +107,8 @@ fn paravirtual_entries_reach_only_memory_of_their_vm() {
     let (mut evil, mut interface) = guest(&rig, 0, None);
     let own = VM_MIB * MIB;
     let bad = [
-        ("VRAM behind the share", pte(own)),
-        ("table space, where tables of its own lie", pte(own + 0x4_0000)),
+        ("VRAM beyond the share", pte(own)),
+        ("table space, which contains the VM's own tables", pte(own + 0x4_0000)),
         ("the end of VRAM", pte(u64::from(CARD_MIB) * MIB - PAGE)),
         ("RAM that was not lent", pte(64 * MIB) | 5 << 32),
         ("another card", pte(0) | 2 << 32),
@@ -165,7 +165,7 @@ fn wild_rings_and_descriptors_harm_no_neighbour() {
     evil.guest.ram_write(BASE + 0x800 + 2, &0x7fffu16.to_le_bytes());
     evil.guest.wr(OFFSET + register::DOORBELL, 0);
     assert_eq!(Interface::status(&mut evil.guest), status::FAILED);
-    // A queue must be rejected if it is outside memory, has size 0, or there is no bus mastering.
+    // A queue must be rejected if it is outside memory, if it has size 0, or if bus mastering is disabled.
     for (register, value) in [
         (register::QUEUE_DESCRIPTORS + 4, 0xffff),
         (register::QUEUE_USED, 0xffff_ffff),
@@ -207,7 +207,7 @@ fn ring_written_concurrently_by_other_cpu_harms_no_neighbour() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut random = fastrand::Rng::with_seed(0x9876_5432_1234_5677);
-            // The thread changes rings, descriptors, the batch, and the answer.
+            // The thread changes rings, descriptors, the batch, and the reply.
             while !over.load(Ordering::Relaxed) {
                 let at = [0, 0x800, 0x1000, 0x2000][random.usize(..4)] + random.u64(..0x100);
                 rustix::io::pwrite(&file, &random.u64(..).to_le_bytes(), BASE + at).expect("RAM is written");
@@ -238,7 +238,7 @@ fn batch_that_could_not_be_answered_is_not_begun() {
         let used = interface.used(&evil.guest);
         interface.publish(&mut evil.guest, 0);
         assert_eq!(interface.used(&evil.guest), used.wrapping_add(1));
-        assert_eq!(evil.guest.counter("pv_tables"), 0, "room for {room} bytes");
+        assert_eq!(evil.guest.counter("pv_tables"), 0, "space for {room} bytes");
     }
 }
 

@@ -1,4 +1,4 @@
-//! Tests of segments that channels of a VM, or several VMs, share.
+//! Tests segments that channels of a VM, or several VMs, share.
 
 use super::*;
 use crate::handover::edited::{edit_one, length, zero_one};
@@ -65,7 +65,7 @@ fn detached_segment_is_unreachable_and_last_detach_frees_memory() {
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().control(id as u32, control::REMOVE, 0)).status, 0);
     refused(&get(&mut driver, &mut interface, 1, 0, 0), 0, Status::NoObject);
     transfer(&mut driver, &mut work, A, va);
-    // Even a segment that was in use cannot be reached after the answer.
+    // Even a segment that was in use cannot be accessed after the reply.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)).status, 0);
     refused(&interface.call(&mut driver.guest, &Ops::new().detach(id as u32, 0)), 0, Status::NoObject);
     driver.submit(&mut work, &[object(CE0), ce_copy(A, va, 1)].concat());
@@ -121,7 +121,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));
-    // Kill the owner: VMs that have attached the segment keep it, but it can no longer be found.
+    // Kill the owner. VMs that have attached the segment keep it, but it can no longer be found.
     one.guest.remove().expect("removed");
     two.guest.vram_write(to, &[0; 2 * PAGE as usize]);
     transfer(&mut two, &mut reader, there, A);
@@ -165,7 +165,7 @@ fn segments_have_limits_and_start_empty() {
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     let id = interface.call(&mut driver.guest, &Ops::new().share_get(3, 2 * MIB, CREATE, 0)).value();
     let va = attach(&mut driver, &mut interface, id, 0, 0).value();
-    assert_eq!(va, ids[0].1, "its addresses are used again");
+    assert_eq!(va, ids[0].1, "its addresses are reused");
     transfer(&mut driver, &mut work, va, A);
     let mut data = [1; 2 * PAGE as usize];
     driver.guest.vram_read(to, &mut data);
@@ -189,15 +189,15 @@ fn segment_attach_waits_until_card_has_memory() {
         driver.channel(*channel);
         waits(&driver) > 0
     });
-    let last = last.expect("address spaces take memory that the card has not");
+    let last = last.expect("address spaces need more memory than the card has");
     let (begun, has_begun) = std::sync::mpsc::channel();
     let reply = std::thread::scope(|scope| {
         let attaches = scope.spawn(|| {
-            begun.send(()).expect("it is waited for");
+            begun.send(()).expect("the request waits");
             attach(&mut driver, &mut interface, id, last, 0)
         });
         has_begun.recv().expect("it begins");
-        // By now the request has been refused or is waiting. On a slow host the test could miss a refusal.
+        // By now the request was refused or is waiting. On a slow host the test could miss a refusal.
         std::thread::sleep(std::time::Duration::from_millis(100));
         drop(stopped);
         attaches.join().expect("it ends")
@@ -235,7 +235,7 @@ fn attached_segments_survive_hand_over() {
         assert_eq!((count, two.guest.counter("pv_attachments")), (2, 2));
         refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Exists);
     }
-    // Edited parts must be refused or be valid variants, and the running VMs must not change.
+    // Modified parts must be refused or be valid variants, and the running VMs must not change.
     let mut dice = Rng::with_seed(5);
     let mut denied = 0;
     for _ in 0..80 {
@@ -243,8 +243,8 @@ fn attached_segments_survive_hand_over() {
         denied += u32::from(handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit).is_err());
     }
     assert!(denied > 20, "{denied} were refused");
-    // Every byte that is zeroed causes a refusal, except the access mode of a mapping. One change moves a mapping over
-    // another one.
+    // Every byte that is zeroed must cause a refusal, except for the access mode of a mapping. One change moves a
+    // mapping over another one.
     let of_segments = |name: &str| name == "vgpu.segments";
     let mut bytes = 0;
     let measured = |file: &mut Vec<u8>| bytes = length(file, of_segments);
@@ -256,7 +256,7 @@ fn attached_segments_survive_hand_over() {
         let offered = handover.offer(&rig, &mut [&mut one.guest, &mut two.guest], edit);
         accepted += u32::from(changes && offered.is_ok());
     }
-    assert_eq!(accepted, 1, "of {bytes} bytes only the one that says `read-only` may be another");
+    assert_eq!(accepted, 1, "of {bytes} bytes only the `read-only` flag may differ");
     transfer(&mut one, &mut writer, A, here);
     transfer(&mut two, &mut reader, there, A);
     assert!(two.vram_holds(to, 2, 0x77));

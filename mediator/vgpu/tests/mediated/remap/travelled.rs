@@ -8,7 +8,7 @@ use super::super::saving::ram_of;
 use super::*;
 use vgpu::Settings;
 
-/// Address for the guest's CPU of the channel's doorbell: BAR3 shows USERD at offset 0.
+/// Address of the channel's doorbell for the guest's CPU. BAR3 shows USERD at offset 0.
 const DOORBELL: u64 = 2 * PAGE + userd::GP_PUT;
 
 fn remapped() -> Settings {
@@ -59,14 +59,14 @@ fn on_another_card_the_client_has_the_same_memory_mapped() {
     let mut one = Scene::new(&cards[0], 1);
     let [cpu, cpu3] = one.cpus();
     for (seed, to) in [(10, 1), (20, 0), (30, 1)] {
-        // The guest's CPU writes both during the early copy and after the VM has resumed.
+        // The guest's CPU writes during the early copy, and after the VM has resumed.
         let meanwhile = |_: &mut Guest| cpu.write(BAR1_MAPPED_AT, &pages(seed, 4));
         one.driver.guest.move_beside(&cards[to], 100 + seed, true, meanwhile, |_, left| drop(left)).unwrap();
         assert!(one.driver.vram_holds(one.from, 4, seed));
         one.check(&cpu3, seed);
         cpu.write(BAR1_MAPPED_AT, &pages(seed + 1, 4));
         one.check(&cpu3, seed + 1);
-        assert!(cards[1 - to].usage().0.vms.is_empty(), "nothing is left of it");
+        assert!(cards[1 - to].usage().0.vms.is_empty(), "none of its resources are left");
     }
     // Pages can be mapped and unmapped as before.
     hide(&mut one.driver, 0, BAR1_MAPPED_AT, 4);
@@ -83,7 +83,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     let ram = ram_of(&one.driver.guest);
-    // The VM continues undisturbed, and its later changes are then undone.
+    // The VM continues undisturbed, and its later changes are undone afterwards.
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
     let channel = one.channel;
     assert!(one.driver.vram_holds(one.from, 4, 4));
@@ -94,7 +94,7 @@ fn aperture_contents_are_saved_and_restored_into_mappings() {
     one.channel = channel;
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(3, 4));
     assert!(one.driver.vram_holds(one.from, 4, 3));
-    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8), "nothing lives there");
+    assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x20_0000, 8), "no page has its home there");
     one.check(&cpu3, 3);
     cpu.write(BAR1_MAPPED_AT, &pages(5, 4));
     one.check(&cpu3, 5);
@@ -108,13 +108,13 @@ fn rejected_state_leaves_mapped_apertures_unchanged() {
     cpu.write(BAR1_MAPPED_AT, &pages(3, 4));
     let saved = one.driver.guest.save().unwrap();
     cpu.write(BAR1_MAPPED_AT, &pages(4, 4));
-    // The client now lends more memory; this is checked last.
+    // The client now lends more memory. This is checked last.
     assert!(one.driver.guest.map_ram(MIB, MIB, true));
     let refused = one.driver.guest.restore(&cards[1], 9, &saved).unwrap_err().to_string();
-    assert!(refused.contains("the client lends"), "{refused}");
+    assert!(refused.contains("the client now lends"), "{refused}");
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(4, 4));
     one.check(&cpu3, 4);
-    assert!(cards[1].usage().0.vms.is_empty(), "nothing is left of it there");
+    assert!(cards[1].usage().0.vms.is_empty(), "none of its resources are left there");
 }
 
 #[test]
@@ -138,7 +138,7 @@ fn client_moves_to_device_with_or_without_mapped_apertures() {
         }
         there.migration().start();
         let before = std::mem::replace(&mut one.driver.guest, there);
-        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4), "it is a copy");
+        assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(6, 4), "the memory is a copy");
         drop(cpu3);
         before.remove().unwrap();
         if mapped {
@@ -165,7 +165,7 @@ fn resumed_client_finds_mapped_apertures_unchanged() {
     one.driver.guest.migration().start();
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(8, 4));
     one.check(&cpu3, 8);
-    // Load a state into a device that was used: the client's earlier mappings are no longer valid.
+    // Load a state into a device that was used before. The client's earlier mappings are no longer valid.
     cpu.write(BAR1_MAPPED_AT, &pages(9, 4));
     cpu.write(BAR1_MAPPED_AT + 0x20_0000, b"before");
     take_in(&mut one.driver.guest, &state).unwrap();

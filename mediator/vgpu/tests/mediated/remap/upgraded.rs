@@ -1,5 +1,5 @@
-//! Tests of VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and
-//! the guest's CPUs use it meanwhile.
+//! Tests VMs with mapped apertures that continue under another owner. The client keeps the same memory mapped, and the
+//! guest's CPUs use it in the meantime.
 
 use super::super::handover::handover;
 use super::*;
@@ -23,7 +23,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
     let from = driver.buffer(&channel, A, 4, 1);
     let to = driver.buffer(&channel, B, 4, 2);
     show(&mut driver, 0, BAR1_MAPPED_AT, from, 4);
-    // Map one page twice: the first mapping is its home.
+    // Map one page twice. The first mapping is its home.
     show(&mut driver, 0, BAR1_MAPPED_AT + 0x10_0000, from, 1);
     // This page of the channel's table contains the entry for B.
     let entry = channel.space.table + (B >> 12) * 8;
@@ -35,7 +35,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
         driver.wait(&channel);
         assert!(driver.vram_holds(to, 4, 10 + round), "round {round}");
         assert_eq!(cpu.read(BAR1_MAPPED_AT, 4 * PAGE), pages(10 + round, 4));
-        assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "it has one home");
+        assert!(cpu.is_zero(BAR1_MAPPED_AT + 0x10_0000, PAGE), "the page has one home");
         // Page tables that the guest's CPU changes through an aperture are read at the next flush.
         let other = driver.vram(1);
         cpu3.write(HIGH3 + (entry & 0xfff), &((other >> 8) | 1).to_le_bytes());
@@ -47,7 +47,7 @@ fn aperture_contents_stay_in_place_after_hand_over() {
     }
     hide(&mut driver, 0, BAR1_MAPPED_AT, 4);
     assert!(driver.vram_holds(from, 4, 13) && cpu.is_zero(BAR1_MAPPED_AT, 4 * PAGE));
-    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, PAGE), pattern(13, 0), "the other place waited for it");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT + 0x10_0000, PAGE), pattern(13, 0), "the other slot waited for the page");
     assert_eq!(driver.guest.counter("faults"), 0);
     driver.guest.remove().unwrap();
 }
@@ -132,7 +132,7 @@ fn other_settings_are_the_next_clients() {
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     driver.guest.configured(|settings| settings.apertures = Apertures::Trapped);
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0), "this one has it mapped");
+    assert_eq!(cpu.read(BAR1_MAPPED_AT, PAGE), pattern(1, 0), "this VM has it mapped");
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
@@ -140,7 +140,7 @@ fn other_settings_are_the_next_clients() {
     driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
     driver.bring_up();
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);
-    assert!(driver.guest.mapped(Bar1).is_none(), "this one has nothing mapped");
+    assert!(driver.guest.mapped(Bar1).is_none(), "this VM has no mapping");
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_some));
 }

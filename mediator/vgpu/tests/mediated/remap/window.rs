@@ -1,4 +1,4 @@
-//! Tests of a PRAMIN window that the client has mapped.
+//! Tests a PRAMIN window that the client has mapped.
 
 use super::{Cpu, HIGH3, copy, driver, hide_window, pages};
 use crate::handover::handover;
@@ -23,7 +23,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     let mut channel = driver.channel(1);
     let (from, to) = (driver.buffer(&channel, A, 4, 1), driver.buffer(&channel, B, 4, 2));
     let at = in_window(&mut driver, from);
-    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "what was there has come along");
+    assert_eq!(cpu.read(at, 4 * PAGE), pages(1, 4), "the previous contents were moved");
     cpu.write(at, &pages(3, 4));
     copy(&mut driver, &mut channel, A, B, 4);
     assert!(driver.vram_holds(to, 4, 3));
@@ -33,7 +33,7 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM: they read as zeros, and no data is lost.
+    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. They read as zeros, and no data is lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -89,7 +89,7 @@ fn page_moves_from_pramin_to_bar3_and_back() {
     assert_eq!(cpu.read(place + PAGE, PAGE), pages(4, 2)[PAGE as usize..]);
     cpu3.write(HIGH3, &pattern(6, 0));
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
-    // A write to PRAMIN is lost meanwhile, and counted.
+    // In the meantime, a write to PRAMIN is lost and counted.
     cpu.write(place, &[1]);
     driver.guest.wr(pbus::BAR3_BLOCK::OFFSET, 0);
     assert_eq!(cpu.read(place, PAGE), pattern(6, 0));
@@ -144,7 +144,7 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     let words = |driver: &Driver| ["vram_words_read", "vram_words_written"].map(|name| driver.guest.counter(name));
     let before = words(&driver);
     in_window(&mut driver, at + MIB);
-    assert_eq!(words(&driver), [before[0], before[1] + PAGE / 8], "of 512 pages one has been written");
+    assert_eq!(words(&driver), [before[0], before[1] + PAGE / 8], "one of 512 pages was written");
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(at + 3 * PAGE, 1, 5));
     let place = in_window(&mut driver, at);
@@ -152,7 +152,8 @@ fn unwritten_window_pages_are_neither_read_nor_written() {
     assert!(cpu.is_zero(place, 3 * PAGE));
 }
 
-/// Number of pages that a VM may move in a burst. The number per second follows; both are as in `device/pace.rs`.
+/// Number of pages that a VM may move in a burst. The next constant is the number per second. Both have the same values
+/// as in `device/pace.rs`.
 const BURST_PAGES: u64 = 1 << 16;
 const PAGES_PER_SECOND: u64 = 1 << 15;
 
@@ -169,8 +170,8 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
     }
     // The last move may exceed the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
-    assert!((moved(driver) as f64) < most, "{} pages have moved, {most} may", moved(driver));
-    // A busy host may move pages more slowly than the limit permits.
+    assert!((moved(driver) as f64) < most, "{} pages have moved; the maximum is {most}", moved(driver));
+    // A busy host may move pages more slowly than the limit allows.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
@@ -198,7 +199,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
             moves_no_faster_than_it_may(&mut driver, |driver, round| {
                 let first = (round % 2) as u64 * 256;
                 let place = in_window(driver, at + first * PAGE);
-                // Once the write is answered, the window shows its new pages.
+                // Once the reply to the write has arrived, the window shows its new pages.
                 assert_eq!(cpu.read(place, PAGE), pattern(4, first), "{round}");
             });
         }));
@@ -207,7 +208,7 @@ fn guest_moving_window_repeatedly_delays_only_itself() {
         assert!(beside.join().unwrap() > 0);
     });
     assert!(neighbour.vram_holds(to, 4, 1));
-    assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "it pays nothing");
+    assert_eq!(neighbour.guest.counter("aperture_waits"), 0, "the guest is not charged");
 }
 
 /// Writes to all memory under two positions of a window, so that each move of the window maps or unmaps 512 pages.
@@ -223,8 +224,8 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     let rig = rig();
     let mut driver = driver(&rig, 0);
     let at = two_windows(&mut driver);
-    // This returns the number of pages that move with one register write, and the number of times that the card was
-    // locked. At most one page may move per critical section.
+    // Returns the number of pages that move with one register write, and the number of times that the card was locked.
+    // At most one page may move per critical section.
     let mut place = |at: u64| {
         let before = (driver.guest.counter("aperture_moves"), rig.host.lock_holds().count());
         in_window(&mut driver, at);
@@ -232,12 +233,12 @@ fn card_lock_is_free_between_pages_of_moved_window() {
     };
     for round in [1, 0, 1] {
         let (pages, holds) = place(at + round * MIB);
-        println!("{pages} pages in {holds} holds of the card's lock");
-        assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} holds of the card's lock");
+        println!("{pages} pages in {holds} critical sections of the card's lock");
+        assert!(pages >= 512 && holds >= 2 * pages, "{pages} pages in {holds} critical sections of the card's lock");
     }
-    // Control: a write that moves no page must cost the neighbours almost nothing.
+    // Control: a write that does not move a page must cost the neighbours almost nothing.
     let (pages, holds) = place(at + MIB);
-    assert!(pages == 0 && holds < 64, "{holds} holds for a window that stays");
+    assert!(pages == 0 && holds < 64, "{holds} critical sections for a window that does not move");
 }
 
 #[test]
@@ -249,7 +250,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     let channel = neighbour.channel(1);
     let (moving, done) = (AtomicBool::new(false), AtomicBool::new(false));
     let (answers, waits) = std::thread::scope(|scope| {
-        // Count the neighbour's reads that are answered while a window moves.
+        // Count the neighbour's reads that complete while a window moves.
         let beside = scope.spawn(|| {
             let mut answers = 0;
             while !done.load(Ordering::SeqCst) {
@@ -270,9 +271,9 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
         moves.unwrap_or_else(|error| std::panic::resume_unwind(error));
         (beside.join().expect("it reads"), driver.guest.counter("aperture_waits"))
     });
-    println!("{answers} reads of a neighbour are answered while {MOVES} writes move 512 pages each");
+    println!("{answers} reads of a neighbour complete while {MOVES} writes move 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // With a single critical section for all pages, each move would permit about one read.
+    // With one critical section for all pages, each move would allow about one read.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 

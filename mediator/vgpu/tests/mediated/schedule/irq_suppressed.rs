@@ -1,4 +1,4 @@
-//! Tests of completions that no VM waits for, and of interrupts that belong to another VM.
+//! Tests completions that no VM waits for, and interrupts that belong to another VM.
 
 use super::{A, B, COPY_NS, WAIT_TIMEOUT, copies, driver, nothing_in_flight, rig_of, time_of, used, worker};
 use crate::CARD_MIB;
@@ -14,11 +14,11 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission. They take so long that the guest waits for their end.
+/// Number of copies per submission. They take so long that the guest waits until they complete.
 const COPIES_PER_SUBMISSION: usize = 12;
 
-/// Maximum time from the scheduler noticing an end to its guest being notified. A test repeats the round if the host
-/// was slower.
+/// Maximum time from the scheduler noticing a completion to the notification of its guest. A test repeats the round if
+/// the host was slower.
 const MAX_NOTIFICATION_DELAY: Duration = Duration::from_millis(20);
 
 /// Handles all pending interrupts of the guest.
@@ -36,7 +36,7 @@ fn untold_copies(driver: &mut Driver, channel: &mut Channel) {
     driver.ring(channel, put);
 }
 
-/// Returns the number of a VM's submissions whose end the scheduler has noticed.
+/// Returns the number of a VM's submissions whose completion the scheduler has noticed.
 fn ended(rig: &Rig, vm: u32) -> u64 {
     let state = rig.host.lock();
     let accounts = Engine::ALL.iter().filter_map(|engine| state.scheduler().account(TenantId(vm), *engine));
@@ -47,13 +47,13 @@ fn ended(rig: &Rig, vm: u32) -> u64 {
 fn wait_ended(rig: &Rig, vm: u32, count: u64) {
     let began = Instant::now();
     while ended(rig, vm) < count {
-        assert!(began.elapsed() < WAIT_TIMEOUT, "what has ended is seen");
+        assert!(began.elapsed() < WAIT_TIMEOUT, "completed work is noticed");
         std::thread::yield_now();
     }
 }
 
-/// Submits a copy without requesting an interrupt, and waits until the scheduler has noticed its end. Returns true if
-/// an interrupt arrived.
+/// Submits a copy without requesting an interrupt, and waits until the scheduler has noticed its completion. Returns
+/// true if an interrupt arrived.
 fn is_told(rig: &Rig, driver: &mut Driver, channel: &mut Channel) -> bool {
     drain(driver);
     channel.fences += 1;
@@ -72,9 +72,9 @@ fn completion_without_waiter_raises_no_interrupt() {
     let mut channel = worker(&mut alone, 1);
     // The scheduler forgets the length of the first submissions after a few short ones, unless the host is busy.
     let untold = (0..2000).any(|_| !is_told(&rig, &mut alone, &mut channel));
-    assert!(untold, "each of 2,000 submissions was told of");
+    assert!(untold, "each of 2,000 completions was reported");
     let charged = used(&rig, 0);
-    // While another VM has work, each end must be reported.
+    // While another VM has work, each completion must be reported.
     let mut other = driver(&rig, 1, VgpuParams::default());
     let mut busy = worker(&mut other, 1);
     for _ in 0..3 {
@@ -89,8 +89,8 @@ fn completion_without_waiter_raises_no_interrupt() {
     assert!(used(&rig, 0) > charged);
 }
 
-/// Submits work and, after it, a semaphore wait with `words` more words. Returns true if the guest is notified of the
-/// end of the work before the semaphore is released.
+/// Submits work and, after it, a semaphore wait with `words` additional words. Returns true if the guest is notified of
+/// the work's completion before the semaphore is released.
 fn is_told_of_work(rig: &Rig, driver: &mut Driver, channel: &mut Channel, words: usize) -> bool {
     const SEMAPHORE: u64 = FENCE_VA + 0x20;
     const ACQUIRE_EQUAL: u32 = 1;
@@ -114,15 +114,15 @@ fn one_interrupt_covers_work_and_its_fence() {
     let rig = rig_of(Config::default(), COPY_NS);
     let mut alone = driver(&rig, 0, VgpuParams::default());
     let mut channel = worker(&mut alone, 1);
-    // On a busy host the work may end before the wait is queued.
-    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each end is told");
+    // On a busy host the work may complete before the wait is queued.
+    assert!((0..20).any(|_| !is_told_of_work(&rig, &mut alone, &mut channel, 0)), "each completion is reported");
     assert!(
         (0..20).any(|_| is_told_of_work(&rig, &mut alone, &mut channel, 20)),
-        "no end is told, of work before work"
+        "no completion is reported for work that precedes other work"
     );
 }
 
-/// A card that starts submitted work before its host reads which channel is on an engine, as hardware does.
+/// A card that starts submitted work before its host reads which channel is on an engine, like hardware.
 struct Prompt;
 
 impl Alter for Prompt {
@@ -144,7 +144,7 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
     let mut channels = vms.each_mut().map(|vm| worker(vm, 1));
     let undisturbed = (0..20).any(|_| {
         nothing_in_flight(&rig);
-        // Earlier ends are reported within this time.
+        // Earlier completions are reported within this time.
         std::thread::sleep(MAX_NOTIFICATION_DELAY);
         vms.iter_mut().for_each(drain);
         let before = ended(&rig, 1);
@@ -153,11 +153,11 @@ fn vm_starting_at_end_of_other_work_gets_no_interrupt_for_it() {
             untold_copies(vm, channel);
         }
         wait_ended(&rig, 0, first + 1);
-        // This interrupt must be reported together with the end of the first submission.
+        // This interrupt must be reported together with the completion of the first submission.
         vms[0].guest.wait_msi();
         let told = vms[1].guest.take_msi();
-        // Otherwise the interrupt may have reported the VM's own end.
+        // Otherwise the interrupt may have reported the VM's own completion.
         !told && ended(&rig, 1) == before
     });
-    assert!(undisturbed, "a VM is told of each end of another's work, when its own begins");
+    assert!(undisturbed, "a VM is notified of each completion of another VM's work when its own begins");
 }

@@ -1,0 +1,99 @@
+//! Two copies at the same time, each on a copy engine of its own.
+//!
+//! Each engine has a channel, which is created for the first such copies. The kernel's driver orders the channels'
+//! accesses to a buffer: copies that share a buffer are executed one after the other.
+
+use std::sync::Arc;
+
+use super::device::{Buffer, Channel, Device, Domain, Use};
+use super::push::{Engine, Push, linear};
+use super::{Nouveau, Spot};
+use crate::{Backend, Copy, Error, Result};
+
+/// Number of pushbuffers of such a channel. One has room for 8 GiB, so that a copy rarely needs a second one.
+const PUSHBUFFERS: usize = 2;
+/// Size in bytes of the memory with the stamp of the last submission.
+const STAMP_BYTES: u64 = 16;
+
+/// A channel of a copy engine.
+#[derive(Debug)]
+pub(super) struct CopyChannel {
+    engine: Engine,
+    channel: Channel,
+    /// Contains the number of the last submission that was executed completely.
+    stamp: Buffer,
+}
+
+impl CopyChannel {
+    fn new(device: &Arc<Device>, engine: Engine) -> Result<Self> {
+        let channel = Channel::with_ring(device, PUSHBUFFERS)?;
+        channel.add(engine.object())?;
+        let stamp = Buffer::new(device, Domain::Gart, STAMP_BYTES)?;
+        stamp.map()?.write(0, &[0; STAMP_BYTES as usize]);
+        Ok(Self { engine, channel, stamp })
+    }
+
+    fn submit(&self, mut push: Push, uses: &[Use<'_>]) -> Result<()> {
+        push.release_when_idle(self.stamp.address(), self.channel.submitted() as u32 + 1);
+        let list: Vec<Use<'_>> = uses.iter().copied().chain([Use::write(&self.stamp)]).collect();
+        self.channel.submit(&push, &list).map(drop)
+    }
+
+    /// Submits a copy; returns the number of copies of the engine.
+    fn copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
+        let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
+        let rects = linear(from.address, to.address, bytes, self.engine.most_lines());
+        let mut push = Push::default();
+        for rect in &rects {
+            if !push.has_room() {
+                self.submit(std::mem::take(&mut push), &uses)?;
+            }
+            push.copy(self.engine, rect);
+        }
+        self.submit(push, &uses)?;
+        Ok(rects.len() as u64)
+    }
+
+    fn wait(&self) -> Result<()> {
+        let number = self.channel.submitted();
+        self.channel.wait(number)?;
+        let mut stamp = [0; 4];
+        self.stamp.map()?.read(0, &mut stamp);
+        if u32::from_le_bytes(stamp) == number as u32 {
+            return Ok(());
+        }
+        Err(Error::Lost(format!("a copy on {} did not end: the kernel's log says why", self.engine.name())))
+    }
+}
+
+impl Nouveau {
+    /// Executes two copies at the same time, and waits for both.
+    ///
+    /// # Errors
+    /// If the context does not have the memory, if a copy was lost, or on a driver error. Both have then ended.
+    pub(super) fn on_both_engines(&mut self, copies: [&Copy; 2]) -> Result<()> {
+        let mut engines = match self.engines.take() {
+            Some(engines) => engines,
+            None => [CopyChannel::new(&self.device, Engine::Ce0)?, CopyChannel::new(&self.device, Engine::Ce1)?],
+        };
+        let submitted: Vec<Result<u64>> = engines
+            .iter_mut()
+            .zip(copies)
+            .map(|(engine, copy)| {
+                let (from, to) = (self.spot(copy.from, copy.from_offset)?, self.spot(copy.to, copy.to_offset)?);
+                engine.copy(from, to, copy.bytes)
+            })
+            .collect();
+        // Wait for both, also after an error: the caller may free the memory.
+        let ended: Vec<Result<()>> = engines.iter().map(CopyChannel::wait).collect();
+        let ended = ended.into_iter().collect::<Result<()>>();
+        for (number, copy) in submitted.into_iter().zip(copies) {
+            self.done.copies += number?;
+            if self.place(copy.from)? != self.place(copy.to)? {
+                self.done.link_bytes += copy.bytes;
+            }
+        }
+        // Channels that have lost work are not used again.
+        ended.map(|()| self.engines = Some(engines))
+    }
+}
