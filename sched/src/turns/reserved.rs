@@ -176,8 +176,9 @@ impl Turns {
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
     }
 
-    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again. Tenants
-    /// that would be chosen, and are offered their turns, get an offer or wait for the next one, and are left out.
+    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again.
+    /// Tenants that would be chosen, and are offered their turns, get an offer or wait for the next one, and are left
+    /// out.
     pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
         let mut postponed = Vec::new();
         // Each round takes a slice out of the queue.
