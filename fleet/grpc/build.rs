@@ -1,4 +1,4 @@
-//! Compiles the protocols, without a protocol compiler on the host.
+//! Compiles the protocols without a protocol compiler on the host.
 
 use std::error::Error;
 

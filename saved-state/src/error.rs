@@ -1,4 +1,4 @@
-//! Reasons why a file cannot be written or read.
+//! Reasons that a file cannot be written or read.
 
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;

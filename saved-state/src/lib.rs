@@ -10,15 +10,15 @@
 //! |---|---|
 //! | 8 | [`MAGIC`] |
 //! | 4 | [`FORMAT`], the version of this table |
-//! | 16 | the file's identity, which no other file has |
-//! | 4 | how many sections follow, at most [`SECTIONS_MAX`] |
+//! | 16 | the file's identity, which is unique |
+//! | 4 | number of sections that follow, at most [`SECTIONS_MAX`] |
 //!
 //! The sections follow, one after another:
 //!
 //! | bytes | contents |
 //! |---|---|
 //! | 1 + n | length of the name, and the name: ASCII letters, digits, `-` and `.` |
-//! | 4 | whose part it is: a number that the writer chooses, such as a tenant's |
+//! | 4 | owner of the part: a number that the writer chooses, such as a tenant's |
 //! | 4 | the part's version |
 //! | 8 | length of the contents |
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
@@ -38,7 +38,8 @@
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!
-//! Not in this crate: the contents of parts, card memory (which is passed by reference), guest RAM, and encryption.
+//! The crate does not contain the contents of parts, card memory (which is passed by reference), guest RAM, or
+//! encryption.
 
 #![forbid(unsafe_code)]
 #![cfg_attr(

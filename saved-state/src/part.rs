@@ -4,8 +4,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Plain data that a crate saves. The crate creates it from its state with a pattern that names each field, so that no
-/// field is forgotten.
+/// Plain data that a crate saves. The crate creates the data from its state with a pattern that names each field, so
+/// that no field is forgotten.
 pub trait Part: Serialize + DeserializeOwned {
     /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;
@@ -28,7 +28,7 @@ pub trait Part: Serialize + DeserializeOwned {
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
-/// The previous version of a part whose version is its first. This type has no values.
+/// The previous version of a part that has only one version. This type has no values.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub enum Unversioned {}
 
@@ -41,7 +41,7 @@ macro_rules! first_version {
 }
 
 /// Declares a type as the only version of a part that is read and written. Its number must be higher than that of all
-/// earlier encodings: a program with an earlier encoding must not accept this one as its own.
+/// earlier encodings, because a program with an earlier encoding must not accept this one as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -92,7 +92,7 @@ impl Invalid {
     /// Returns `Ok` if `holds` is true, and otherwise an error that describes the violated condition.
     ///
     /// # Errors
-    /// If the condition does not hold.
+    /// If the condition is false.
     pub fn unless(holds: bool, why: impl FnOnce() -> String) -> Result<(), Self> {
         if holds { Ok(()) } else { Err(Self(why())) }
     }

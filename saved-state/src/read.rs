@@ -15,7 +15,7 @@ impl<'a> SavedState<'a> {
     /// Parses a file. `known` lists the supported parts.
     ///
     /// # Errors
-    /// See [`ReadError`]. No section has been decoded.
+    /// See [`ReadError`] for all reasons. No section has been decoded then.
     pub fn parse(file: &'a [u8], known: &[Known]) -> Result<Self, ReadError> {
         let mut bytes = Bytes { file, at: 0 };
         if file.get(..MAGIC.len()) != Some(MAGIC.as_slice()) {
@@ -49,12 +49,12 @@ impl<'a> SavedState<'a> {
     /// Decodes a part and removes it from the state.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// See [`ReadError`] for all reasons.
     pub fn take<P: Part>(&mut self, of: u32) -> Result<P, ReadError> {
         let name = P::NAME;
         let (version, contents) = self.sections.remove(&(name, of)).ok_or(ReadError::Missing { name, of })?;
         let encoding = ReadError::Encoding { name, of };
-        // Other versions have been refused before.
+        // Other versions were refused earlier.
         if version == P::VERSION {
             return decode(contents).ok_or(encoding);
         }
@@ -62,10 +62,10 @@ impl<'a> SavedState<'a> {
         P::from_before(before).map_err(|why| ReadError::Invalid { name, of, why })
     }
 
-    /// Like [`Self::take`], and also converts the part to its crate's type.
+    /// Same as [`Self::take`], and also converts the part to its crate's type.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// See [`ReadError`] for all reasons.
     pub fn restore<P: Part, T: TryFrom<P, Error = Invalid>>(&mut self, of: u32) -> Result<T, ReadError> {
         let part: P = self.take(of)?;
         T::try_from(part).map_err(|why| ReadError::Invalid { name: P::NAME, of, why })
@@ -80,7 +80,7 @@ impl<'a> SavedState<'a> {
     /// Checks that every section has been read.
     ///
     /// # Errors
-    /// [`ReadError::Left`].
+    /// [`ReadError::Left`] if sections are left.
     pub fn finish(self) -> Result<(), ReadError> {
         match self.sections.into_keys().next() {
             None => Ok(()),
@@ -95,7 +95,7 @@ fn decode<T: serde::de::DeserializeOwned>(contents: &[u8]) -> Option<T> {
     rest.is_empty().then_some(value)
 }
 
-/// A section as it is in the file.
+/// A section in the form in which the file contains it.
 struct Section<'a> {
     name: &'a str,
     of: u32,

@@ -16,12 +16,12 @@
 //! | bytes | contents |
 //! |---|---|
 //! | 8 | address of the first byte |
-//! | 4 | bytes, at most [`PIECE_MAX`] |
+//! | 4 | number of bytes, at most [`PIECE_MAX`] |
 //! | n | the bytes |
-//! | 32 | SHA-256 of the sum before, and all of the above |
+//! | 32 | SHA-256 of the previous checksum, and all of the above |
 //!
 //! Each checksum covers the previous one, so that a missing, swapped or foreign piece is detected where it occurs. As
-//! in [files](crate), this detects damage, not tampering.
+//! in [files](crate), this detects damage, but not tampering.
 
 use sha2::{Digest, Sha256};
 
@@ -139,12 +139,12 @@ pub struct StreamReader {
     at: Expects,
 }
 
-/// The next unit of a stream that is expected.
+/// The unit of a stream that must come next.
 #[derive(Clone, Copy, Debug, Default)]
 enum Expects {
     #[default]
     Head,
-    /// A piece at this address or above. The value before it is the checksum of the previous unit.
+    /// A piece at this address or above. The first value is the checksum of the previous unit.
     Piece(Sum, u64),
     Nothing,
 }
@@ -153,7 +153,7 @@ impl StreamReader {
     /// Accepts the next bytes. Checks the checksum of each complete unit, and then passes the unit to `sink`.
     ///
     /// # Errors
-    /// If the bytes are not a valid stream, or if `sink` fails. Do not feed further data then.
+    /// If the bytes are not a valid stream, or if `sink` fails. The caller must not feed further data then.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -200,7 +200,7 @@ impl StreamReader {
         }
     }
 
-    /// Returns the length of the head, once it is known.
+    /// Returns the length of the head, if it is known.
     fn head_length(&self) -> Result<Option<usize>, StreamError> {
         let Some((magic, rest)) = self.rest.split_at_checked(MAGIC.len()) else { return Ok(None) };
         if magic != MAGIC {
@@ -217,7 +217,7 @@ impl StreamReader {
         within.map(Some).ok_or(StreamError::Head(length))
     }
 
-    /// Returns the address and the length of the next piece, once they are known.
+    /// Returns the address and the length of the next piece, if they are known.
     fn piece_head(&self, least: u64) -> Result<Option<(u64, usize)>, StreamError> {
         let Some((at, rest)) = self.rest.split_first_chunk() else { return Ok(None) };
         let Some(length) = rest.first_chunk() else { return Ok(None) };

@@ -16,7 +16,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    /// Creates a file for a program of this version. `identity` must be unique: sections of files with the same
+    /// Creates a file for a program of this version. `identity` must be unique, because sections of files with the same
     /// identity could be exchanged undetected.
     #[must_use]
     pub fn new(identity: [u8; IDENTITY]) -> Self {
@@ -32,7 +32,7 @@ impl Writer {
     /// Appends a part that belongs to `of`.
     ///
     /// # Errors
-    /// See [`WriteError`]. The file has not changed.
+    /// See [`WriteError`] for all reasons. The file is then unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is not a name of a part");

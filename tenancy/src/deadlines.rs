@@ -1,4 +1,4 @@
-//! The timers of an owner of a CUDA card, in one table.
+//! The timers of a CUDA card's owner, in one table.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
@@ -8,20 +8,20 @@ use vram::TenantId;
 pub enum Deadline {
     /// Processes of an earlier owner are no longer expected.
     Reconnection,
-    /// Answers about empty chunks are no longer awaited.
+    /// Responses about empty chunks are no longer expected.
     Reclaims,
     /// The attempt to free memory for a guarantee ends.
     Guarantee,
     /// Allocations may wait for evictions again.
     EvictionWait,
-    /// Memory may be pinned for the stock: no memory has moved for a while.
+    /// Memory may be pinned for the stock, because no memory has moved for a while.
     Restock,
-    /// The second limit of a tenant's present turn.
+    /// The second time limit of a tenant's current turn.
     SecondLimit(TenantId),
 }
 
 impl Deadline {
-    /// Returns whether the core must be called at this time. The others only allow later events to do more.
+    /// Returns true if the core must be called at this time. Other deadlines only allow later events to do more.
     const fn wakes(self) -> bool {
         match self {
             Self::Reconnection | Self::Reclaims | Self::SecondLimit(_) => true,
@@ -37,12 +37,12 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// Sets a deadline, instead of its earlier time.
+    /// Sets a deadline, replacing its earlier time.
     pub fn set(&mut self, deadline: Deadline, at: u64) {
         self.at.insert(deadline, at);
     }
 
-    /// Sets a deadline unless it is later already.
+    /// Sets a deadline, unless it already has a later time.
     pub fn postpone(&mut self, deadline: Deadline, at: u64) {
         let set = self.at.entry(deadline).or_insert(at);
         *set = at.max(*set);
@@ -53,22 +53,22 @@ impl Deadlines {
         self.at.remove(&deadline);
     }
 
-    /// Returns whether a deadline is set, passed or not.
+    /// Returns true if a deadline is set, even if it has passed.
     pub fn is_set(&self, deadline: Deadline) -> bool {
         self.at.contains_key(&deadline)
     }
 
-    /// Returns whether a deadline is in the future.
+    /// Returns true if a deadline is in the future.
     pub fn is_ahead(&self, deadline: Deadline, now: u64) -> bool {
         self.remaining(deadline, now) > 0
     }
 
-    /// Returns the time in ns until a deadline; 0 if it has passed, or is not set.
+    /// Returns the time in ns until a deadline; 0 if the deadline has passed or is not set.
     pub fn remaining(&self, deadline: Deadline, now: u64) -> u64 {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))
     }
 
-    /// Removes a deadline that has passed. Returns whether it had.
+    /// Removes a deadline that has passed. Returns true if it had passed.
     pub fn take(&mut self, deadline: Deadline, now: u64) -> bool {
         let has_passed = self.at.get(&deadline).is_some_and(|at| *at <= now);
         has_passed && self.at.remove(&deadline).is_some()

@@ -1,4 +1,4 @@
-//! Memory of a card as one state machine: whose memory is on it, and the moves in progress.
+//! Memory of a card as one state machine: the tenants whose memory is on the card, and the moves in progress.
 
 use crate::relocation::Relocations;
 use crate::{Holds, Residency, Standing, Wait};
@@ -9,20 +9,20 @@ use vram::{ChunkTable, Mode, TenantId};
 /// Memory of a card. `U` identifies users of memory, `P` pieces of memory.
 #[derive(Debug)]
 pub struct Machine<U, P> {
-    /// Decides whose memory is on the card.
+    /// Decides which tenants' memory is on the card.
     pub residency: Residency,
     /// Moves in progress.
     pub relocations: Relocations<U, P>,
 }
 
 impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
-    /// Returns true if a tenant gets no time: its memory moves, or it waits for its quantum.
+    /// Returns true if a tenant gets no time because its memory moves or it waits for its quantum.
     #[must_use]
     pub fn is_paused(&self, tenant: TenantId) -> bool {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
     }
 
-    /// Ends a round of plans. If no memory moves, the quantum begins for which it moved. `fixed`: see
+    /// Ends a round of plans. If no memory moves, begins the quantum for which memory was moved. For `fixed`, see
     /// [`Residency::is_still`].
     pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         if self.relocations.is_idle() {
@@ -37,15 +37,15 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());
-        // In forced mode quanta start even if no memory has to move.
+        // In forced mode, quanta start even if no memory has to move.
         let is_forced = residency.quanta().config().mode == Mode::Forced && table.vms().count() > 1;
         let is_evicted = tenants.any(|(_, account)| account.host != 0 || account.parked != 0);
         let is_due = is_evicted || is_forced || residency.turn().is_some() || !self.relocations.is_idle();
         is_due.then(|| residency.balancer().config().return_interval_ns)
     }
 
-    /// Returns the tenants that must compete for time with other settings than now, with these settings; `None` for
-    /// their own. See [`Residency::competing`].
+    /// Returns the tenants whose settings for the competition for time must change, with the new settings; `None`
+    /// stands for their own settings. See [`Residency::competing`].
     #[must_use]
     pub fn changed_competitors(&self, scheduler: &Scheduler) -> Vec<(TenantId, Option<VgpuParams>)> {
         let own = |tenant| scheduler.params(tenant).copied();
@@ -53,7 +53,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         settings.filter(|(tenant, settings)| settings.as_ref() != scheduler.competing(*tenant)).collect()
     }
 
-    /// Returns the reason for which a tenant waits; `None` if its work may run, or if it has none.
+    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work.
     #[must_use]
     pub fn wait_reason(&self, tenant: TenantId, now: u64, standing: &Standing) -> Option<Wait> {
         let is_moving = standing.has_work && self.relocations.is_moving(tenant);
@@ -74,7 +74,7 @@ mod tests {
     const MIB: u64 = 1 << 20;
     const MS: u64 = 1_000_000;
 
-    /// Returns two tenants with a chunk each, in quanta if `mode` is forced.
+    /// Returns two tenants with one chunk each, which use quanta if `mode` is forced.
     fn two(mode: Mode) -> (ChunkTable, Machine<TenantId, u32>) {
         let mut table = ChunkTable::new(64 * MIB, MIB, Contents::Zeroed).expect("sizes");
         table.set_host_budget(64);

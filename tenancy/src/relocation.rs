@@ -4,14 +4,14 @@
 //! draft -> Quiesce -> quiet -> Copy -> copied -> Remap -> remapped -> Ended -> Resume
 //! ```
 //!
-//! A *user* of memory maps chunks, and is quiesced while they move: a process of a CUDA tenant, or a VM. A user has one
-//! order at a time, of several batches: while it remaps one batch, the next is copied. Orders of different users run
-//! concurrently, so that the evictions of one overlap the returns of another.
+//! A *user* of memory maps chunks, and is quiesced while they move: it is a process of a CUDA tenant, or a VM. A user
+//! has one order at a time, which consists of several batches: while the user remaps one batch, the next is copied.
+//! Orders of different users run concurrently, so that evictions of one user overlap returns of another.
 //!
-//! A move takes effect only when its user has remapped the chunk; if that never happens, the chunk stays. A user that
-//! declines gets no order for a while, and the time that it gets to become quiet doubles; a user whose chunks could not
-//! be copied gets no order for a while. A user that does not become quiet is made quiet by force, if the executor can
-//! do that, and then given up.
+//! A move takes effect only when its user has remapped the chunk; otherwise the chunk stays. A user that declines an
+//! order gets no new order for a while, and its time limit for becoming quiet doubles. A user whose chunks could not be
+//! copied also gets no order for a while. If a user does not become quiet, the executor forces it, if possible. If the
+//! user still does not become quiet, it is given up.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -21,22 +21,22 @@ use vram::{ChunkTable, MoveId, TenantId, Tier};
 pub const RETRY_NS: u64 = 500_000_000;
 /// Initial time in ns after which a user should decline instead of continuing to drain; doubled with each refusal.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum excess of declined over completed orders, tolerated for as long as the user's work may run: a user beyond
-/// both limits keeps memory from others, and is given up.
+/// Maximum number of declined orders minus completed orders. A user may exceed it for as long as the user's work may
+/// run. A user beyond both limits keeps memory from other users, and is given up.
 const MAX_DECLINES: u32 = 6;
 
 /// Limits of relocations.
 #[derive(Clone, Copy, Debug)]
 pub struct Config {
-    /// Maximum number of chunks in a batch: enough for the link's full rate, and few enough that memory changes hands
-    /// soon.
+    /// Maximum number of chunks in a batch: large enough for the link's full rate, and small enough that memory changes
+    /// owners soon.
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches of a user.
     pub batches_most: usize,
-    /// A user with more batches than this gets no new ones: starting one new batch for each that ends would shrink the
-    /// batches to one chunk each.
+    /// A user with more batches than this gets no new ones. Otherwise one new batch would start for each batch that
+    /// ends, and the batches would shrink to one chunk each.
     pub batches_few: usize,
-    /// Time limit for each answer of a user, in ns.
+    /// Time limit for each response of a user, in ns.
     pub answer_ns: u64,
     /// Additional time limit, in ns, during which the executor makes a user quiet by force; `None` if it cannot.
     pub force_ns: Option<u64>,
@@ -49,14 +49,14 @@ pub struct User<U> {
     pub id: U,
     /// The user's tenant.
     pub tenant: TenantId,
-    /// Time limit of the user's work, in ns, which may prevent quiescence for as long; `None` if there is no limit.
+    /// Time limit of the user's work, in ns. The work may prevent quiescence for this time. `None` if no limit exists.
     pub run_limit_ns: Option<u64>,
 }
 
 /// A chunk that moves between two pieces of memory, of type `P`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Chunk<P> {
-    /// The move in the accounts; `None` for memory that moves to the tier of its chunk's place.
+    /// The move in the accounts; `None` for memory that moves to the tier in which its chunk is booked.
     pub id: Option<MoveId>,
     /// Owner of the chunk.
     pub tenant: TenantId,
@@ -64,16 +64,16 @@ pub struct Chunk<P> {
     pub index: u32,
     /// Position among the user's chunks: consecutive chunks are remapped together.
     pub position: u64,
-    /// Present memory of the chunk.
+    /// Current memory of the chunk.
     pub from: P,
     /// Destination.
     pub to: P,
 }
 
-/// Reason to give up a user.
+/// Reason why a user is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The user did not answer in time.
+    /// The user did not respond in time.
     Silent,
     /// The user declined all orders.
     Declines,
@@ -82,36 +82,37 @@ pub enum Reason {
 /// A step for the executor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action<U, P> {
-    /// Stop a user's work. Answered by [`Relocations::quiet`] or [`Relocations::declined`].
+    /// Stop a user's work. The executor responds with [`Relocations::quiet`] or [`Relocations::declined`].
     Quiesce {
         /// The user.
         user: U,
-        /// Its tenant.
+        /// The user's tenant.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
         /// Time in ns after which the user should decline.
         decline_ns: u64,
     },
-    /// Make a user quiet that has not become quiet in time.
+    /// Force a user to become quiet that has not become quiet in time.
     Force {
         /// The user.
         user: U,
     },
-    /// Copy chunks. Answered by [`Relocations::copied`].
+    /// Copy chunks. The executor responds with [`Relocations::copied`].
     Copy {
-        /// Identifies the answer.
+        /// Identifies the response.
         batch: u64,
         /// The chunks.
         chunks: Vec<Chunk<P>>,
         /// Tier of the destinations.
         to: Tier,
     },
-    /// Let a user use the copies of its chunks. Answered by [`Relocations::remapped`], in the order of these actions.
+    /// Make a user use the copies of its chunks. The executor responds with [`Relocations::remapped`], in the order of
+    /// these actions.
     Remap {
         /// The user.
         user: U,
-        /// Its tenant.
+        /// The user's tenant.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
@@ -122,7 +123,7 @@ pub enum Action<U, P> {
         /// Duration of the copy, in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended: release the sources of moved chunks, and the destinations of others.
+    /// Moves of chunks have ended. Release the sources of moved chunks, and the destinations of the others.
     Ended {
         /// The chunks.
         chunks: Vec<Chunk<P>>,
@@ -133,19 +134,19 @@ pub enum Action<U, P> {
     Resume {
         /// The user.
         user: U,
-        /// Its tenant.
+        /// The user's tenant.
         tenant: TenantId,
         /// Number of the order.
         order: u32,
     },
-    /// An order has been cancelled: the user has declined it, has ended, or is given up.
+    /// An order was cancelled, because the user has declined it, has ended, or is given up.
     Cancelled {
         /// The user.
         user: U,
-        /// Its tenant.
+        /// The user's tenant.
         tenant: TenantId,
     },
-    /// Give up a user; [`Relocations::cancel`] or [`Relocations::forget`] then ends its order.
+    /// Give up a user. [`Relocations::cancel`] or [`Relocations::forget`] then ends its order.
     GiveUp {
         /// The user.
         user: U,
@@ -154,13 +155,13 @@ pub enum Action<U, P> {
     },
 }
 
-/// An answer that does not belong to any question.
+/// A response without a matching request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unasked;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The batch's destinations are being made, or the user is not quiet.
+    /// The batch's destinations are being allocated, or the user is not quiet.
     Waiting,
     /// The batch is being copied.
     Copying(u64),
@@ -171,7 +172,7 @@ enum Stage {
 struct Batch<P> {
     chunks: Vec<Chunk<P>>,
     to: Tier,
-    /// Destinations that do not exist yet.
+    /// Destinations that are not allocated yet.
     missing: BTreeSet<P>,
     stage: Stage,
 }
@@ -182,15 +183,15 @@ struct Order<P> {
     number: u32,
     tenant: TenantId,
     quiet: bool,
-    /// Batches that are not copied yet.
+    /// Batches that were not copied yet.
     batches: VecDeque<Batch<P>>,
-    /// Batches that the user remaps, in the order in which they were sent: copies may end in another order.
+    /// Batches that the user remaps, in the order in which they were sent. Copies may end in a different order.
     remapping: VecDeque<Vec<Chunk<P>>>,
-    /// Time since which the user owes an answer.
+    /// Time since which the user's response is outstanding.
     since: Option<u64>,
     /// Set if the user has remapped all requested chunks.
     complied: bool,
-    /// Set if the user has declined a part of the order; an order counts once.
+    /// Set if the user has declined a part of the order. Each order counts once.
     declined: bool,
 }
 
@@ -208,14 +209,14 @@ struct Record {
     order: u32,
     /// Number of declined orders minus the number of orders that were completed since.
     declines: u32,
-    /// Time since which that number is positive.
+    /// Time since which this number is positive.
     declining_since: Option<u64>,
     /// The user gets no order before this time.
     retry_at: u64,
     run_limit_ns: Option<u64>,
 }
 
-/// Chunks that are about to move, each with true if its destination does not exist yet.
+/// Chunks that are about to move, each with true if its destination is not allocated yet.
 type Draft<P> = Vec<(Chunk<P>, bool)>;
 
 /// All relocations of a card. `U` identifies users of memory, `P` pieces of memory.
@@ -224,11 +225,11 @@ pub struct Relocations<U, P> {
     config: Config,
     orders: BTreeMap<U, Order<P>>,
     records: BTreeMap<U, Record>,
-    /// Chunks to be ordered by [`Self::submit`].
+    /// Chunks that [`Self::submit`] will order.
     drafts: BTreeMap<(U, Tier), Draft<P>>,
     /// Users that get no new batches in this round of plans.
     full: BTreeSet<U>,
-    /// Copies of cancelled orders: the memory is in use until they end.
+    /// Copies of cancelled orders. Their memory is in use until they end.
     orphans: BTreeMap<u64, Vec<Chunk<P>>>,
     /// Number of orders of each tenant.
     moving: BTreeMap<TenantId, usize>,
@@ -264,13 +265,13 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.orders.contains_key(&user)
     }
 
-    /// Returns true if memory of a tenant moves.
+    /// Returns true if a tenant's memory is moving.
     #[must_use]
     pub fn is_moving(&self, tenant: TenantId) -> bool {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user gets no order now: it has declined one, or its chunks could not be copied.
+    /// Returns true if a user currently gets no order, because it has declined one or its chunks could not be copied.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
@@ -288,7 +289,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.declined
     }
 
-    /// Begins a round of plans: users with many batches in progress get no new ones in this round.
+    /// Begins a round of plans. Users with many batches in progress get no new batches in this round.
     pub fn begin_round(&mut self) {
         let few = self.config.batches_few;
         self.full = self.orders.iter().filter(|(_, order)| order.batches() > few).map(|(&user, _)| user).collect();
@@ -310,14 +311,14 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         batches + drafts < self.config.batches_most && !self.full.contains(&user)
     }
 
-    /// Adds a chunk to the next order of a user that [`Self::admits`] it. `is_missing`: the destination does not exist
-    /// yet; [`Self::made`] reports it.
+    /// Adds a chunk to the next order of a user, after [`Self::admits`] has returned true. `is_missing` means that the
+    /// destination is not allocated yet; [`Self::made`] reports its allocation.
     pub fn add(&mut self, user: User<U>, to: Tier, chunk: Chunk<P>, is_missing: bool) {
         self.records.entry(user.id).or_default().run_limit_ns = user.run_limit_ns;
         self.drafts.entry((user.id, to)).or_default().push((chunk, is_missing));
     }
 
-    /// Starts the moves of the added chunks. Returns true if there are any.
+    /// Starts the moves of the added chunks. Returns true if any moves were started.
     pub fn submit(&mut self, table: &ChunkTable, now: u64) -> bool {
         let drafts = std::mem::take(&mut self.drafts);
         let started = !drafts.is_empty();
@@ -337,13 +338,13 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         started
     }
 
-    /// Returns the batches of a user's order; begins an order if it has none.
+    /// Returns the batches of a user's order; begins an order if the user has none.
     fn order(&mut self, user: U, tenant: TenantId, now: u64) -> &mut VecDeque<Batch<P>> {
         let order = self.orders.entry(user).or_insert_with(|| {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each refusal extends the time; the user must answer before it counts as silent.
+            // Each refusal extends this time. The user must respond before it counts as silent.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;
@@ -371,7 +372,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a user does not become quiet, and continues to work.
+    /// Records that a user does not become quiet and continues to work.
     pub fn declined(&mut self, now: u64, user: U, order: u32) {
         let declines = self.orders.get(&user).is_some_and(|known| known.number == order && !known.quiet);
         if declines {
@@ -381,7 +382,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Records that a destination exists, or could not be made: then its chunk does not move.
+    /// Records that a destination was allocated. If `done` is false, the allocation failed, and its chunk does not
+    /// move.
     pub fn made(&mut self, table: &ChunkTable, piece: P, done: bool) {
         let waits = |order: &Order<P>| order.batches.iter().any(|batch| batch.missing.contains(&piece));
         let Some((&user, order)) = self.orders.iter_mut().find(|(_, order)| waits(order)) else { return };
@@ -409,7 +411,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         let at = order.batches.iter().position(is_it);
         let Some(Batch { chunks, to, .. }) = at.and_then(|at| order.batches.remove(at)) else { return };
         if !done {
-            // The reason usually lasts.
+            // The reason for a failure usually persists.
             self.postpone(user, now);
             self.end(chunks, false);
             return self.advance(user, table);
@@ -421,11 +423,11 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.actions.push_back(Action::Remap { user, tenant, order, chunks, to, copied_ns: ns });
     }
 
-    /// Records that a user has remapped the chunks of the oldest [`Action::Remap`] for which `moved` returns true,
-    /// given their positions in it.
+    /// Records that a user has remapped those chunks of the oldest [`Action::Remap`] for which `moved` returns true.
+    /// Its argument is the chunk's position in the action.
     ///
     /// # Errors
-    /// If the user has nothing to remap.
+    /// If the user has no chunks to remap.
     pub fn remapped(
         &mut self,
         table: &ChunkTable,
@@ -453,7 +455,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         Ok(())
     }
 
-    /// Reports the users whose answers are overdue.
+    /// Reports the users whose responses are overdue.
     pub fn tick(&mut self, now: u64) {
         let Config { answer_ns, force_ns, .. } = self.config;
         for (&user, order) in &mut self.orders {
@@ -464,7 +466,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
                 self.actions.push_back(Action::Force { user });
                 continue;
             }
-            // The executor reacts once.
+            // The executor must react only once.
             order.since = None;
             self.records.entry(user).or_default().retry_at = now.saturating_add(RETRY_NS);
             self.actions.push_back(Action::GiveUp { user, reason: Reason::Silent });
@@ -491,7 +493,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.records.remove(&user);
     }
 
-    /// Leaves a user alone for a while, because a chunk could not move.
+    /// Gives a user no new order for a while, because a chunk could not move.
     pub fn postpone(&mut self, user: U, now: u64) {
         let record = self.records.entry(user).or_default();
         record.retry_at = record.retry_at.max(now.saturating_add(RETRY_NS));
@@ -548,15 +550,15 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         }
     }
 
-    /// Handles a user that has declined all or part of an order: it gets no order for a while. A user that only
-    /// declines is given up.
+    /// Handles a user that has declined all or part of an order: the user gets no order for a while. A user that
+    /// declines every order is given up.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();
         record.retry_at = now.saturating_add(RETRY_NS);
         record.declines = record.declines.saturating_add(1);
         let since = *record.declining_since.get_or_insert(now);
-        // Work with this time limit may prevent quiescence for as long.
+        // Work with this time limit may prevent quiescence for this long.
         let Some(longest) = record.run_limit_ns.map(|limit| limit.max(answer_ns)) else { return };
         if record.declines >= MAX_DECLINES && now.saturating_sub(since) >= longest {
             self.actions.push_back(Action::GiveUp { user, reason: Reason::Declines });

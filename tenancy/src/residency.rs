@@ -1,23 +1,24 @@
-//! Memory of a card, divided between tenants: plans of moves, and quanta for tenants that do not fit together.
+//! Memory of a card, divided among tenants: plans of moves, and quanta for tenants that do not fit together.
 
 use sched::VgpuParams;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::balance::{ActiveVms, By, Config, Request};
 use vram::{Balancer, Change, ChunkTable, Done, Quanta, QuantaConfig, Step, TenantId, Turn};
 
-/// Tenants to hold during another tenant's quantum (true), or to release (false).
+/// Tenants to hold during another tenant's quantum (true) or to release (false).
 pub type Holds = Vec<(TenantId, bool)>;
 
-/// Memory that tenants and the operator lack now.
+/// Memory that tenants and the operator currently lack.
 #[derive(Clone, Debug, Default)]
 pub struct Demand {
     /// Chunks of the card that were refused to each tenant since the last plan.
     pub unmet: BTreeMap<TenantId, u32>,
-    /// Number of chunks to free for a guarantee. Nothing returns to the card meanwhile: it would take the chunks.
+    /// Number of chunks to free for a guarantee. Meanwhile no memory returns to the card, because it would take these
+    /// chunks.
     pub guarantee: Option<u32>,
-    /// Plan only for refused requests and the guarantee: the executor has moves that come first.
+    /// Plan only for refused requests and the guarantee, because the executor has moves with priority.
     pub only_requests: bool,
-    /// Moves delay no other tenant, so evicted memory may return at once.
+    /// Moves delay no other tenant, so evicted memory may return immediately.
     pub is_undisturbed: bool,
 }
 
@@ -30,19 +31,19 @@ pub struct Planned {
     pub served: BTreeSet<TenantId>,
 }
 
-/// Divides a card's memory between tenants.
+/// Divides a card's memory among tenants.
 #[derive(Debug)]
 pub struct Residency {
     balancer: Balancer,
     quanta: Quanta,
-    /// Tenants that are held, each with the time since when, in ns.
+    /// Tenants that are held, each with the start of the hold in ns.
     held: BTreeMap<TenantId, u64>,
-    /// Time for which tenants were held before, in ns.
+    /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
-    /// Memory moves for a quantum that is about to begin. Its holder is held, too: its work would use chunks in host
-    /// memory, and the return of each such chunk would have to wait for that work.
+    /// Set while memory moves for a quantum that is about to begin. Its holder is then also held, because its work
+    /// would use chunks in host memory, and the return of each such chunk would have to wait for this work.
     is_loading: bool,
-    /// Time since which no memory moves for that quantum, in ns.
+    /// Time since which no memory has moved for that quantum, in ns.
     still_since: Option<u64>,
     /// Number of quanta that have begun.
     begun: u64,
@@ -55,7 +56,7 @@ impl Residency {
         Self::restored(Balancer::new(balance), Quanta::new(quanta), 0, BTreeMap::new())
     }
 
-    /// Restores the division from its parts. `held`: tenants that are held, with the time since when.
+    /// Restores the division from its parts. `held` contains the held tenants, each with the start of its hold.
     #[must_use]
     pub fn restored(balancer: Balancer, quanta: Quanta, begun: u64, held: BTreeMap<TenantId, u64>) -> Self {
         // A holder is held only while memory moves for its quantum.
@@ -69,13 +70,13 @@ impl Residency {
         self.quanta.set_config(quanta);
     }
 
-    /// Returns the balancer, which knows the tenants' entitlements.
+    /// Returns the balancer, which computes the tenants' entitlements.
     #[must_use]
     pub fn balancer(&self) -> &Balancer {
         &self.balancer
     }
 
-    /// Returns the balancer, for reports about chunks: their use, their arrival, hints about them.
+    /// Returns the balancer, for reports about chunks: their use, their arrival, and hints.
     pub fn balancer_mut(&mut self) -> &mut Balancer {
         &mut self.balancer
     }
@@ -110,8 +111,8 @@ impl Residency {
         self.held.contains_key(&tenant)
     }
 
-    /// Returns the holder of the quantum for which a tenant is held, and the time left of the quantum in ns: `None`
-    /// while memory moves for it.
+    /// Returns the holder of the quantum for which a tenant is held, and the remaining time of the quantum in ns; the
+    /// time is `None` while memory moves for the quantum.
     #[must_use]
     pub fn wait(&self, tenant: TenantId, now: u64) -> Option<(TenantId, Option<u64>)> {
         let turn = self.quanta.turn().filter(|_| self.is_held(tenant))?;
@@ -130,7 +131,7 @@ impl Residency {
         self.balancer.active(tenant, now);
     }
 
-    /// Records that tenants' work has moved bytes over the bus, because it reached host memory.
+    /// Records that tenants' work has moved bytes over the bus by accessing host memory.
     pub fn accessed(&mut self, now: u64, bytes: u64) {
         self.quanta.accessed(now, bytes);
     }
@@ -147,8 +148,9 @@ impl Residency {
         self.held_ns.remove(&tenant);
     }
 
-    /// Starts, changes or ends quanta, depending on whether the memory of the active tenants fits together. `weight`:
-    /// weight of a tenant's time. `done`: work completed for it, where the executor knows.
+    /// Starts, changes or ends quanta, depending on whether the memory of the active tenants fits together. `weight`
+    /// returns the weight of a tenant's time. `done` returns the tenant's completed work, if the executor has this
+    /// number.
     pub fn tick(
         &mut self,
         table: &ChunkTable,
@@ -184,15 +186,15 @@ impl Residency {
         self.renew_holds(now)
     }
 
-    /// Records that memory moves.
+    /// Records that memory is moving.
     pub fn moves(&mut self) {
         self.still_since = None;
     }
 
-    /// Records that no memory moves. The quantum for which it moved begins, unless more of the holder's memory may
-    /// return soon, because a program that ends releases its own: then the quantum begins after the time that a change
-    /// of quanta costs at most. `fixed`: number of a tenant's chunks that never move; `None` if no tenant ends in this
-    /// way.
+    /// Records that no memory is moving. The quantum for which memory was moved begins, unless more of the holder's
+    /// memory may return soon because a program that ends releases its memory. In that case the quantum begins after
+    /// the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move; it is
+    /// `None` if no tenant ends in this way.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
@@ -225,7 +227,7 @@ impl Residency {
             return planned;
         }
         if planned.steps.is_empty() && self.quanta.wants_bandwidth() {
-            // Measures the bandwidth with an eviction and a return.
+            // An eviction and a return measure the bandwidth.
             planned.steps = self.plan_guarantee(table, now, table.spare() + 1);
         }
         if planned.steps.is_empty() && demand.guarantee.is_none() {
@@ -237,14 +239,14 @@ impl Residency {
         planned
     }
 
-    /// Returns the moves that let this many more chunks of the card be guaranteed.
+    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub fn plan_guarantee(&mut self, table: &ChunkTable, now: u64, chunks: u32) -> Vec<Step> {
         self.balancer.plan(table, now, Some(Request { by: By::Guarantee, chunks }))
     }
 
-    /// Returns the settings with which a tenant competes for time instead of its own. The holder of a quantum competes
-    /// for all members, each of which uses its share of the time in its own quanta, so tenants outside keep their
-    /// shares. `own`: operator's settings of a tenant.
+    /// Returns the settings with which a tenant competes for time instead of its own settings. The holder of a quantum
+    /// competes for all members: each member uses its share of the time in its own quanta, so tenants outside keep
+    /// their shares. `own` returns the operator's settings of a tenant.
     pub fn competing(&self, tenant: TenantId, own: impl Fn(TenantId) -> Option<VgpuParams>) -> Option<VgpuParams> {
         let turn = self.quanta.turn().filter(|turn| turn.holder == tenant)?;
         let members = turn.members.iter().filter_map(|member| own(*member));
@@ -277,8 +279,8 @@ impl Residency {
     }
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have without others' chunks that
-/// are not fixed.
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space without other tenants'
+/// chunks that are not fixed.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

@@ -1,4 +1,4 @@
-//! Memory and time of a card as operators see them: one form for both kinds of card.
+//! Memory and time of a card in the form for operators, which is the same for both kinds of card.
 
 use crate::{Residency, Wait};
 use sched::{Account, Engine, Nanos, PERMILLE, Quarantine, Queues, Sample, Scheduler, VgpuParams, WHOLE_SHARE_PPM};
@@ -53,7 +53,7 @@ pub struct TimeView {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Time that each engine has been busy, in ns. Has the engines on which time is divided.
+    /// Time that each engine was busy, in ns. Contains the engines on which time is divided.
     pub busy: BTreeMap<Engine, u64>,
     /// The tenants.
     pub tenants: BTreeMap<TenantId, TenantTime>,
@@ -64,23 +64,23 @@ pub struct TimeView {
 pub struct TenantTime {
     /// Share of the time.
     pub params: VgpuParams,
-    /// Part to which the tenant is entitled while all tenants have work.
+    /// Part to which the tenant is entitled if all tenants have work.
     pub entitled: Entitled,
     /// Number of submissions or turns that exceeded their limit.
     pub strikes: u32,
-    /// State of quarantine.
+    /// State of the tenant's quarantine.
     pub quarantine: Quarantine,
     /// Number of submissions that wait for a slice.
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// The tenant has work that has not ended, except work that it has stopped itself.
+    /// True if the tenant has unfinished work, except work that it has stopped itself.
     pub has_work: bool,
     /// Use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
     /// Recent use.
     pub recent: Vec<Sample>,
-    /// Reason that the tenant's work waits.
+    /// Reason why the tenant's work waits.
     pub wait: Option<Wait>,
 }
 
@@ -98,7 +98,7 @@ pub struct Entitled {
 pub struct EngineTime {
     /// Submissions and use.
     pub account: Account,
-    /// Standing with the policy.
+    /// The tenant's state in the policy.
     pub standing: sched::Standing,
 }
 
@@ -112,7 +112,7 @@ pub struct Window {
 }
 
 impl Window {
-    /// Returns the last complete intervals of a history that are `ns` long together.
+    /// Returns the last complete intervals of a history, with a total length of `ns`.
     #[must_use]
     pub fn last(now: Nanos, ns: u64) -> Self {
         let end = Nanos(now.0 - now.0 % sched::History::INTERVAL_NS);
@@ -127,8 +127,8 @@ impl Window {
 }
 
 impl TimeView {
-    /// Returns the use of these engines, with the history since `since`. The executor adds the work in progress and the
-    /// reasons of waits.
+    /// Returns the use of these engines, including the history since `since`. The executor adds the work in progress
+    /// and the reasons of waits.
     #[must_use]
     pub fn new(scheduler: &Scheduler, engines: &[Engine], now: Nanos, since: Nanos) -> Self {
         let mut entitled = entitled(scheduler);
@@ -161,8 +161,8 @@ impl TimeView {
         }
     }
 
-    /// Keeps the tenants that have settings of their own, and divides the time among them. The scheduler of a card with
-    /// groups also knows the groups, with the sums of their members' settings.
+    /// Keeps the tenants with settings of their own, and divides the time among them. The scheduler of a card with
+    /// groups also contains the groups, with the sums of their members' settings.
     pub fn divide_among(&mut self, settings: impl Fn(TenantId) -> Option<VgpuParams>, queues: Queues) {
         self.tenants.retain(|&id, time| settings(id).map(|settings| time.params = settings).is_some());
         let free = self.tenants.iter().filter(|(_, time)| time.quarantine == Quarantine::Free);
@@ -174,7 +174,7 @@ impl TimeView {
 }
 
 impl TenantTime {
-    /// Returns the part of a window that the tenant used an engine, in thousandths.
+    /// Returns the part of a window for which the tenant used an engine, in thousandths.
     #[must_use]
     pub fn received_permille(&self, engine: Engine, window: &Window) -> u32 {
         let used = window.of(&self.recent).map(|sample| sample.used[engine.index()]).fold(0, u64::saturating_add);
@@ -183,8 +183,8 @@ impl TenantTime {
     }
 }
 
-/// Returns the part of each tenant if all tenants have work. A quarantined tenant has no share; its part goes to the
-/// other tenants.
+/// Returns the part of each tenant if all tenants have work. A quarantined tenant has no share, and the other tenants
+/// get its part.
 fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
     let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
     let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));
@@ -201,7 +201,7 @@ fn divide(tenants: impl Iterator<Item = (TenantId, VgpuParams)>, queues: Queues)
         let params: Vec<_> = params.iter().map(|params| params.for_engine(engine)).collect();
         sched::shares(&params).into_iter().map(permille)
     };
-    // With one queue for all engines, copies are divided as compute is.
+    // If all engines have one queue, copies are divided in the same way as compute.
     let copies = if queues == Queues::Separate { Engine::Copy0 } else { Engine::Compute };
     let parts = of(Engine::Compute).zip(of(copies));
     let parts = parts.map(|(compute, copies)| Entitled { compute, copies: (copies != compute).then_some(copies) });
@@ -217,7 +217,7 @@ mod tests {
     const TWO: TenantId = TenantId(2);
     const MS: u64 = 1_000_000;
 
-    /// Returns a scheduler of two tenants, of which the first has used 40 ms of compute up to 250 ms.
+    /// Returns a scheduler with two tenants. The first one used 40 ms of compute until 250 ms.
     fn used() -> Scheduler {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let mut decisions = Vec::new();
@@ -235,7 +235,7 @@ mod tests {
     fn time_is_divided_among_tenants_outside_quarantine() {
         let mut view = TimeView::new(&used(), &[Engine::Compute], Nanos(0), Nanos(0));
         let settings = |weight| VgpuParams { weight, ..VgpuParams::default() };
-        // TWO is a group that the scheduler knows.
+        // TWO is a group in the scheduler.
         view.divide_among(|id| (id == ONE).then(|| settings(50)), Queues::Single);
         assert_eq!(view.tenants.keys().collect::<Vec<_>>(), [&ONE]);
         assert_eq!((view.tenants[&ONE].params.weight, view.tenants[&ONE].entitled.compute), (50, 1000));

@@ -1,10 +1,10 @@
-//! The reason for which a tenant's work waits.
+//! The reason that a tenant's work waits.
 
 use crate::Residency;
 use serde::{Deserialize, Serialize};
 use vram::TenantId;
 
-/// Reason for which a tenant's work waits.
+/// Reason why a tenant's work waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Wait {
@@ -14,9 +14,9 @@ pub enum Wait {
     Stopped,
     /// Another tenant has the quantum of the card's memory.
     MemoryQuantum {
-        /// That tenant.
+        /// The other tenant.
         holder: TenantId,
-        /// Time left of the quantum, in ns; `None` while memory moves for it.
+        /// Remaining time of the quantum, in ns; `None` while memory moves for it.
         left_ns: Option<u64>,
     },
     /// The tenant's own memory is being moved.
@@ -28,12 +28,12 @@ pub enum Wait {
     },
     /// Another tenant has the card.
     Slice {
-        /// That tenant, if it is known.
+        /// The other tenant, if it is known.
         holder: Option<TenantId>,
     },
 }
 
-/// State of a tenant's work, as far as only the executor knows it.
+/// The executor's part of the state of a tenant's work.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Standing {
     /// The tenant is quarantined.
@@ -53,8 +53,8 @@ pub struct Standing {
 }
 
 impl Residency {
-    /// Returns the reason for which a tenant waits; `None` if its work may run, or if it has none. `is_moving`: the
-    /// tenant has work, and its memory is being moved.
+    /// Returns the reason why a tenant waits; `None` if its work may run or it has no work. `is_moving` means that the
+    /// tenant has work and its memory is being moved.
     pub(crate) fn wait_reason(&self, tenant: TenantId, now: u64, is_moving: bool, standing: &Standing) -> Option<Wait> {
         let quantum = self.wait(tenant, now).filter(|_| standing.has_work);
         match (standing, quantum) {

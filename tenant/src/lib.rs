@@ -3,7 +3,7 @@
 //! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
 //! (`sched`) and the owner of a card all identify a tenant with the same type, so that numbers cannot be confused.
 //!
-//! The crate does not assign numbers, and does not know the kind of a tenant; the owner of the card does.
+//! The crate does not assign numbers and does not distinguish kinds of tenants. The owner of the card does both.
 
 use std::fmt;
 
@@ -13,10 +13,10 @@ use std::fmt;
 pub struct TenantId(pub u32);
 
 impl TenantId {
-    /// The mediator itself, for the channels through which it moves memory. Never assigned to a tenant.
+    /// The mediator itself, as the owner of the channels through which it moves memory. Never assigned to a tenant.
     pub const MEDIATOR: Self = Self(u32::MAX);
-    /// The mediator itself, for the channel through which it clears tenants' residue from PGRAPH. Never assigned to a
-    /// tenant.
+    /// The mediator itself, as the owner of the channel through which it clears tenants' residue from PGRAPH. Never
+    /// assigned to a tenant.
     pub const CLEARER: Self = Self(u32::MAX - 1);
 
     /// Returns true if the number belongs to the mediator itself.

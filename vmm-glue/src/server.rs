@@ -232,7 +232,7 @@ impl Clients<'_> {
             let accepted = Accepted { stream, keeper, left: false };
             self.active = Some(Active { accepted, connection, unhandled: true });
             if let Err(why) = resumed {
-                tracing::error!(%why, "the VMM of a daemon that was killed has lost its device");
+                tracing::error!(%why, "the VMM of a killed daemon has lost its device");
                 self.end(None);
             }
         }

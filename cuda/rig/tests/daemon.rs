@@ -135,17 +135,17 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
         assert!(first(&mut waiting), "all requests to other owners are done before the stuck owner is killed");
     }
     // The status names the card before the owner is killed.
-    while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not answered for") {
+    while !get(&rig, "/v1/cards/fake").contains("the owner of card `fake` has not responded for") {
         assert!(first(&mut waiting), "no caller was notified: {}", get(&rig, "/v1/cards/fake"));
     }
     assert!(get(&rig, "/metrics").contains("gpu_mediator_tenant_served{tenant=\"a\",card=\"fake\"} 0"));
-    assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("is started again"));
+    assert!(bad(&rig, 1, &["sched", "show", "fake"]).contains("restarted"));
     assert!(good(&rig, &["card", "show", "other"]).contains("tenants"));
     for child in waiting {
         let output = child.wait_with_output().expect("ends");
         let text = String::from_utf8_lossy(&output.stderr).into_owned();
-        let told = text.contains("card `fake`")
-            && (text.contains("is started again") || text.contains("wait until some are done"));
+        let told =
+            text.contains("card `fake`") && (text.contains("restarted") || text.contains("wait until some are done"));
         assert!(!output.status.success() && told, "{text}");
     }
     // The stuck owner was killed, and the next one serves as before.

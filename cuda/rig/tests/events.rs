@@ -49,7 +49,7 @@ fn killed_endless_kernels_and_lost_owner_are_events() {
     let is_strike = |event: &&Value| text(event).starts_with("a turn ran beyond its limit, strike ");
     let (strikes, others): (Vec<_>, Vec<_>) = overran.iter().partition(is_strike);
     assert_eq!(strikes.len(), 2, "{overran:?}");
-    assert!(others.iter().all(|event| text(event).starts_with("its turn has run on for ")), "{overran:?}");
+    assert!(others.iter().all(|event| text(event).starts_with("its turn continued for ")), "{overran:?}");
     good(&rig, &["tenant", "set", "a", "--weight", "50"]);
     let changed = awaited(&rig, "changed", "a", 1);
     assert_eq!((text(&changed[0]), &changed[0]["author"]["program"]), ("set: time.weight = 50", &"mediatorctl".into()));

@@ -23,7 +23,7 @@ const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// Reason that a card cannot take new work.
+/// Reason why a card cannot take new work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
@@ -32,7 +32,7 @@ pub enum Trouble {
     Passthrough,
     /// An operator drains the card.
     Drained,
-    /// The daemon does not answer.
+    /// The daemon does not respond.
     Unreachable,
 }
 
@@ -50,9 +50,9 @@ impl Trouble {
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
-            Self::Passthrough => "a virtual machine has all of it",
-            Self::Drained => "an operator empties it (`mediatorctl card undrain` ends that)",
-            Self::Unreachable => "mediatord does not answer",
+            Self::Passthrough => "a virtual machine uses the whole card",
+            Self::Drained => "an operator drains it (`mediatorctl card undrain` ends this)",
+            Self::Unreachable => "mediatord does not respond",
         }
     }
 }
@@ -70,9 +70,9 @@ pub struct Offer {
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
-    /// Reason that the card cannot take new work, if any.
+    /// Reason why the card cannot take new work, if any.
     pub trouble: Option<Trouble>,
-    /// Explanation of the trouble, from the daemon if the daemon gives one.
+    /// Explanation of the trouble. It comes from the daemon if the daemon reports one.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -168,7 +168,7 @@ impl Offer {
         }
     }
 
-    /// Returns the offer for as long as the daemon does not answer.
+    /// Returns the offer that is valid while the daemon does not respond.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
@@ -292,7 +292,7 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Pods that use the card keep running: the taint's effect does not evict pods.
+        // Pods that use the card keep running, because the taint's effect does not evict pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);

@@ -1,6 +1,6 @@
 //! Prepares and unprepares claims.
 //!
-//! Both operations are idempotent, because a kubelet may repeat them after a lost answer or a restart: existing parts
+//! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart: existing parts
 //! are kept, and missing parts are created.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::store::{KeptClaim, KeptShare, Store};
 
 /// Maximum number of shares of a claim.
 const MAX_SHARES: usize = 32;
-/// Time limit for the API server.
+/// Time limit for requests to the API server.
 // TIMEOUT: the kubelet waits 45 s for the whole request.
 const KUBE: Duration = Duration::from_secs(15);
 
@@ -46,7 +46,7 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets in addition to a tenant's, such as NVIDIA's own.
+    /// CDI devices that a container gets in addition to a tenant's devices, such as NVIDIA's own devices.
     pub beside: Vec<String>,
 }
 
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object that has the name of a share.
+/// Owner of the daemon's object with the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -116,7 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// Returns the reason, for the events of the claim's pod. In this case, no new part remains.
+    /// If the claim cannot be prepared; the text is for the events of the claim's pod. In this case, no new part
+    /// remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -144,7 +145,8 @@ impl Driver {
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // A claim that was being prepared when the program ended is planned again: its allocation has not changed.
+            // The preparation of this claim was interrupted by the end of the program. It is planned again, because its
+            // allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
         if !known {
@@ -156,7 +158,7 @@ impl Driver {
                 // If a part cannot be removed now, the claim stays recorded, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
-                    Err(more) => return Err(format!("{what}; and it is not all removed again: {more}")),
+                    Err(more) => return Err(format!("{what}; the cleanup also failed: {more}")),
                 }
             }
             return Err(what);
@@ -172,8 +174,8 @@ impl Driver {
     async fn plan(&self, claim: &Named) -> Result<KeptClaim, String> {
         let claims: Api<ResourceClaim> = Api::namespaced(self.kube.clone(), &claim.namespace);
         let found = tokio::time::timeout(KUBE, claims.get_opt(&claim.name)).await;
-        let found = found.map_err(|_| format!("the API server did not answer within {} s", KUBE.as_secs()))?;
-        let found = found.map_err(|error| format!("the API server does not give the claim: {error}"))?;
+        let found = found.map_err(|_| format!("the API server did not respond within {} s", KUBE.as_secs()))?;
+        let found = found.map_err(|error| format!("the API server does not return the claim: {error}"))?;
         let found = found.ok_or("the API server has no such claim")?;
         let uid = found.metadata.uid.as_deref().unwrap_or_default();
         if uid != claim.uid {
@@ -229,7 +231,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Finds the owner of the daemon's object with a share's name: no owner, this claim, or another.
+    /// Returns the owner of the daemon's object with a share's name: no owner, this claim, or another one.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
@@ -256,8 +258,7 @@ impl Driver {
     }
 
     /// Creates the parent folder of the shares' folders, which only the daemon's user can read. The daemon creates the
-    /// folder of each share, because this program has more rights and must not use paths that the daemon may have
-    /// replaced.
+    /// folder of each share. This program has more rights, so it must not use paths that the daemon may have replaced.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -289,7 +290,7 @@ impl Driver {
         .map_err(said)
     }
 
-    /// Creates the answer to the kubelet for a prepared claim.
+    /// Creates the response to the kubelet for a prepared claim.
     fn prepared(&self, uid: &str, kept: &KeptClaim) -> Vec<Prepared> {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
@@ -305,7 +306,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// Returns the parts that could not be removed; the kubelet retries.
+    /// If parts could not be removed; the text lists them. The kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -333,7 +334,7 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first, because it would give a container a share that is being removed.
+        // Remove the file first, because a container could otherwise get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
             // An object with this name but a different owner is kept.
@@ -352,21 +353,16 @@ impl Driver {
         Ok(())
     }
 
-    /// Recreates shares of prepared claims that a restarted daemon has lost. Their containers find them at the same
-    /// path.
+    /// Recreates shares of prepared claims that a restarted daemon has lost. The claims' containers find them at the
+    /// same path.
     pub async fn mend(&self) {
-        // Without an answer, the daemon's state is unknown. This is reported elsewhere.
+        // Without a response, the daemon's state is unknown. Another task reports this.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
         for (uid, kept) in whole {
             if let Err(what) = self.make(uid, kept).await {
-                tracing::warn!(
-                    claim = kept.name,
-                    namespace = kept.namespace,
-                    what,
-                    "what a claim was given is not there"
-                );
+                tracing::warn!(claim = kept.name, namespace = kept.namespace, what, "the share of a claim is missing");
             }
         }
     }

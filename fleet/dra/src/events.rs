@@ -14,7 +14,7 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Maximum length in bytes of a note that the API server accepts.
+/// Maximum length of a note that the API server accepts, in bytes.
 const MAX_NOTE: usize = 1024;
 /// Maximum number of claims whose last failure is stored.
 const MAX_FAILURES: usize = 1024;
@@ -51,7 +51,7 @@ impl Event {
     /// Creates the event for an unprepared claim.
     #[must_use]
     pub fn removed(claim: &Named) -> Self {
-        let note = format!("what claim {} in namespace {} had is free", claim.name, claim.namespace);
+        let note = format!("the resources of claim {} in namespace {} are free", claim.name, claim.namespace);
         Self { claim: claim.clone(), pods: None, reason: "ShareRemoved", action: "Unprepare", good: true, note }
     }
 
@@ -95,7 +95,7 @@ fn cut(note: &str) -> String {
     note[..end].to_owned()
 }
 
-/// Sends events to the API server concurrently with all other work.
+/// Sends events to the API server without delaying other work.
 pub struct Events {
     kube: Client,
     node: String,
@@ -120,8 +120,8 @@ impl Events {
         tokio::spawn(async move {
             match tokio::time::timeout(API_TIMEOUT, claims.create(&PostParams::default(), &object)).await {
                 Ok(Ok(_)) => {}
-                Ok(Err(error)) => tracing::debug!(%error, "the API server did not take an event"),
-                Err(_) => tracing::debug!("the API server did not take an event in time"),
+                Ok(Err(error)) => tracing::debug!(%error, "the API server rejected an event"),
+                Err(_) => tracing::debug!("the API server did not accept an event in time"),
             }
         });
     }

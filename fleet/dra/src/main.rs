@@ -112,7 +112,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Registered before any slow step, so that a signal during that step is handled as well.
+        // Registered before any slow step, so that a signal during that step is also handled.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
@@ -145,7 +145,7 @@ impl Serve {
             .add_service(health::v1beta1::dra_resource_health_server::DraResourceHealthServer::new(plugin.clone()))
             .add_service(health::v1::dra_resource_health_server::DraResourceHealthServer::new(plugin))
             .serve_with_incoming(incoming);
-        // The kubelet connects as soon as it sees this socket, so the driver's own socket must exist before.
+        // The kubelet connects as soon as it sees this socket, so the driver's own socket must exist before that.
         let registration = plugin::registration(&self.kubelet_root);
         let (registrar, registering) = socket::Socket::bind(&registration)
             .with_context(|| format!("is --kubelet-root {} right?", self.kubelet_root.display()))?;
@@ -159,7 +159,7 @@ impl Serve {
             served = registering => served.context("serving the kubelet's registration")?,
             _ = end.recv() => tracing::info!("ends"),
         }
-        // First close the socket through which the kubelet finds the driver's own.
+        // Close the socket through which the kubelet finds the driver before the driver's own socket.
         drop(registrar);
         drop(socket);
         Ok(())
@@ -170,7 +170,7 @@ impl Serve {
 async fn mend(driver: Arc<Driver>, mut offers: watch::Receiver<Vec<Offer>>) {
     loop {
         driver.mend().await;
-        // A daemon that restarts reports its cards.
+        // A restarted daemon reports its cards, which ends this wait.
         let _ = tokio::time::timeout(MEND, offers.changed()).await;
     }
 }

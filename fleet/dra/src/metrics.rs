@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::store::KeptClaim;
 
-/// Counters, and the owners of the shares.
+/// Counters, and the labels of the shares.
 #[derive(Debug, Default)]
 pub struct Metrics {
     prepared: AtomicU64,
@@ -41,7 +41,7 @@ impl Metrics {
         self.generation.store(generation, Ordering::Relaxed);
     }
 
-    /// Records whether the daemon answers.
+    /// Records whether the daemon responds.
     pub fn daemon(&self, answers: bool) {
         self.daemon.store(answers, Ordering::Relaxed);
     }

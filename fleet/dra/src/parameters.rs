@@ -130,7 +130,7 @@ pub struct Applied {
 /// Combines the sets for a request; a claim's sets take precedence over a class's.
 ///
 /// # Errors
-/// Returns the mistake, and the set that contains it.
+/// If a set is invalid; the text names the set and the error.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
@@ -191,7 +191,7 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
 /// Returns the schema of the parameters as JSON.
 ///
 /// # Errors
-/// Only if the schema cannot be written as JSON.
+/// If the schema cannot be written as JSON.
 pub fn schema() -> serde_json::Result<String> {
     let schema = schemars::schema_for!(ShareParameters);
     serde_json::to_string_pretty(&schema).map(|text| text + "\n")

@@ -36,7 +36,8 @@ const SERVICES: [&str; 5] = [
 ];
 /// Maximum number of claims in one request.
 const MAX_CLAIMS: usize = 256;
-/// Interval of reports while the health is unchanged: after 30 s of silence the kubelet considers it unknown.
+/// Interval of reports while the health is unchanged. After 30 s without a report, the kubelet considers the health
+/// unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
 /// Returns the folder of the driver's own socket and state, below the kubelet's root.
@@ -112,7 +113,8 @@ impl Plugin {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Completes a change even if the kubelet stops waiting, because an incomplete change would need cleanup later.
+    /// Completes a change even if the kubelet stops waiting, because an incomplete change would require a cleanup
+    /// later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }
@@ -200,7 +202,7 @@ impl Plugin {
 
 type HealthStream = ReceiverStream<Result<NodeWatchResourcesResponse, Status>>;
 
-/// Implements one service under two names: the messages are the same.
+/// Implements one service under two names, because the messages are the same.
 macro_rules! dra {
     ($($version:ident),*) => {$(
         #[async_trait]

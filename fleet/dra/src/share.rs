@@ -116,7 +116,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
 /// Creates the request to the daemon for the share with this number in a claim.
 ///
 /// # Errors
-/// Returns the part of the request that is too large or invalid.
+/// If a part of the request is too large or invalid; the text names this part.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only users of the claim can see the folder. Within the folder, any user of a container may connect.
+        // Only users of the claim can access the folder. Within the folder, any user of a container may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });
@@ -240,7 +240,7 @@ fn time(allocated: &Allocated, applied: &Applied) -> Result<Value, String> {
     Ok(time)
 }
 
-/// Checks a weight: a claim cannot set a weight above its allocation.
+/// Checks a weight. A claim cannot set a weight above its allocation.
 fn bounded(key: &str, weight: u32, of_claim: bool, allocated: &Allocated) -> Result<(), String> {
     let most = if of_claim { allocated.time_permille } else { 10_000 };
     if (1..=most).contains(&weight) {

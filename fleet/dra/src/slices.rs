@@ -1,4 +1,4 @@
-//! Publishes the node's cards to the cluster: one ResourceSlice, kept up to date with the daemon's views.
+//! Publishes the node's cards to the cluster as one ResourceSlice, which follows the daemon's reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::DRIVER;
 use crate::device::{Offer, Trouble};
 use crate::metrics::Metrics;
 
-/// Time limit for the API server.
+/// Time limit for requests to the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Delay before a retry after a failure.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum time for which a change of the cluster's slices can be missed if the watch reports nothing.
+/// Maximum delay before a change of the cluster's slices is noticed if the watch reports nothing.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -36,7 +36,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
         let found = look(&admin).await;
         metrics.daemon(found.is_ok());
         let found = found.unwrap_or_else(|error| {
-            tracing::debug!(%error, "the daemon does not answer");
+            tracing::debug!(%error, "the daemon does not respond");
             offers.borrow().iter().cloned().map(Offer::unreachable).collect()
         });
         offers.send_if_modified(|now| {
@@ -56,7 +56,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
 
 async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     let cards: CardList = admin.get("/v1/cards").await?;
-    // The views of a failed card may be missing; the card itself is listed.
+    // The reports about a failed card may be missing, but the card itself is listed.
     let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
     let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
@@ -71,9 +71,9 @@ pub struct Publisher {
     owner: Option<String>,
     /// The last devices that were written.
     written: Option<Vec<Device>>,
-    /// The slice that the API server returned for these devices: it omits fields of disabled features.
+    /// The slice that the API server returned for these devices. The server omits fields of disabled features.
     kept: Option<ResourceSliceSpec>,
-    /// True if the API server keeps taints; otherwise a card with trouble is omitted.
+    /// True if the API server stores taints. Otherwise a card with trouble is omitted.
     taints: bool,
     generation: i64,
 }
@@ -102,7 +102,7 @@ impl Publisher {
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // The daemon's cards are not known yet; a slice of an earlier run may still be correct.
+            // The daemon's cards are not known yet, and a slice of an earlier run may still be correct.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;
@@ -131,7 +131,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended. Wait, in case every watch ends immediately.
+                    // The watch has ended. Wait before the next watch, in case every watch ends immediately.
                     sleep(RETRY_DELAY).await;
                 }
             }
@@ -146,7 +146,7 @@ impl Publisher {
     async fn publish(&mut self, offers: &[Offer]) -> Result<String, String> {
         match timeout(API_TIMEOUT, self.publish_once(offers)).await {
             Ok(done) => done.map_err(|error| error.to_string()),
-            Err(_) => Err(format!("the API server did not answer within {} s", API_TIMEOUT.as_secs())),
+            Err(_) => Err(format!("the API server did not respond within {} s", API_TIMEOUT.as_secs())),
         }
     }
 
@@ -158,7 +158,7 @@ impl Publisher {
             list.items.into_iter().partition(|s| s.metadata.name == Some(self.name()));
         for other in others {
             let name = other.metadata.name.unwrap_or_default();
-            tracing::info!(name, "a slice of this node that is not this version's goes");
+            tracing::info!(name, "a slice of another version for this node is deleted");
             slices.delete(&name, &DeleteParams::default()).await?;
         }
         let there = ours.into_iter().next();
@@ -169,24 +169,24 @@ impl Publisher {
         }
         let mut kept = self.write(there, devices.clone()).await?;
         if lost_taints(&devices, &kept.spec) {
-            tracing::warn!("the cluster keeps no taints of devices: cards that cannot be used are left out");
+            tracing::warn!("the cluster does not support device taints: unusable cards are omitted");
             self.taints = false;
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;
         }
-        // Start the watch at the version just written: otherwise it would report this change.
+        // Start the watch at the version that was just written. Otherwise it would report this change.
         let version = kept.metadata.resource_version.clone().unwrap_or(version);
         (self.written, self.kept) = (Some(devices), Some(kept.spec));
         Ok(version)
     }
 
-    /// Returns the devices of the offers, without unusable devices if the API server keeps no taints.
+    /// Returns the devices of the offers. Omits unusable devices if the API server does not store taints.
     fn devices(&self, offers: &[Offer]) -> Vec<Device> {
         let shown = offers.iter().filter(|offer| self.taints || offer.trouble.is_none());
         shown.map(Offer::device).collect()
     }
 
-    /// Writes the slice. Returns the slice as stored by the API server.
+    /// Writes the slice. Returns the slice in the form in which the API server stores it.
     async fn write(
         &mut self,
         there: Option<ResourceSlice>,
@@ -245,7 +245,7 @@ fn lost_taints(devices: &[Device], kept: &ResourceSliceSpec) -> bool {
     tainted(devices) && !tainted(kept.devices.as_deref().unwrap_or_default())
 }
 
-/// Returns the health of a device for the kubelet: unknown if the daemon does not answer.
+/// Returns the health of a device for the kubelet: unknown if the daemon does not respond.
 #[must_use]
 pub fn health(offer: &Offer) -> (fleet_grpc::health::v1alpha1::HealthStatus, String) {
     use fleet_grpc::health::v1alpha1::HealthStatus;

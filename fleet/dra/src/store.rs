@@ -54,7 +54,7 @@ struct File {
     claims: BTreeMap<String, KeptClaim>,
 }
 
-/// An error of the file.
+/// An error in the file.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
@@ -83,7 +83,7 @@ impl Store {
     /// Loads the file, if it exists.
     ///
     /// # Errors
-    /// If the file cannot be read or has other contents: prepared claims would be lost.
+    /// If the file cannot be read or has other contents. The driver would otherwise lose prepared claims.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };

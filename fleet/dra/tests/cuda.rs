@@ -1,5 +1,5 @@
-//! Tests a claim of a CUDA card with the fake driver: a tenant, and a program that uses it as a program in a container
-//! does.
+//! Tests a claim of a CUDA card with the fake driver: creates a tenant, and runs a program that uses it like a program
+//! in a container.
 
 use std::path::Path;
 use std::process::Command;
@@ -71,7 +71,7 @@ async fn cuda_claim_creates_tenant_and_programs_see_its_limit() {
     kubelet.back(&named("job")).await;
     node.assert_clean().await;
 
-    // An owner ends and cannot be restarted: the card fails, and no claim gets it.
+    // The owner ends and cannot be restarted, so the card fails, and no claim is prepared on it.
     std::fs::remove_file(node.path("plain/libcuda.so.1")).unwrap();
     let pid = node.daemon.as_ref().unwrap().0.id();
     let owners = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();

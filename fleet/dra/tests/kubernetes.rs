@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit because of a VM unknown to the scheduler, so the first two shares are removed as
-    // well.
+    // The last share does not fit because of a VM that the scheduler does not know, so the first two shares are also
+    // removed.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -115,7 +115,7 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     assert_eq!(node.shares().await, ["beside"]);
     node.admin().delete("/v1/vms/beside").await.unwrap();
     node.assert_clean().await;
-    // Now the claim fits.
+    // The claim fits now.
     kubelet.good(&named("none")).await;
     assert_eq!(node.shares().await.len(), 3);
 }
@@ -129,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // Apply the mounts as a runtime does: a later mount hides an earlier one at the same path.
+        // Apply the mounts like a runtime: a later mount hides an earlier one at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -197,7 +197,7 @@ async fn invalid_or_excessive_claim_is_rejected_with_cause() {
         node.api.put_claim(make(&name));
         let error = kubelet.bad(&named(&name)).await;
         assert!(error.contains(expected), "{error}");
-        // The kubelet retries, and the claim's owner gets one event.
+        // The kubelet retries, but the claim's owner receives only one event.
         assert_eq!(kubelet.bad(&named(&name)).await, error);
     }
     assert!(kubelet.bad(&named("absent")).await.contains("no such claim"));
@@ -226,7 +226,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     node.api.put_claim(allocated("kept", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     let devices = kubelet.good(&named("kept")).await;
     node.kill_driver();
-    // Missing parts are created again without the claim object, which may have been removed by then.
+    // Missing parts are created again without the claim object, which may have been removed by that time.
     fs::remove_dir_all(node.path("cdi")).unwrap();
     node.api.remove_claim("prod", "kept");
     node.daemon = None;
@@ -240,7 +240,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     // Shares are kept while the daemon is absent.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
-    assert!(answer.claims["uid-kept"].error.contains("no daemon answers"), "{answer:?}");
+    assert!(answer.claims["uid-kept"].error.contains("no daemon responds"), "{answer:?}");
     node.start_daemon();
     kubelet.back(&named("kept")).await;
     node.assert_clean().await;
@@ -269,7 +269,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // Half of the claims are requested again, and the other half is not.
+        // The kubelet requests half of the claims again.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -302,9 +302,9 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["memoryPolicy"].string.as_deref(), Some("random"));
     assert_eq!(attributes["model"].string.as_deref(), Some("GF100"));
     assert_eq!(attributes["vramMiB"].int, Some(256));
-    until("the old slice goes", async || (node.api.slices().len() == 1).then_some(())).await;
+    until("the old slice is deleted", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A kubelet that starts removes the slice.
+    // A kubelet removes the slice when it starts.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
@@ -342,7 +342,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     assert_eq!((first.len(), first[0].health()), (1, HealthStatus::Healthy));
     assert_eq!(other.message().await.unwrap().unwrap().devices.len(), 1);
 
-    // The state of the devices is unknown until the daemon is back.
+    // The state of the devices is unknown until the daemon is available again.
     node.daemon = None;
     until("news", async || {
         let devices = stream.message().await.unwrap().unwrap().devices;
@@ -353,17 +353,17 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     until("a taint", async || (taint(node.slice(1).await).as_ref() == Some(&expected)).then_some(())).await;
     node.api.put_claim(allocated("late", &[("gpu", "card0", "16Mi", "250")], Value::Null));
     let error = kubelet.bad(&named("late")).await;
-    assert!(error.contains("card `card0` cannot be used: mediatord does not answer"), "{error}");
+    assert!(error.contains("card `card0` cannot be used: mediatord does not respond"), "{error}");
     node.start_daemon();
     until("no taint", async || taint(node.slice(1).await).is_none().then_some(())).await;
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // If a cluster keeps no taints, such a card is not published.
+    // If a cluster does not store taints, such a card is not published.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
-    assert!(node.log("driver.log").contains("keeps no taints"));
+    assert!(node.log("driver.log").contains("does not support device taints"));
 }
 
 #[tokio::test]
@@ -383,7 +383,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     let drained = ("drained".to_owned(), "NoSchedule".to_owned());
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
-    assert!(error.contains("card `card0` cannot be used: an operator empties it"), "{error}");
+    assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
     // The card's users keep it, and its health is reported as good, so that the pod does not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
@@ -417,7 +417,7 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
         // A restarted kubelet repeats its request.
         assert_eq!(kubelet.good(&named(name)).await, devices);
         kubelet.back(&named(name)).await;
-        assert_eq!(node.shares().await, Vec::<String>::new(), "what was given back is gone");
+        assert_eq!(node.shares().await, Vec::<String>::new(), "the returned share is gone");
     }
     node.assert_clean().await;
 }
@@ -480,9 +480,9 @@ async fn junk_is_refused_and_changes_nothing() {
     kubelet.bad(&odd).await;
     let many: Vec<_> = (0..300).map(|number| named(&number.to_string())).collect();
     assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
-    // Unpreparing an unknown claim succeeds at once.
+    // Unpreparing an unknown claim succeeds immediately.
     kubelet.back(&named("never")).await;
-    // A VM has the name of a share but a different owner.
+    // A VM has the same name as a share but a different owner.
     let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));
@@ -560,7 +560,7 @@ async fn stopped_driver_removes_sockets_and_keeps_claims() {
     assert!(driver.0.wait().unwrap().success());
     assert!(!node.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock").exists());
     assert!(!node.path("kubelet/plugins/gpu-mediator.internal/dra.sock").exists());
-    assert_eq!(node.shares().await, ["k8s-uid-kept-0"], "the pod goes on");
+    assert_eq!(node.shares().await, ["k8s-uid-kept-0"], "the pod continues");
 }
 
 #[tokio::test]

@@ -104,7 +104,7 @@ async fn cluster_role_allows_exactly_calls_made_by_driver() {
     node.api.put_claim(allocated("one", &[("gpu", "card0", "64Mi", "250")], Value::Null));
     kubelet.good(&named("one")).await;
     kubelet.back(&named("one")).await;
-    // The slice changes.
+    // This changes the slice.
     node.daemon = None;
     until("a taint", async || node.slice(1).await.spec.devices.unwrap()[0].taints.clone()).await;
     let calls =
@@ -145,7 +145,8 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     let spec = set.spec.template.spec.unwrap();
     let container = &spec.containers[0];
     let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Containerfile")).unwrap();
-    // The test of packages shows that the package contains the program; another test builds the image from the package.
+    // The test of packages checks that the package contains the program. Another test builds the image from the
+    // package.
     let package = concat!("COPY gpu-mediator-kubernetes_", env!("CARGO_PKG_VERSION"), "_amd64.deb ");
     assert!(recipe.lines().any(|line| line.starts_with(package)), "{recipe}");
     let program = &container.command.as_ref().unwrap()[0];
@@ -160,7 +161,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     // All arguments are accepted except the last.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
-    // Every path in the arguments is in a folder of the node.
+    // Every path in the arguments must be in a mounted folder of the node.
     let mounts = container.volume_mounts.as_ref().unwrap();
     let volumes = spec.volumes.as_ref().unwrap();
     for path in ["/var/lib/kubelet/plugins", "/var/lib/kubelet/plugins_registry", "/var/run/cdi", "/run/gpu-mediator"] {

@@ -1,4 +1,4 @@
-//! Tests the operators' pages: the daemon accepts the configurations, and the tables name only existing items.
+//! Tests the operators' pages: the daemon must accept the configurations, and the tables must name only existing items.
 
 use std::fs;
 use std::path::Path;

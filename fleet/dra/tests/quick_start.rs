@@ -1,5 +1,5 @@
 //! Tests the quick start for pods in README.md: a shell runs its commands. Programs named `kubectl` and `nvidia-ctk`
-//! pass their arguments to this test, which acts as the cluster and starts the real driver as specified by the
+//! pass their arguments to this test. The test acts as the cluster and starts the real driver according to the
 //! DaemonSet.
 
 use std::io::{BufRead, BufReader, Write};
@@ -26,7 +26,7 @@ const NODE: &str = "node-a";
 /// A call of a program by the shell: its name and arguments, and the channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
-/// The cluster and its node, to the extent that the quick start uses them.
+/// The parts of the cluster and its node that the quick start uses.
 struct Cluster {
     node: Node,
     labels: Vec<(String, String)>,
@@ -42,7 +42,7 @@ fn readme(language: &str) -> Vec<String> {
     blocks.map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// Writes programs that send their name and arguments to `port`, one per line, and print the answer.
+/// Writes programs that send their name and arguments to `port`, one per line, and print the response.
 fn write_programs(folder: &Path, port: u16) {
     fs::create_dir(folder).unwrap();
     for name in ["kubectl", "nvidia-ctk"] {
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    /// Returns a path of the node in this test's folder.
+    /// Returns the location in this test's folder for a path of the node.
     fn inside(&self, path: &str) -> PathBuf {
         let folders = [("/var/lib/kubelet", "kubelet"), ("/var/run/cdi", "cdi"), ("/run/gpu-mediator", "")];
         let found = folders.iter().find_map(|(outside, name)| Some((path.strip_prefix(outside)?, name)));
@@ -119,7 +119,7 @@ impl Cluster {
         self.node.path(format!("{name}{rest}").trim_matches('/'))
     }
 
-    /// Starts the driver as specified by the DaemonSet, once the set exists and selects the node.
+    /// Starts the driver according to the DaemonSet, once the set exists and selects the node.
     fn place_driver(&mut self) {
         let Some(set) = self.objects.iter().find(|object| object["kind"] == "DaemonSet") else { return };
         let set: DaemonSet = typed(set);
@@ -146,7 +146,7 @@ impl Cluster {
         self.node.driver = Some(Process(command.stderr(log).spawn().unwrap()));
     }
 
-    /// Runs a script, whose calls this cluster executes.
+    /// Runs a script. This cluster executes the script's calls.
     async fn run(&mut self, script: String) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let programs = self.node.path("programs");
@@ -182,7 +182,7 @@ async fn quick_start_of_the_readme_prints_its_output() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text, outputs[0]);
 
-    // A pod on the node now gets devices, and the runtime finds each device in the folder of the quick start.
+    // Pods on the node now get devices, and the runtime finds each device in the folder of the quick start.
     let node = cluster.node;
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
     until("a card that is served", async || {

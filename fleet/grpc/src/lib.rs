@@ -1,4 +1,4 @@
-//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets as Go programs use it.
+//! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets in the form that Go programs use.
 //!
 //! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves them; [`authority`],
 //! which makes the kubelet's requests acceptable to the crate `h2`.

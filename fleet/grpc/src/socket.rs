@@ -38,8 +38,8 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Creates a socket at `path` to which only this user may connect. Replaces a socket that no process serves.
-    /// Returns the incoming connections, for a server.
+    /// Creates a socket at `path` that only this user may connect to. Replaces a socket that no process serves. Returns
+    /// the incoming connections for a server.
     ///
     /// # Errors
     /// If the path names another kind of file or a socket in use, or a system call fails.
@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // The socket has another name until its mode is set: the kubelet connects as soon as it sees a file, unless the
-        // file's name begins with a dot.
+        // The socket has another name until its mode is set, because the kubelet connects as soon as it sees a file,
+        // unless the file's name begins with a dot.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

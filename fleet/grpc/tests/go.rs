@@ -1,10 +1,10 @@
-//! Tests a server with the recorded bytes of a Go client that dials as the kubelet does.
+//! Tests a server with the recorded bytes of a Go client that dials like the kubelet.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
-//! `/tmp/cap/plugin.sock`: by its path, as the kubelet's watcher of plugins does (`path`), with `:authority` escaped as
-//! in newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` and the path, as a
-//! kubelet since 1.34 does for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
-//! `NotifyRegistrationStatus`: the later calls refer to the header table of the first call.
+//! `/tmp/cap/plugin.sock`: by its path, like the kubelet's watcher of plugins (`path`), with `:authority` escaped as in
+//! newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` followed by the path, like
+//! a kubelet since 1.34 for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
+//! `NotifyRegistrationStatus`. The later calls refer to the header table of the first call.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status};
 const HEADERS: u8 = 1;
 /// Kind of RST_STREAM frames.
 const RST_STREAM: u8 = 3;
-/// Maximum duration of a wait, reached only by a failing test.
+/// Maximum duration of a wait, which only a failing test reaches.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
@@ -53,8 +53,8 @@ fn capture(name: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Sends bytes to a server at `socket`, and reads until it has answered `streams` streams or ended. Returns the answers
-/// by kind.
+/// Sends bytes to a server at `socket`, and reads until the server has completed `streams` streams or ended. Returns
+/// the responses by kind.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -71,7 +71,7 @@ fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
         if matches!(head[3], HEADERS | RST_STREAM) {
             kinds.push(head[3]);
         }
-        // A successful answer has headers and trailers.
+        // A successful response has headers and trailers.
         let ended = kinds.iter().filter(|kind| **kind == RST_STREAM).count();
         if (kinds.len() - ended) / 2 + ended == streams {
             return (kinds, all);

@@ -1,7 +1,7 @@
 //! Adds vGPUs to a libvirt domain.
 //!
-//! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes through. The
-//! card accesses guest memory through the file that QEMU passes, so the memory must be a shared file.
+//! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes to QEMU
+//! unchanged. The card accesses guest memory through a file from QEMU, so the memory must be a shared file.
 
 use std::borrow::Cow;
 
@@ -11,12 +11,12 @@ use quick_xml::{Reader, Writer, XmlVersion};
 
 /// Maximum size of a document in bytes.
 pub const MAX_DOCUMENT: usize = 4 << 20;
-/// Maximum depth of an element.
+/// Maximum depth of nested elements.
 const MAX_DEPTH: usize = 64;
 /// The namespace of the arguments that libvirt passes to QEMU.
 const NAMESPACE: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 
-/// Reason that vGPUs cannot be added to a document.
+/// Reason why vGPUs cannot be added to a document.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum DomainError {
@@ -30,7 +30,7 @@ pub enum DomainError {
     Deep,
     #[error("the prefix `qemu` stands for {0}, expected {NAMESPACE}")]
     Prefix(String),
-    #[error("the domain has no end")]
+    #[error("the domain's end tag is missing")]
     Cut,
 }
 
@@ -38,7 +38,7 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document` with shared memory and with QEMU's devices `devices`; each device is the value of a
+/// Returns the domain `document` with shared memory and with QEMU's devices `devices`. Each device is the value of a
 /// `-device` argument.
 ///
 /// An existing device is not added again.

@@ -1,9 +1,9 @@
 //! A KubeVirt hook that gives a virtual machine its vGPUs.
 //!
-//! KubeVirt starts it as a sidecar of virt-launcher, connects to its socket, and calls it for each domain before the
-//! domain is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the container in which QEMU
-//! runs: its socket is in a folder of that container that has the name of the request (`cdi-spec`), so that the hook
-//! only needs the requests' names.
+//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook for each
+//! domain before the domain is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the
+//! container in which QEMU runs. Its socket is in a folder of that container with the name of the request (`cdi-spec`),
+//! so that the hook only needs the requests' names.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 
@@ -31,11 +31,11 @@ const SOCKET: &str = "vgpu.sock";
 pub struct Hook {
     /// Name of the hook, which is also the name of the sidecar's file.
     pub name: String,
-    /// Requests of virtual machines that lack the annotation.
+    /// Requests of virtual machines without the annotation.
     pub requests: Vec<String>,
 }
 
-/// Returns QEMU's argument for the vGPU of a request; it is vGPU number `number` of its virtual machine.
+/// Returns QEMU's argument for the vGPU of a request. The vGPU has the number `number` in its virtual machine.
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
@@ -44,7 +44,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
     let socket = Vgpu::folder(request).join(SOCKET);
     let vm = launch::Named { name: request, socket: &socket, profile: None, is_cuda: false };
     let args = launch::args(SocketVmm::Qemu, vm, &launch::MemorySize::default()).args;
-    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU is given no device")?;
+    let value = args.iter().skip_while(|arg| *arg != "-device").nth(1).ok_or("QEMU gets no device")?;
     let mut device: serde_json::Value = serde_json::from_str(value).map_err(|error| error.to_string())?;
     device["id"] = format!("vgpu{number}").into();
     Ok(device.to_string())
@@ -77,7 +77,7 @@ impl Hook {
     }
 }
 
-/// Returns the answer of a hook that changes nothing.
+/// Returns the response of a hook that changes nothing.
 fn unchanged(params: PreCloudInitIsoParams) -> PreCloudInitIsoResult {
     let PreCloudInitIsoParams { cloud_init_no_cloud_source, cloud_init_data, .. } = params;
     PreCloudInitIsoResult { cloud_init_no_cloud_source, cloud_init_data }

@@ -1,4 +1,4 @@
-//! Tests the hook as a process, called as virt-launcher calls it.
+//! Tests the hook as a process with the calls of virt-launcher.
 
 use std::path::Path;
 use std::process::{Child, Command};

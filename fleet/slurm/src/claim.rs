@@ -1,8 +1,8 @@
-//! Computes the part of a card that a job gets for its shards: the table of a tenant or a virtual machine.
+//! Computes a job's part of a card from the job's shards, in the form of a table for a tenant or a virtual machine.
 //!
-//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time, so that everything that Slurm
-//! assigns can be guaranteed. The job may also use idle resources: memory up to its requested size, and time up to its
-//! cap.
+//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
+//! guarantee everything that Slurm assigns. The job may also use idle resources: memory up to its requested size, and
+//! time up to its cap.
 
 use serde_json::{Map, Value, json};
 
@@ -32,16 +32,18 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // The cards are in Slurm's order; a card of another kind keeps its number.
+            // The cards are in Slurm's order. A card of another kind keeps its number.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
-            named.ok_or("plugstack.conf: `cards` names one that the daemon has not; see `mediatorctl card show`")?
+            named.ok_or(
+                "plugstack.conf: `cards` names a card that the daemon does not have; see `mediatorctl card show`",
+            )?
         }
     };
     let number = match *gpus {
         [] => 0,
         [one] => one,
-        _ => return Err(format!("the shards are of the cards {gpus:?}, expected those of one; ask for fewer")),
+        _ => return Err(format!("the shards are on cards {gpus:?}, expected one card; request fewer")),
     };
     let card = of_kind.get(number).copied().filter(|card| card.cuda != given.vgpu);
     card.ok_or_else(|| format!("the daemon has no card number {number} for {kind}; see `mediatorctl card show`"))
@@ -50,7 +52,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job.
 ///
 /// # Errors
-/// If the job has no shards or requests nothing.
+/// If the job has no shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -60,7 +62,7 @@ pub fn table(
 ) -> Result<Map<String, Value>, String> {
     let all = arguments.shards;
     if shards == 0 {
-        return Err("options for GPUs need shards of one: ask for some with --gres=shard:N".to_owned());
+        return Err("options for GPUs need shards: request some with --gres=shard:N".to_owned());
     }
     if shards > all {
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
@@ -71,7 +73,7 @@ pub fn table(
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {
         return Err(format!(
-            "{shards} of {all} shards of {} MiB are less than {chunk} MiB; ask for more, or say --gpu-memory",
+            "{shards} of {all} shards of {} MiB are less than {chunk} MiB; request more, or use --gpu-memory",
             card.shared_mib
         ));
     }
@@ -102,9 +104,9 @@ pub fn table(
         "vram_mib": asked_mib,
         "memory": { "quota_mib": asked_mib, "guarantee_mib": sure_mib.min(asked_mib), "weight": weight },
         "time": time,
-        // Only the daemon may connect until the socket belongs to the job's user.
+        // Only the daemon may connect until the job's user owns the socket.
         "mode": "0600",
-        // The socket is in a separate folder, which the daemon creates and a container of the job mounts.
+        // The socket is in a separate folder. The daemon creates this folder, and a container of the job mounts it.
         "socket": arguments.sockets.join(name).join(socket),
     });
     match table {
@@ -199,8 +201,8 @@ mod tests {
         assert_eq!(find(&["b", "s", "a"], false, &[2]).as_deref(), Ok("a"));
         for (named, gpus, told) in [
             (&[][..], &[2][..], "no card number 2 for CUDA programs"),
-            (&[], &[0, 1], "of the cards [0, 1], expected those of one"),
-            (&["z"], &[0], "`cards` names one"),
+            (&[], &[0, 1], "on cards [0, 1], expected one card"),
+            (&["z"], &[0], "`cards` names a card"),
             (&["s"], &[0], "no card number 0 for CUDA programs"),
         ] {
             let error = find(named, false, gpus).unwrap_err();

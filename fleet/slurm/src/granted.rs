@@ -1,9 +1,9 @@
-//! The shards that Slurm has assigned to a job on a node, according to the controller.
+//! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
-//! A step's environment also contains the shards, but its user can write that environment, because Slurm keeps
-//! variables that it does not set itself. Therefore the environment is only a hint.
+//! A step's environment also contains the shards. However, the step's user can write this environment, because Slurm
+//! keeps variables that it does not set itself. The environment is therefore only a hint.
 //!
-//! The controller's text also contains the user's words, such as the job's name. An ambiguous text is refused.
+//! The controller's text also contains text from the user, such as the job's name. An ambiguous text is refused.
 //!
 //! Sources: `scontrol(1)`, output of `show job --details`.
 
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size of the controller's answer in bytes, enough for an array of thousands of jobs.
+/// Maximum size of the controller's response in bytes, which is sufficient for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Interval at which the answer is polled.
+/// Interval at which the response is polled.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shards of a job on a node.
@@ -38,10 +38,10 @@ pub struct Number {
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Queries the controller until it answers, for at most `patience`.
+/// Queries the controller until it responds, for at most `patience`.
 ///
 /// # Errors
-/// If the controller does not answer, or does not list the job on this node.
+/// If the controller does not respond, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {
@@ -49,7 +49,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
         match answer(scontrol, job, left) {
             Ok(text) => return read(&text, job.id, node),
             Err(what) if left.is_zero() => {
-                return Err(format!("the shards of job {} are not known: {}: {what}", job.id, scontrol.display()));
+                return Err(format!("the shards of job {} are unknown: {}: {what}", job.id, scontrol.display()));
             }
             Err(_) => thread::sleep(Duration::from_millis(500).min(left)),
         }
@@ -59,7 +59,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// Returns the controller's text about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // For an array, request only this job.
+    // For a job of an array, request only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -85,12 +85,12 @@ fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, S
     if status.is_none() {
         let _ = child.kill();
         let _ = child.wait();
-        return Err("it does not answer".to_owned());
+        return Err("it does not respond".to_owned());
     }
-    let text = reader.join().map_err(|_| "its answer cannot be read".to_owned())?.map_err(|error| error.to_string())?;
+    let text = reader.join().map_err(|_| "its output cannot be read".to_owned())?.map_err(|error| error.to_string())?;
     match status {
         Some(status) if status.success() => Ok(String::from_utf8_lossy(&text).into_owned()),
-        _ => Err("it knows no such job, or its controller does not answer".to_owned()),
+        _ => Err("it has no such job, or its controller does not respond".to_owned()),
     }
 }
 
@@ -105,7 +105,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     };
     match (heads.next(), heads.next()) {
         (Some(head), None) if head.starts_with(&format!("JobId={job} ")) => {}
-        (None, _) => return Err(format!("Slurm does not say what job {job} is")),
+        (None, _) => return Err(format!("Slurm does not describe job {job}")),
         _ => return Err(unclear("has several jobs, or another one")),
     }
     let here = |line: &str| {
@@ -115,7 +115,7 @@ fn read(text: &str, job: u32, node: &str) -> Result<Granted, String> {
     let found: Vec<_> = text.lines().filter_map(here).collect();
     match &found[..] {
         [gres] => shards(gres).ok_or_else(|| format!("job {job}: `{gres}`, expected shards as Slurm describes them")),
-        [] => Err(format!("Slurm does not say what job {job} has on node `{node}`")),
+        [] => Err(format!("Slurm does not report the resources of job {job} on node `{node}`")),
         _ => Err(unclear("names this node several times")),
     }
 }
@@ -151,7 +151,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // Each GPU has two numbers: the job's shards and the GPU's total.
+        // Each GPU has two numbers: the job's shards, and the GPU's total.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0
@@ -177,16 +177,16 @@ mod tests {
     fn the_controllers_word_counts() {
         assert_eq!(read(TEXT, 7, "n1"), Ok(Granted { shards: 25, gpus: vec![0] }));
         assert_eq!(read(TEXT, 7, "n3"), Ok(Granted::default()));
-        assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not say"));
+        assert!(read(TEXT, 7, "n4").unwrap_err().contains("does not report"));
         for (text, job) in [(TEXT, 8), (TEXT, 70), ("", 7)] {
             assert!(read(text, job, "n1").is_err(), "{job}");
         }
-        // A job of an array.
+        // The job belongs to an array.
         let array = TEXT.replace("JobId=7 ", "JobId=9 ArrayJobId=7 ArrayTaskId=2 ");
         assert_eq!(read(&array, 9, "n1").unwrap().shards, 25);
     }
 
-    /// The parser does not mistake the user's text for Slurm's.
+    /// The parser must not confuse the user's text with Slurm's text.
     #[test]
     fn words_of_the_user_raise_nothing() {
         let line = "     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:100(100/100)";
@@ -233,7 +233,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("scontrol");
-        for (script, told) in [("sleep 600", "does not answer"), ("exit 1", "knows no such job")] {
+        for (script, told) in [("sleep 600", "does not respond"), ("exit 1", "has no such job")] {
             std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
             let error = ask(&path, &SEVEN, "n1", Duration::ZERO).unwrap_err();

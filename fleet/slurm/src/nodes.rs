@@ -31,7 +31,7 @@ fn fits(name: &str, node: &str) -> bool {
     let Some((before, rest)) = name.split_once('[') else { return name == node };
     let Some((ranges, behind)) = rest.split_once(']') else { return false };
     let Some(node) = node.strip_prefix(before) else { return false };
-    // The node's name does not show where the number ends: the next part may begin with a digit.
+    // The node's name does not show where the number ends, because the next part may begin with a digit.
     let digits = node.bytes().take_while(u8::is_ascii_digit).count();
     (1..=digits.min(18)).any(|length| {
         let (number, end) = node.split_at(length);

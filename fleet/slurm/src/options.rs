@@ -13,7 +13,7 @@ pub struct JobOption {
     pub usage: &'static CStr,
 }
 
-/// The options, at the indices with which Slurm returns them.
+/// The options. Slurm identifies an option by its index in this list.
 pub const OPTIONS: [JobOption; 5] = [
     JobOption {
         name: c"gpu-memory",
@@ -48,7 +48,7 @@ const WEIGHT_MAX: u32 = 10_000;
 /// Maximum size in MiB.
 const MIB_MAX: u64 = 16 << 20;
 
-/// Options that were given.
+/// The options that a job has set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Given {
     /// Requested card memory in MiB.
@@ -88,7 +88,7 @@ impl Given {
     /// Sets the option with this number to a value.
     ///
     /// # Errors
-    /// The mistake in the value, and the expected form.
+    /// If the value is invalid; the text names the expected form.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -117,7 +117,7 @@ impl Given {
                 self.cap = Some(cap.ok_or_else(|| wrong("gpu-cap", value, "`shards`, or percent from 1 to 100"))?);
             }
             4 => self.vgpu = true,
-            _ => return Err(format!("Slurm names the option {number}, which there is not")),
+            _ => return Err(format!("Slurm names option {number}, which does not exist")),
         }
         Ok(())
     }
@@ -139,21 +139,22 @@ fn mib(text: &str) -> Option<u64> {
     (1..=MIB_MAX).contains(&mib).then_some(mib)
 }
 
-/// Arguments of the plugin: the words `KEY=VALUE` of its line in `plugstack.conf`. In paths, `%n` is the node's name.
+/// Arguments of the plugin: the words `KEY=VALUE` of its line in `plugstack.conf`. In paths, `%n` stands for the node's
+/// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
     /// The daemon's admin socket.
     pub socket: PathBuf,
-    /// Folder of the jobs' sockets, which the daemon can write.
+    /// Folder of the jobs' sockets, in which the daemon can create files.
     pub sockets: PathBuf,
     /// Number of shards of a card.
     pub shards: u32,
-    /// The daemon's cards in the order in which Slurm counts them. If no cards are named: all cards of the required
-    /// kind, by name.
+    /// The daemon's cards in the order in which Slurm counts them. If no cards are named, all cards of the required
+    /// kind are used, sorted by name.
     pub cards: Vec<String>,
-    /// Unit of sizes in MiB: a multiple of the cards' chunk size.
+    /// Unit of sizes in MiB. It is a multiple of the cards' chunk size.
     pub chunk_mib: u64,
-    /// File to which the use of jobs is written, one line of JSON each.
+    /// File to which the use of jobs is written, with one line of JSON per job.
     pub ledger: PathBuf,
     /// Folder of the library that replaces `libcuda.so.1` for the programs.
     pub library: PathBuf,
@@ -161,7 +162,7 @@ pub struct Arguments {
     pub driver: Option<PathBuf>,
     /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
-    /// Time to wait for a daemon that does not answer, in seconds.
+    /// Time to wait for a daemon that does not respond, in seconds.
     pub patience_s: u64,
     /// Name of the node.
     pub node: String,
@@ -189,7 +190,7 @@ impl Arguments {
     /// Parses the arguments.
     ///
     /// # Errors
-    /// Returns the word that contains a mistake.
+    /// If a word is invalid; the text names the word.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

@@ -3,8 +3,9 @@
 //! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes,
 //! which starts a job's processes (as root until they become the user's) and, in another process, runs epilogs.
 //!
-//! UNSAFETY: Slurm is C. Its calls pass pointers that it guarantees to be valid during the call; functions of Slurm are
-//! looked up in the process by name, so that the crate links without Slurm, with the signatures of `spank(7)`.
+//! UNSAFETY: Slurm is written in C. Its calls pass pointers that Slurm guarantees to be valid during the call. This
+//! module looks up Slurm's functions in the process by name, with the signatures of `spank(7)`, so that the crate links
+//! without Slurm.
 #![allow(unsafe_code, reason = "Slurm calls plugins by C functions")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -18,7 +19,7 @@ use admin_client::terminal;
 use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
-/// Name of the plugin, which is part of the variables through which Slurm passes options.
+/// Name of the plugin. It is part of the variables through which Slurm passes options.
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin as a C string.
 const TYPE: &[u8] = b"spank\0";
@@ -31,8 +32,8 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of Slurm for which the plugin was built; Slurm compares the first number with its own version. The
-/// installation program writes it into a copy of the library; it is empty here.
+/// Version of Slurm for which the plugin was built. Slurm compares the first number with its own version. The
+/// installation program writes the version into a copy of the library; in this build it is empty.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
@@ -58,8 +59,8 @@ const ARRAY_ID: c_int = 30;
 const ARRAY_TASK_ID: c_int = 31;
 /// `ESPANK_NOSPACE`, before Slurm 21.08 and since.
 const NO_SPACE: [c_int; 2] = [6, 3005];
-/// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), with its name and its
-/// terminator.
+/// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), including its name and
+/// its terminator.
 const MAX_VARIABLE: usize = 128 << 10;
 /// Variable of a step with its shards. Its user can write it, so it is only a hint.
 const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
@@ -78,13 +79,13 @@ struct SpankOption {
 /// The options given in this process.
 static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
-/// Returns a function of Slurm, found in this process.
+/// Returns one of Slurm's functions, which is looked up in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type matches `spank(7)` for the name; this process, and therefore the symbol, stays loaded.
+    // SAFETY: the type matches `spank(7)` for the name. This process, and therefore the symbol, stays loaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
-/// Writes a line to the log of the process, which for a user's command is the terminal.
+/// Writes a line to the log of the process. For a user's command, the log is the terminal.
 fn complain(what: &str) {
     // The line may contain names that jobs and programs chose themselves.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
@@ -123,7 +124,7 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// Prepends a folder to the folders in a variable, in the loader's format.
+/// Prepends a folder to the folders in a variable, in the dynamic loader's format.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
@@ -153,7 +154,7 @@ fn unset_variable(handle: Handle, name: &CStr) {
 /// environment also has such a variable, but its user can write it, and paths are derived from the name.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
-    let node = node.ok_or("Slurm does not say which node this is: Slurm 22.05 or newer is needed")?;
+    let node = node.ok_or("Slurm does not give the name of this node: Slurm 22.05 or newer is required")?;
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if !node.bytes().all(good) || node.starts_with('.') {
         return Err(format!("{node:?} is not the name of a node"));
@@ -184,7 +185,7 @@ fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, Str
     Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Runs a hook's function; a panic becomes an error of the hook, and does not end Slurm's process.
+/// Runs a hook's function. A panic becomes an error of the hook and does not end Slurm's process.
 fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -> c_int {
     match catch_unwind(what) {
         Ok(Ok(())) => GOOD,
@@ -207,7 +208,7 @@ unsafe extern "C" fn on_option(number: c_int, value: *const c_char, _remote: c_i
             // SAFETY: Slurm guarantees a terminated string.
             unsafe { CStr::from_ptr(value) }.to_str().map_err(|_| "an option's value is no text".to_owned())?
         };
-        let number = usize::try_from(number).map_err(|_| "Slurm names an option that there is not".to_owned())?;
+        let number = usize::try_from(number).map_err(|_| "Slurm names an option that does not exist".to_owned())?;
         GIVEN.lock().unwrap_or_else(PoisonError::into_inner).take(number, text)
     })
 }
@@ -218,7 +219,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // A context without options, such as the daemon's.
+        // This context has no options. An example is the context of Slurm's daemon.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -229,7 +230,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
                 val: c_int::try_from(index).unwrap_or(c_int::MAX),
                 callback: Some(on_option),
             };
-            // SAFETY: the handle belongs to the call; Slurm copies the option, whose texts are constants.
+            // SAFETY: the handle belongs to the call. Slurm copies the option, and its texts are constants.
             if unsafe { register(handle, &raw const shown) } != GOOD {
                 return Err(format!("Slurm refuses the option --{}", option.name.to_string_lossy()));
             }
@@ -254,16 +255,16 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         let arguments = arguments(count, words)?.on(Some(&node()?));
         let array = number(handle, ARRAY_ID).filter(|array| *array != 0);
         let job = Job {
-            id: number(handle, JOB_ID).ok_or("Slurm does not say which job it is")?,
-            uid: number(handle, JOB_UID).ok_or("Slurm does not say whose job it is")?,
+            id: number(handle, JOB_ID).ok_or("Slurm does not give the job's number")?,
+            uid: number(handle, JOB_UID).ok_or("Slurm does not give the job's user")?,
             of_array: array.zip(number(handle, ARRAY_TASK_ID)),
         };
         let variables = work::begin(&arguments, &given, &job)?;
         if variables.is_empty() {
             return Ok(());
         }
-        // The variable contains Slurm's number of the card. The library finds the tenant's card by itself, and no other
-        // card is visible.
+        // The variable contains Slurm's number of the card. The library finds the tenant's card without it, and no
+        // other card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -292,7 +293,7 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part after the job's end. If this fails, reports it, so that Slurm drains the node.
+/// Removes the job's part after the job's end. If this fails, returns an error, so that Slurm drains the node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -307,7 +308,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer as `spank_getenv` does: as many bytes as fit, with a terminator.
+    /// Fills a buffer like `spank_getenv`: with as many bytes as fit, and a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);
@@ -325,7 +326,7 @@ mod tests {
         }
         assert!(whole("A", get(&vec![b'x'; MAX_VARIABLE])).unwrap_err().contains("the variable A has more than"));
         assert_eq!(whole("A", |_| 3004), Ok(None));
-        // A path need not be valid text.
+        // A path need not be valid UTF-8.
         assert_eq!(whole("A", get(b"/\xff")).unwrap().unwrap(), b"/\xff");
     }
 

@@ -1,7 +1,7 @@
 //! Work for a job: creates its tenant or vGPU, records its use, and removes it.
 //!
-//! All names are derived from the job, so that each step can be repeated: another process of the job finds the parts
-//! that the first process created, and after a crash the node finds leftovers by their names ([`reconcile`]).
+//! All names are derived from the job, so that each step can be repeated. Another process of the job finds the parts
+//! that the first process created. After a crash, the node finds leftovers by their names ([`reconcile`]).
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -28,10 +28,10 @@ pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit of a note to the controller.
-// TIMEOUT: the controller answers immediately or not at all; a job must not wait for it.
+// TIMEOUT: the controller responds immediately or not at all, and a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job of which a process is being started.
+/// A job that starts a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Number of the job.
@@ -59,11 +59,11 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Time of the card that the job was charged, in ns.
     pub used_ns: u64,
-    /// For a tenant: the part of this time in which the tenant's work was in flight, in ns.
+    /// Only for a tenant: the part of this time during which the tenant's work was in flight, in ns.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
-    /// Number of the job's programs that were killed because they exceeded its limits or did not answer.
+    /// Number of the job's programs that were killed because they exceeded its limits or did not respond.
     pub killed: u64,
 }
 
@@ -93,7 +93,7 @@ fn code(error: &ClientError) -> Option<ErrorCode> {
     }
 }
 
-/// Repeats a request until the daemon gives any answer, for at most the configured time.
+/// Repeats a request until the daemon responds, for at most the configured time.
 fn patiently<T>(
     arguments: &Arguments,
     ask: impl Fn(&Client) -> Result<T, ClientError>,
@@ -124,11 +124,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Creates a job's part if it does not exist yet. Returns the variables of the job's processes; empty if the job has no
+/// Creates a job's part if it does not exist yet. Returns the variables for the job's processes; none if the job has no
 /// shards and no requests.
 ///
 /// # Errors
-/// Returns the reason that the job cannot have its part, worded for its user.
+/// If the job cannot have its part; the text is for the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -149,7 +149,7 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
             let post = |client: &Client| client.post::<serde_json::Value>(&format!("/v1/{folder}"), &table);
             match patiently(arguments, post)? {
                 Ok(made) => made,
-                // Another process of the job has already created it.
+                // Another process of the job has already created the part.
                 Err(error) if code(&error) == Some(ErrorCode::Conflict) => {
                     patiently(arguments, |client| client.get(&path))?.map_err(|_| told(&error))?
                 }
@@ -222,10 +222,10 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     }))
 }
 
-/// Sends the use of a running job to the controller, as its administrator's comment.
+/// Sends the use of a running job to the controller, as the administrator's comment on the job.
 ///
 /// # Errors
-/// If the daemon does not answer.
+/// If the daemon does not respond.
 pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
@@ -256,7 +256,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's part, and records its use.
 ///
 /// # Errors
-/// If the part cannot be removed: the job's part of the card is then not free.
+/// If the part cannot be removed. The job's part of the card is then not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -282,9 +282,9 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     let mut file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(ledger)?;
     let there = file.metadata()?;
     if !there.is_file() || there.nlink() != 1 || there.uid() != rustix::process::geteuid().as_raw() {
-        return Err(std::io::Error::other("it is not a file of this user alone; move it away"));
+        return Err(std::io::Error::other("it is not a file that only this user owns; move it away"));
     }
-    // Write with a single call, so that other processes' lines are not mixed into the line.
+    // Write the line with a single call, so that it is not mixed with other processes' lines.
     file.write_all(line.as_bytes())
 }
 
@@ -292,7 +292,7 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
 /// numbers of these jobs.
 ///
 /// # Errors
-/// If the daemon does not answer or a part cannot be removed.
+/// If the daemon does not respond or a part cannot be removed.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -301,7 +301,7 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query this afterwards: a job that has a part and is not running now has ended.
+    // The jobs are queried afterwards, so that a job with a part that is not running now has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
@@ -311,7 +311,7 @@ pub fn reconcile(
 /// Returns the jobs that have a part.
 ///
 /// # Errors
-/// If the daemon does not answer.
+/// If the daemon does not respond.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
     let tenants =
         patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;

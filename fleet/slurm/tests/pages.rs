@@ -1,4 +1,4 @@
-//! Tests the operators' page and the package's example: the options and arguments in them exist.
+//! Tests the operators' page and the package's example: all options and arguments in them must exist.
 
 use std::fs;
 use std::path::Path;

@@ -1,16 +1,16 @@
-//! Reasons that a card cannot be taken over or has stopped answering.
+//! Reasons why a card cannot be taken over or no longer responds.
 
 use card::DmaError;
 use nvspec::falcon::Falcon;
 
-/// Reason that the mediator cannot use the card.
+/// Reason why the mediator cannot use the card.
 #[derive(Debug, thiserror::Error)]
 pub enum CardError {
     /// The card does not behave as the hardware should.
     #[error("the card does not respond: {0}; reset it or the host")]
     Unresponsive(&'static str),
     /// This version does not support the chip.
-    #[error("the card's identity register reads {boot0:#010x}, which is not a chip that this version knows")]
+    #[error("the card's identity register reads {boot0:#010x}, which is not a chip that this version supports")]
     UnknownChip {
         /// Value of PMC_BOOT_0.
         boot0: u32,

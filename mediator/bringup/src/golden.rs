@@ -13,7 +13,7 @@ use nvspec::instance::{INSTANCE_BYTES, context, vm};
 use nvspec::mmu::{ENTRY_BYTES, PD_BYTES, Pde, Pte, Rights, SPT_BYTES, TableTarget};
 use nvspec::regs::{fecs, fecs_command};
 
-/// Maximum number of polls for an answer of FECS. Saving a context takes tens of microseconds, and each poll is a bus
+/// Maximum number of polls for a response of FECS. Saving a context takes tens of microseconds, and each poll is a bus
 /// read of about a microsecond.
 const ANSWER_POLLS: u32 = 2_000_000;
 /// The first small page of the image's mapping: address 0 is left unmapped.
@@ -24,7 +24,7 @@ const SIZE_CODE: u8 = 3;
 /// Makes PGRAPH create and save a context. Returns the context's image.
 ///
 /// # Errors
-/// If the firmware does not answer, or saves an empty image.
+/// If the firmware does not respond, or saves an empty image.
 pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
@@ -63,7 +63,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     card.write32(fecs::COMMAND_DATA::OFFSET, data);
     card.write32(fecs::COMMAND::OFFSET, command);
     let done = (0..ANSWER_POLLS).any(|_| fecs::MAILBOX::READY.is_set(card.read32(fecs::MAILBOX::at(0))));
-    if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not answer")) }
+    if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
 /// Converts an address to the form of entries and registers, in units of 4 KiB.

@@ -8,7 +8,7 @@ use nvspec::fifo::CHANNELS;
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::mmu::{LPT_BYTES, PD_BYTES};
 
-/// Addresses of the fixed structures, consecutive from `base` on.
+/// Addresses of the fixed structures, which are consecutive and start at `base`.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     /// Start of the structures, a multiple of 128 KiB.
@@ -50,7 +50,7 @@ impl Layout {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures from `base` on, within `bytes`. PGRAPH's contexts have a size of `graph_image` bytes.
+    /// Lays out the structures from `base`, within `bytes`. PGRAPH's contexts have a size of `graph_image` bytes.
     ///
     /// # Errors
     /// If the structures do not fit, or such contexts are too large.

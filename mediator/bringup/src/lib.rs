@@ -4,7 +4,7 @@
 //! mediator's fixed structures in VRAM), [`memory`] (windows into VRAM, and barriers), [`golden`] (initial contents of
 //! a context), [`CardError`].
 //!
-//! The crate does not know about VMs, channels in use, or the owners of resources; `card-manager` does.
+//! The crate does not manage VMs, channels in use, or the owners of resources; `card-manager` does.
 
 mod error;
 pub mod golden;

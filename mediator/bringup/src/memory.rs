@@ -19,9 +19,9 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush; beyond it, the flush and its caller fail. A flush takes
-/// microseconds, and each poll is a bus read of about a microsecond. A card that does not answer delays other callers
-/// by 2 ms.
+/// Maximum number of polls for the end of a flush. After that, the flush fails with an error for its caller. A flush
+/// takes microseconds, and each poll is a bus read of about a microsecond. A card that does not respond delays other
+/// callers by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -49,7 +49,7 @@ impl CardMemory {
     /// points the card at them.
     ///
     /// # Errors
-    /// If the card does not answer a TLB invalidation.
+    /// If the card does not respond to a TLB invalidation.
     pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
         let mut memory = Self::unmapped(card, layout, vram_bytes);
         memory.pramin_zero(VramAddr(layout.base.0), layout.bootstrap_bytes());
@@ -79,7 +79,7 @@ impl CardMemory {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates the value with no window mapped.
+    /// Creates the value without any mapped window.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;
@@ -106,10 +106,10 @@ impl CardMemory {
         &self.card
     }
 
-    /// Reads VRAM. The range must be within VRAM: callers translate and check first.
+    /// Reads VRAM. The range must be within VRAM: callers must translate and check it first.
     ///
     /// # Errors
-    /// If the card does not answer a TLB invalidation.
+    /// If the card does not respond to a TLB invalidation.
     pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -123,7 +123,7 @@ impl CardMemory {
     /// Writes VRAM. The range must be within VRAM.
     ///
     /// # Errors
-    /// If the card does not answer a TLB invalidation.
+    /// If the card does not respond to a TLB invalidation.
     pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -137,7 +137,7 @@ impl CardMemory {
     /// Fills VRAM with zeros.
     ///
     /// # Errors
-    /// If the card does not answer a TLB invalidation.
+    /// If the card does not respond to a TLB invalidation.
     pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), CardError> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
@@ -149,16 +149,16 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns a reason if the card's state from bring-up is lost. The register for BAR1's instance block keeps its
+    /// Returns a reason if the card has lost its state from bring-up. The register for BAR1's instance block keeps its
     /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
         let block = self.card.read32(pbus::BAR1_BLOCK::OFFSET);
         let expected = pbus::BAR1_BLOCK::ADDRESS.encode((self.layout.bar1_instance.0 >> 12) as u32);
         match block {
-            u32::MAX => Some("it does not answer any more: its registers read as ones"),
+            u32::MAX => Some("it no longer responds: its registers read as ones"),
             _ if block != pbus::BAR1_BLOCK::VALID.mask() | expected => {
-                Some("somebody else has reset it: its registers are not what the mediator wrote")
+                Some("another program has reset it: its registers do not have the values that the mediator wrote")
             }
             _ => None,
         }
@@ -167,7 +167,7 @@ impl CardMemory {
     /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), CardError> {
         use pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
         let card = &self.card;
@@ -198,12 +198,12 @@ impl CardMemory {
         self.card.write32(pfb::NISO_ADDRESS::OFFSET, (page.0 >> BARRIER_SHIFT) as u32);
     }
 
-    /// Waits for the completion of all earlier writes: of the CPU to the card's memory, and of engines to system
-    /// memory. An engine that has switched away or lost its translations may have written just before, so the memory
-    /// may be reused only after the barrier.
+    /// Waits for the completion of all earlier writes: by the CPU to the card's memory, and by engines to system
+    /// memory. An engine that has just switched away or lost its translations may have written immediately before that,
+    /// so memory may be reused only after the barrier.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn barrier(&self) -> Result<(), CardError> {
         use pflush::BAR_FLUSH;
         self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());

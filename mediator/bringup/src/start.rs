@@ -1,5 +1,5 @@
-//! Initialises a card as its driver does: checks its identity, reads its memory size, and starts units, the scheduler
-//! and context switching.
+//! Initialises a card in the same way as its driver: checks its identity, reads its memory size, and starts units, the
+//! scheduler and context switching.
 //!
 //! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module refuses a card whose
 //! falcons do not report ready with the approved firmware.
@@ -40,7 +40,7 @@ pub struct CardInfo {
 /// Resets `card` and initialises it to the point where channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// If the chip is unknown, or does not answer as expected.
+/// If the chip is unknown, or does not respond as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -66,7 +66,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 /// `context_bytes` is the size of PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
-/// If the chip is unknown, or does not answer as expected.
+/// If the chip is unknown, or does not respond as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -75,7 +75,8 @@ pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardErro
     Ok(CardInfo { chip, vram_bytes, context_bytes, pbdmas, vbios: vbios(card) })
 }
 
-/// Reads the image in PROM, whose length is in its header in units of 512 bytes; empty without a valid header.
+/// Reads the image in PROM. The image's header contains its length in units of 512 bytes. Returns an empty image
+/// without a valid header.
 #[must_use]
 pub fn read_vbios(card: &dyn Card) -> Arc<[u8]> {
     card.write32(ppci::ROM_CONTROL::OFFSET, 0);

@@ -25,7 +25,7 @@ pub trait Alarm {
     /// If the timer cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
-    /// Wakes the thread, which then delivers the outbox.
+    /// Wakes the thread, which then delivers the events in the outbox.
     ///
     /// # Errors
     /// If the thread cannot be woken.
@@ -43,7 +43,7 @@ impl TimerAlarm {
     /// Creates a timer. The thread also waits for `event`.
     ///
     /// # Errors
-    /// If no timers are left.
+    /// If no more timers are available.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -54,7 +54,7 @@ impl TimerAlarm {
     /// Returns another descriptor of the timer, which becomes readable on expiry.
     ///
     /// # Errors
-    /// If no descriptor is left.
+    /// If no more descriptors are available.
     pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }

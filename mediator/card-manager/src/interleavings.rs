@@ -1,9 +1,9 @@
-//! Runs the scheduler's code under thousands of schedules chosen by a checker, with guests that submit, a card that
-//! works, the interrupt thread, the timer, and an operator. The code under test is the mediator's own [`Feeder`],
-//! [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
+//! Runs the scheduler's code under thousands of schedules that a checker chooses. The actors are guests that submit, a
+//! card that works, the interrupt thread, the timer, and an operator. The code under test is the mediator's own
+//! [`Feeder`], [`Schedule`], [`turn`] and [`Mailbox`]; the card is the model in [`card`].
 //!
-//! A thread that waits without a waker is a deadlock, which the checker reports, so a test that ends has lost no
-//! wake-up. These tests lack the poll every 100 ms that would hide a lost wake-up.
+//! The checker reports a thread that waits without a waker as a deadlock, so a test that ends has lost no wake-up.
+//! These tests omit the poll every 100 ms, because it would hide a lost wake-up.
 //!
 //! [`Feeder`]: crate::work::feeder::Feeder
 //! [`Schedule`]: crate::work::schedule::Schedule
@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM, in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: below and above BAND's wait for a VM, and below and above the card's run-ahead.
+/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM, and than the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's state of the card, under its lock.
@@ -103,7 +103,7 @@ fn any_channel(vm: TenantId) -> (ChannelId, Engine) {
     channels(vm)[thread_rng().gen_range(0..2)]
 }
 
-/// Returns a configuration in which late completions are still charged by the card's time.
+/// Returns a configuration in which late completions are still charged by the card's clock.
 fn any_config() -> Config {
     let policy = *choose(&PolicyKind::ALL).expect("some");
     let queues = *choose(&[Queues::Separate, Queues::Single]).expect("some");
@@ -146,13 +146,13 @@ impl Rig {
             })
         };
         while let Some(mut woken) = woken() {
-            // The timer may be set again between the wake-up and the check for expiry.
+            // Another thread may set the timer again between the wake-up and the check for expiry.
             woken.expired |= thread_rng().gen_bool(0.1);
             serve_wakeup(self, woken).expect("the signal is read");
         }
     }
 
-    /// Runs `act` on a VM's thread, in the same way as a register access.
+    /// Runs `act` on a VM's thread, like a register access.
     fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
@@ -163,7 +163,7 @@ impl Rig {
         self.access(vm, |host| host.with(|state| state.ring(vm, channel, length)));
     }
 
-    /// Waits until all of a guest's submissions have ended. Checks this only on interrupts.
+    /// Waits until all of a guest's submissions have ended. Checks the condition only after an interrupt.
     fn wait(&self, vm: TenantId) {
         let card = &self.host.card;
         while !card.look().is_done(vm) {
@@ -171,7 +171,7 @@ impl Rig {
         }
     }
 
-    /// Waits for guests and operators. Ends the card's threads once the mediator has seen the end of all work.
+    /// Waits for guests and operators. Ends the card's threads once the mediator has noticed the end of all work.
     fn end(&self, actors: Vec<JoinHandle<()>>, threads: Vec<JoinHandle<()>>) {
         let join = |thread: JoinHandle<()>| thread.join().expect("it ends");
         actors.into_iter().for_each(join);
@@ -183,7 +183,8 @@ impl Rig {
             let scheduler = state.schedule.scheduler();
             assert_eq!((scheduler.queued(), scheduler.in_flight()), (0, 0));
             for vm in (0..VMS).map(TenantId) {
-                // Work counts as arrived on its expected engine, and as ended on the engine where it was seen.
+                // Work is counted on its expected engine when it arrives, and on the engine where it was seen when it
+                // ends.
                 let accounts = || Engine::ALL.iter().filter_map(|engine| scheduler.account(vm, *engine));
                 let arrived: u64 = accounts().map(|account| account.arrived).sum();
                 assert_eq!(arrived, accounts().map(|account| account.completed + account.dropped).sum::<u64>());
@@ -191,11 +192,7 @@ impl Rig {
             for engine in Engine::ALL {
                 let accounts = (0..VMS).filter_map(|vm| scheduler.account(TenantId(vm), engine));
                 let used: u64 = accounts.map(|account| account.used).sum();
-                assert_eq!(
-                    used + scheduler.departed(engine),
-                    scheduler.busy(engine),
-                    "what is charged is what was used"
-                );
+                assert_eq!(used + scheduler.departed(engine), scheduler.busy(engine), "charged time equals used time");
             }
         });
     }
@@ -207,7 +204,7 @@ fn actor(rig: &Arc<Rig>, body: impl FnOnce(&Rig) + Send + 'static) -> JoinHandle
     thread::spawn(move || body(&rig))
 }
 
-/// Submits work of a guest, and sometimes waits for it. Each submission ends with probability `ends`.
+/// Submits work of a guest, and sometimes waits for it. Each submission ends with the probability `ends`.
 fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     for _ in 0..SUBMISSIONS {
         let length = choose(&SUBMISSION_LENGTHS_NS).copied().filter(|_| thread_rng().gen_bool(ends));
@@ -219,7 +216,7 @@ fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     rig.wait(vm);
 }
 
-/// Changes policies and shares, as an operator does.
+/// Changes policies and shares like an operator.
 fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
     for _ in 0..3 {
         let vm = TenantId(thread_rng().gen_range(0..VMS));
@@ -350,7 +347,7 @@ fn endless_work_is_killed_and_guest_is_notified() {
     });
 }
 
-/// A VM has endless work and repeatedly stops its channel, next to a well-behaved VM: every check blames the first VM.
+/// A VM has endless work and repeatedly stops its channel next to a well-behaved VM: every check blames the first VM.
 #[test]
 fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     try_schedules(SCHEDULES, || {
@@ -370,7 +367,7 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
                         state.feeder().look_at_waits(Some(vm));
                     });
                 }
-                // Work that an engine has started must be killed; the removal of the channel also removes other work.
+                // The engine's started work must be killed. The removal of the channel also removes its other work.
                 rig.host.with(|state| {
                     if !rig.host.card.look().has_begun(channel) {
                         state.end_channel(vm, channel);
@@ -396,8 +393,8 @@ fn vm_that_keeps_engine_is_killed_and_waiting_vms_never_are() {
     });
 }
 
-/// A VM whose channel has contexts for compute and copies makes copies next to another copying VM. Each VM is charged
-/// for its own use of the copy engine, starting at the first poll in which the card reports it.
+/// A VM's channel has contexts for compute and copies, and makes copies while another VM makes copies. Each VM is
+/// charged for its own use of the copy engine, from the first poll in which the card reports this use.
 #[test]
 fn work_on_other_engine_than_booked_is_charged_there() {
     const LENGTH_NS: u64 = SUBMISSION_LENGTHS_NS[2];
@@ -422,7 +419,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
             hardware.pass(FIRST_POLL_NS);
         });
         state.feeder().tick();
-        // This work ends, and then the other VM's work.
+        // This work ends first, and then the other VM's work.
         card.change(|hardware| while hardware.run_one().is_some() {});
         while !state.schedule.counts().is_empty() {
             state.feeder().complete();
@@ -432,8 +429,8 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         };
         let used = |vm, engine| account(&state, vm, engine).used;
         assert_eq!([used(0, Engine::Compute), used(0, Engine::Copy0)], [FIRST_POLL_NS, LENGTH_NS - FIRST_POLL_NS]);
-        assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "who waited does not pay");
-        // The next submission is accounted to the engine where the previous one was seen.
+        assert_eq!([used(1, Engine::Compute), used(1, Engine::Copy0)], [0, LENGTH_NS], "waiting is not charged");
+        // The next submission is booked on the engine where the previous one was seen.
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         assert_eq!([Engine::Compute, Engine::Copy0].map(|engine| account(&state, 0, engine).arrived), [1, 1]);
         beside.join().expect("it ends");

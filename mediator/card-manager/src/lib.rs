@@ -1,9 +1,10 @@
-//! The card manager: gives VMs their shares of VRAM and channels, and routes the card's interrupts. `bringup`
-//! initializes the card first.
+//! The card manager: allocates VRAM and channels to VMs, and routes the card's interrupts. `bringup` initializes the
+//! card first.
 //!
 //! Parts, each of which uses only the previous ones: `alarm` (timers), `tenants` (events of the card for a VM, and the
 //! mailbox that stores them until the VM handles them), `work` (channels and their schedule), `managed_card` (combines
-//! these with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and relocation).
+//! these parts with the card's memory, [`card_memory`]: the card's state, its threads, interrupts, recovery and
+//! relocation).
 //!
 //! Lock order: `locks::rank`. The interrupt thread takes the card's lock, collects the events, releases it, and only
 //! then calls VMs.

@@ -1,6 +1,6 @@
-//! The card with all of the mediator's state for it, and the VMs that share it.
+//! A card with all of the mediator's state for it, and the VMs that share it.
 //!
-//! Parts: `state` (queries and changes from other modules), `scheduling` (the card as the scheduler sees it),
+//! Parts: `state` (queries and changes from other modules), `scheduling` (the scheduler's view of the card),
 //! `interrupts` (the card's interrupt tree, and the affected VMs), `interrupt_thread` (one wake-up of that thread),
 //! `recovery` (channels that faulted or must leave the card), `mover` (the thread that moves memory), `moving` (moves a
 //! VM to another card), `relocate` (relocations of one VM's chunks), `sharing` (memory that two cards share during a
@@ -67,19 +67,19 @@ pub trait GuestEvents: Send + Sync {
     /// Called from the card's interrupt thread, without the card's lock.
     fn deliver(&self, event: GuestEvent);
 
-    /// Relocates memory of the VM. Calls `commit` once, while holding the VM's lock and the card's. `commit` returns
-    /// the ranges of guest VRAM that have moved. When this function returns, the card uses their new locations. Called
-    /// without any lock.
+    /// Relocates memory of the VM. Calls `commit` once, while holding the VM's lock and the card's lock. `commit`
+    /// returns the ranges of guest VRAM that have moved. When this function returns, the card uses their new locations.
+    /// The caller holds no lock.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
-    /// the card match the guest's; the VM's work does not run before. Called without the card's lock.
+    /// the card match the guest's, and the VM's work does not run before that. Called without the card's lock.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     fn taken_over(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -94,7 +94,7 @@ pub struct CardState {
     work: Work,
     clock: Clock,
     vms: BTreeMap<TenantId, Weak<dyn GuestEvents>>,
-    /// VMs that were removed while one of their channels was still on the card; their memory is freed when the channel
+    /// VMs that were removed while one of their channels was still on the card. Their memory is freed when the channel
     /// has left.
     removed: BTreeSet<TenantId>,
     /// Alarms of guests' PTIMERs.
@@ -124,9 +124,9 @@ pub struct Sharing {
     pub scheduler: sched::Config,
     /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Zeroes memory that changes owners with the copy engines: for cards whose memory is slow for the CPU.
+    /// Zeroes memory that changes owners with the copy engines. For cards whose memory is slow for the CPU.
     pub engines_zero: bool,
-    /// Host memory for chunks is in an unnamed file, so that another process can continue with the card.
+    /// Set if the host memory for chunks is in an unnamed file, so that another process can continue with the card.
     pub shared: bool,
 }
 
@@ -137,9 +137,9 @@ pub struct Share {
     pub vram_bytes: u64,
     /// Limits of the VM's memory.
     pub memory: Limits,
-    /// Maximum number of physical channels in use.
+    /// Maximum number of physical channels that the VM may use.
     pub channels: u32,
-    /// Time limit for a channel to hold an engine without progress; `None` for no limit.
+    /// Time limit for a channel that holds an engine without progress; `None` for no limit.
     pub hang_limit: Option<Duration>,
     /// Share of the card's time.
     pub time: VgpuParams,
@@ -152,14 +152,14 @@ pub struct ManagedCard {
     card: Arc<dyn Card>,
     info: CardInfo,
     layout: channels::Layout,
-    /// Address on the card and size in bytes of the chunks with the fixed structures.
+    /// Address on the card of the chunks with the fixed structures, and their size in bytes.
     own: (VramAddr, u64),
     /// Set if the copy engines zero memory that changes owners.
     engines_zero: bool,
     state: Mutex<rank::Card, CardState>,
     event: EventFd,
     stop: AtomicBool,
-    /// Reason that the card has failed.
+    /// Reason why the card has failed.
     failure: OnceLock<String>,
     /// Set while a thread is taking the work off the failed card.
     shut_out: AtomicBool,
@@ -169,7 +169,7 @@ pub struct ManagedCard {
     threads: Mutex<rank::Threads, Vec<JoinHandle<()>>>,
     /// Receives the firmware that guests load into their falcons.
     inbox: OnceLock<Inbox>,
-    /// Set if this process may reset the card: after it has taken over the card, and before it gives the card away.
+    /// Set while this process may reset the card: after it has taken over the card, and before it hands the card over.
     owned: AtomicBool,
 }
 
@@ -229,7 +229,7 @@ impl ManagedCard {
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first scrubbed chunks become the mediator's own: they are needed to scrub any other chunk.
+        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires these.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -277,7 +277,7 @@ impl ManagedCard {
         Ok(host)
     }
 
-    /// Creates a card without VMs and with threads that have not started yet.
+    /// Creates a card without VMs, with threads that have not started yet.
     fn assembled(parts: Parts) -> (Arc<Self>, Waits) {
         let Parts { card, info, layout, own, memory, work, clock, firmware, engines_zero, timers } = parts;
         let Timers { event, guest_alarm, waits } = timers;
@@ -376,13 +376,13 @@ impl ManagedCard {
         StateGuard::new(self, self.state.lock())
     }
 
-    /// Returns the number and duration of the holds of the card's lock.
+    /// Returns how often and how long the card's lock was held.
     #[must_use]
     pub fn lock_holds(&self) -> locks::Holds {
         self.state.holds()
     }
 
-    /// Returns the VMs of a card that may have failed: only their identities are read from the card's state.
+    /// Returns the VMs of a card that may have failed. Reads only their identities from the card's state.
     pub(crate) fn tenants(&self) -> Vec<Arc<dyn GuestEvents>> {
         self.state.lock().vms.values().filter_map(Weak::upgrade).collect()
     }
@@ -414,7 +414,7 @@ impl ManagedCard {
         state.vms.keys().map(|vm| state.channels().in_use(*vm)).sum()
     }
 
-    /// Keeps memory from moving while the guard exists.
+    /// Prevents memory from moving while the guard exists.
     #[cfg(any(test, feature = "test-rig"))]
     pub fn hold_moves(&self) -> locks::Guard<'_, rank::Moving, ()> {
         self.moving.lock()
@@ -436,7 +436,7 @@ impl ManagedCard {
         self.stop.load(Ordering::Acquire)
     }
 
-    /// Returns true if the card was given to another process.
+    /// Returns true if the card was handed over to another process.
     pub(crate) fn is_given_away(&self) -> bool {
         self.stopping() && !self.owned.load(Ordering::Acquire)
     }
@@ -451,10 +451,10 @@ impl ManagedCard {
         self.wakeup.ring();
     }
 
-    /// Gives a VM its share. Its VRAM is placed on the card in zeroed chunks on first use.
+    /// Allocates a share of the card to a VM. Its VRAM is placed on the card in zeroed chunks on first use.
     ///
     /// # Errors
-    /// If the card has too little free memory for the reserved part.
+    /// If the card has too little free memory for the reserved part of the share.
     pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), ManagerError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
@@ -485,8 +485,8 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// If the card does not answer. If a channel stays on the card, the VM's memory is not reused until the channel has
-    /// left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
+    /// If the card does not respond. If a channel stays on the card, the VM's memory is not reused until the channel
+    /// has left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
     /// limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
@@ -512,11 +512,11 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Wipes the VM's memory, as for a new client. `quiet` means that the card does not use the memory; otherwise the
-    /// memory stays in place and is zeroed in place.
+    /// Wipes the VM's memory for a new client. `quiet` means that the card does not use the memory. Otherwise the
+    /// memory stays in place and is zeroed there.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);
@@ -560,7 +560,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Binds the mediator's own channels: channels to move memory, if moves have a target or these channels zero
+    /// Binds the mediator's own channels: channels that move memory, if moves have a target or these channels zero
     /// memory, and the channel that clears PGRAPH, if configured.
     fn bind_own(&mut self, clear: bool, zeroes: bool, chip: &Chip) -> Result<(), ManagerError> {
         let Self { memory, work, scrubber, .. } = self;

@@ -1,6 +1,6 @@
 //! Events and alarms that the card manager stores for its VMs.
 //!
-//! Parts: `events` (events of the card), [`mailbox`] and `inbox` (events for a VM whose lock is taken), `alarms`
+//! Parts: `events` (events of the card), [`mailbox`] and `inbox` (events for a VM whose lock is held), `alarms`
 //! (guests' timers).
 
 mod alarms;

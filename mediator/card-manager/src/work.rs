@@ -1,10 +1,10 @@
 //! The work on a card: its channels and their schedule.
 //!
 //! Parts: [`schedule`] (the scheduler and its submissions), [`feeder`] (events for the scheduler, and its decisions),
-//! [`card_view`] (the card as the feeder sees it), `descheduled` (work that is kept off the card), `departures`
-//! (channels that have not left yet), `interrupt_rate` (interrupts caused by VMs), [`needs`] (the engines that a
+//! [`card_view`] (the feeder's interface to the card), `descheduled` (work that is kept off the card), `departures`
+//! (channels that have not left yet), `interrupt_rate` (interrupts that VMs cause), [`needs`] (the engines that a
 //! submission needs), [`push_buffer`] (reads these needs from the submission's methods), `recording` (events and
-//! decisions of the scheduler), [`usage`] (the operator's view), [`overdue`] (submissions that do not end, and their
+//! decisions of the scheduler), [`usage`] (data for the operator), [`overdue`] (submissions that do not end, and the
 //! reasons), `saved` (saved state), [`time`] (the card's clock).
 
 pub(crate) mod card_view;

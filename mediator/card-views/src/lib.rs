@@ -1,10 +1,10 @@
 //! Cards of both kinds in the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
 //! [`history`]), and the tenants of CUDA cards ([`tenant`]).
 //!
-//! Both owners describe memory and time with the same values, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. Values
-//! that only one kind of card has are added by the caller.
+//! Both owners describe memory and time with the same types, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. The
+//! caller adds the values that only one kind of card has.
 //!
-//! The crate does not ask an owner, and keeps no state.
+//! The crate does not send requests to an owner, and keeps no state.
 
 #![forbid(unsafe_code)]
 

@@ -8,8 +8,8 @@ use vram::TenantId;
 
 use super::{MIB, MS};
 
-/// Returns the state of a card's memory. `view` is `None` while the card is not in use. `tenants` has the name and the
-/// settings of each.
+/// Returns the state of a card's memory. `view` is `None` while the card is not in use. `tenants` contains the name and
+/// the settings of each tenant.
 #[must_use]
 pub fn memory(
     spec: &CardSpec,

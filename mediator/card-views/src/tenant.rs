@@ -12,26 +12,26 @@ use tenancy::Window;
 
 use super::time::{state, wait_reason, waits_for};
 
-/// Engine to which slices are charged; a slice is a grant of the whole card.
+/// Engine to which slices are charged. A slice grants the whole card.
 const ENGINE: Engine = Engine::Compute;
 
-/// Returns a process that uses a card without its owner as an API object.
+/// Converts a process that uses a card without going through its owner to an API object.
 #[must_use]
 pub fn stranger((pid, program, bytes): &(u32, String, Option<u64>)) -> api::Stranger {
     api::Stranger { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Returns a program that was given up as an API object.
+/// Converts a program that was given up to an API object.
 fn given_up(cuda_control::GivenUp { pid, program, why }: cuda_control::GivenUp) -> api::GivenUp {
     api::GivenUp { pid, program, why }
 }
 
-/// Returns a tenant's process that uses memory outside its account as an API object.
+/// Converts a tenant's process that uses memory outside its account to an API object.
 fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Returns a tenant as an API object. `seen` is `None` if the owner does not answer.
+/// Converts a tenant to an API object. `seen` is `None` if the owner does not respond.
 #[must_use]
 pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| Some((&seen.card, seen.tenant(&spec.name)?)));

@@ -7,7 +7,8 @@ use vram::TenantId;
 
 use super::{MS, Names};
 
-/// Returns how a card's time is shared, with the parts received in the last `window_ms` complete milliseconds.
+/// Returns how a card's time is shared, with the parts that tenants received in the last `window_ms` complete
+/// milliseconds.
 #[must_use]
 pub fn scheduler(card: &str, settings: Config, window_ms: u64, view: &TimeView, names: &Names) -> api::CardScheduler {
     let window = Window::last(view.now, window_ms * MS);
@@ -110,13 +111,13 @@ pub(crate) fn state(time: &TenantTime) -> api::WorkState {
     }
 }
 
-/// Returns the reason for which a tenant's work waits, in words.
+/// Returns the reason why a tenant's work waits, as text.
 pub(crate) fn waits_for(time: &TenantTime, names: &Names) -> Option<String> {
     let name = |id: TenantId| names.get(&id).cloned().unwrap_or_else(|| "another tenant".to_owned());
     time.wait.map(|wait| wait.in_words(name))
 }
 
-/// Returns the same reason for programs.
+/// Converts the reason why a tenant's work waits to its form for programs.
 pub(crate) fn wait_reason(wait: Wait, names: &Names) -> WaitReason {
     let with = |kind, holder: TenantId| WaitReason { kind, holder: names.get(&holder).cloned() };
     match wait {

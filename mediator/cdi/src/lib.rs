@@ -1,4 +1,5 @@
-//! Container Device Interface: files that make a container runtime give a container a tenant of a CUDA card, or a vGPU.
+//! Container Device Interface: files with which a container runtime adds a tenant of a CUDA card, or a vGPU, to a
+//! container.
 //!
 //! A runtime (containerd, CRI-O, podman) reads the files in `/etc/cdi` and `/var/run/cdi`. Each file names devices of
 //! one kind, and the environment and mounts that a container gets with a device. The fields follow the specification
@@ -13,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification: the first version that has all features used by this crate.
+/// Version of the specification: the first version with all features that this crate uses.
 pub const VERSION: &str = "0.5.0";
 /// Vendor of the devices. Vendor and class together form the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder in which runtimes look for files that do not survive a reboot.
+/// Folder that runtimes search for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder in a container for its CUDA library.
@@ -94,15 +95,15 @@ impl Mount {
 /// A tenant of a CUDA card, for a container.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
-    /// Name of the tenant, as the card's owner knows it.
+    /// Name of the tenant at the card's owner.
     pub tenant: &'a str,
-    /// Socket of the tenant on the host. It has its own folder, because the daemon creates a new socket when it
-    /// restarts.
+    /// Socket of the tenant on the host. The socket has its own folder, because a restarted daemon creates a new
+    /// socket.
     pub socket: &'a Path,
     /// Folder on the host with gpu-mediator's library.
     pub library: &'a Path,
-    /// NVIDIA's library on the host; if absent, the container gets the library in another way, such as through NVIDIA's
-    /// own CDI files.
+    /// NVIDIA's library on the host. If it is absent, the container gets the library in another way, such as through
+    /// NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
     /// Component of the socket's path in the container that distinguishes several sockets.
     pub place: &'a str,
@@ -175,7 +176,7 @@ pub enum CdiError {
          at both ends"
     )]
     Name(String),
-    #[error("socket {} is in no folder of its own, expected one such as /run/gpu-mediator/claims/a/cuda.sock", .0.display())]
+    #[error("socket {} is not in a separate folder, expected a path such as /run/gpu-mediator/claims/a/cuda.sock", .0.display())]
     NoFolder(PathBuf),
     #[error("{} cannot be written", path.display())]
     Write {
@@ -191,7 +192,7 @@ pub enum CdiError {
     },
 }
 
-/// Returns the qualified name of a device, as an engine passes it to a runtime.
+/// Returns the qualified name of a device, in the form in which an engine passes it to a runtime.
 #[must_use]
 pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
@@ -278,7 +279,7 @@ fn beside(path: &Path) -> PathBuf {
 }
 
 /// Replaces a file atomically: after a crash either the old or the new file exists. Does not follow links, neither at
-/// its path nor at the temporary file's path.
+/// the file's path nor at the temporary file's path.
 ///
 /// # Errors
 /// If the host refuses.
@@ -291,8 +292,8 @@ pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // Always creates a new file, and never writes to a file that another process has created meanwhile. Other users can
-    // read the file only when it is complete.
+    // Always creates a new file, and never writes to a file that another process has created in the meantime. Other
+    // users can read the file only when it is complete.
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&beside)?;
     file.write_all(text)?;
     file.set_permissions(fs::Permissions::from_mode(mode))?;
@@ -339,7 +340,7 @@ mod tests {
         // sockets.
         for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
             let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
-            assert!(error.to_string().contains("in no folder of its own"), "{error}");
+            assert!(error.to_string().contains("not in a separate folder"), "{error}");
         }
     }
 

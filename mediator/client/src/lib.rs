@@ -1,10 +1,10 @@
 //! HTTP over the admin socket, with one connection per request: for `mediatorctl`, and for programs that assign virtual
 //! machines and tenants automatically.
 //!
-//! Parts: [`Admin`] (requests), [`sockets`] (passing a socket of the daemon from a privileged program to a user),
+//! Parts: [`Admin`] (requests), [`sockets`] (hands over a socket of the daemon from a privileged program to a user),
 //! [`terminal`] (untrusted text on a terminal).
 //!
-//! The crate does not retry requests, and does not cache answers.
+//! The crate does not retry requests and does not cache responses.
 
 pub mod sockets;
 pub mod terminal;
@@ -25,18 +25,18 @@ use tokio::net::UnixStream;
 
 pub use hyper::Method;
 
-/// Default time limit of one request; adding a virtual machine waits until its memory has been scrubbed.
+/// Default time limit of a request. Adding a virtual machine waits until its memory has been scrubbed.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(120);
 /// Number of bytes per piece of a body that is sent in pieces.
 const BODY_PIECE_BYTES: usize = 256 << 10;
-/// Maximum size of an answer in bytes.
+/// Maximum size of a response in bytes.
 const MAX_ANSWER: usize = 64 << 20;
 
-/// A reason that a request failed.
+/// Reason why a request failed.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AskError {
-    #[error("no daemon answers at {}", socket.display())]
+    #[error("no daemon responds at {}", socket.display())]
     Unreachable {
         socket: PathBuf,
         #[source]
@@ -50,9 +50,9 @@ pub enum AskError {
     },
     #[error("{}", .0.error)]
     Refused(api::Error),
-    #[error("the answer is not what the API promises: {0}")]
+    #[error("the response does not conform to the API: {0}")]
     Protocol(String),
-    #[error("the daemon did not answer within {} seconds", .0.as_secs())]
+    #[error("the daemon did not respond within {} seconds", .0.as_secs())]
     TimedOut(Duration),
 }
 
@@ -76,7 +76,7 @@ impl Admin {
         &self.socket
     }
 
-    /// Sets the time limit for each answer.
+    /// Sets the time limit for each response.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { limit, ..self }
@@ -85,7 +85,7 @@ impl Admin {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// See [`AskError`].
+    /// See [`AskError`] for all reasons.
     pub async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, AskError> {
         parse(&self.request(Method::GET, path, Bytes::new(), None).await?)
     }
@@ -93,7 +93,7 @@ impl Admin {
     /// Sends a request to add an object.
     ///
     /// # Errors
-    /// See [`AskError`].
+    /// See [`AskError`] for all reasons.
     pub async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, AskError> {
         parse(&self.request(Method::POST, path, json(body)?, None).await?)
     }
@@ -101,16 +101,16 @@ impl Admin {
     /// Sends a request to remove an object.
     ///
     /// # Errors
-    /// See [`AskError`].
+    /// See [`AskError`] for all reasons.
     pub async fn delete(&self, path: &str) -> Result<(), AskError> {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, which is refused if the current revision is not `expected`. Returns the body of a successful
-    /// answer.
+    /// Sends one request, which the daemon refuses if the current revision is not `expected`. Returns the body of a
+    /// successful response.
     ///
     /// # Errors
-    /// See [`AskError`].
+    /// See [`AskError`] for all reasons.
     pub async fn request(
         &self,
         method: Method,
@@ -122,8 +122,8 @@ impl Admin {
         tokio::time::timeout(self.limit, exchange).await.unwrap_or(Err(AskError::TimedOut(self.limit)))
     }
 
-    /// Sends a request whose answer is a stream of bytes; `sink` gets the bytes in order. If this succeeds, the stream
-    /// was complete.
+    /// Sends a request whose response is a stream of bytes, and passes the bytes to `sink` in order. If this function
+    /// succeeds, the stream was complete.
     ///
     /// # Errors
     /// See [`AskError`]; also the errors of `sink`.
@@ -150,8 +150,8 @@ impl Admin {
         Ok(())
     }
 
-    /// Sends a GET request whose answer is an endless stream. `sink` gets its bytes in order, without a time limit
-    /// between them. Returns when the daemon has ended the stream.
+    /// Sends a GET request whose response is an endless stream, and passes its bytes to `sink` in order, without a time
+    /// limit between them. Returns when the daemon has ended the stream.
     ///
     /// # Errors
     /// See [`AskError`]; also the errors of `sink`.
@@ -179,7 +179,7 @@ impl Admin {
     /// Sends a request with the contents of `source` as its body.
     ///
     /// # Errors
-    /// See [`AskError`].
+    /// See [`AskError`] for all reasons.
     pub async fn stream_in(&self, path: &str, source: impl Read + Send + Unpin + 'static) -> Result<Bytes, AskError> {
         let answered = async {
             let (answer, _connection) = self.send(Method::POST, path, Source(source), None).await?;
@@ -201,7 +201,7 @@ impl Admin {
         if status.is_success() { Ok(body) } else { Err(refused(status, &body)) }
     }
 
-    /// Sends a request. Returns its answer, and the connection, which must outlive the answer.
+    /// Sends a request. Returns its response, and the connection, which must outlive the response.
     async fn send<B>(
         &self,
         method: Method,
@@ -218,7 +218,7 @@ impl Admin {
         let (mut sender, connection) =
             hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| protocol(&error))?;
         let connection = Connected(tokio::spawn(async {
-            // The answer to the request contains the error.
+            // The response to the request contains the error.
             let _ended = connection.await;
         }));
         let mut request = Request::builder()
@@ -244,13 +244,14 @@ impl Drop for Connected {
     }
 }
 
-/// Returns the whole body of an answer.
+/// Returns the whole body of a response.
 async fn whole(body: Incoming) -> Result<Bytes, AskError> {
     let body = Limited::new(body, MAX_ANSWER).collect().await;
     Ok(body.map_err(|error| AskError::Protocol(error.to_string()))?.to_bytes())
 }
 
-/// Bytes of a file as a body, in pieces. Reading blocks, which is acceptable because the program has no other work.
+/// The bytes of a file as a body, in pieces. Reads block the thread, which is acceptable because the program has no
+/// other work.
 struct Source<R>(R);
 
 impl<R: Read + Unpin> Body for Source<R> {
@@ -286,10 +287,10 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
     }
 }
 
-/// Parses the body of an answer.
+/// Parses the body of a response.
 ///
 /// # Errors
-/// If the body is not of the expected type.
+/// If the body does not have the expected type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
@@ -325,7 +326,7 @@ mod tests {
     fn connect_error_distinguishes_permission_from_missing_daemon() {
         let error = |kind: io::ErrorKind| unreachable(Path::new("/s"), kind.into()).to_string();
         assert_eq!(error(io::ErrorKind::PermissionDenied), "this user may not use /s");
-        assert_eq!(error(io::ErrorKind::NotFound), "no daemon answers at /s");
-        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon answers at /s");
+        assert_eq!(error(io::ErrorKind::NotFound), "no daemon responds at /s");
+        assert_eq!(error(io::ErrorKind::ConnectionRefused), "no daemon responds at /s");
     }
 }

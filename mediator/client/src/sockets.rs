@@ -1,7 +1,8 @@
-//! Daemon sockets and folders that a privileged program gives to a user.
+//! Sockets and folders of the daemon that a privileged program hands over to a user.
 //!
-//! The daemon has fewer rights than such a program, and owns the folder: it may replace files there at any time.
+//! The daemon has fewer rights than such a program, and owns the folder, so it may replace files there at any time.
 //! Therefore no operation uses a path. Each folder of the path is opened without following links, the file is opened
+//! once, and only the opened file is checked and changed.
 //! once, and exactly the opened file is checked and changed.
 
 use std::fs::Permissions;
@@ -29,7 +30,8 @@ fn is(stat: &Stat, kind: FileType) -> bool {
     FileType::from_raw_mode(stat.st_mode) == kind
 }
 
-/// Opens the file at `path` and its folder. `within` is a folder of the operator; its path may contain links.
+/// Opens the file at `path` and its folder. `within` is a folder that the operator controls; its path may contain
+/// links.
 fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, Stat))> {
     let beneath = path.strip_prefix(within).ok().filter(|beneath| !beneath.as_os_str().is_empty());
     let beneath = beneath.ok_or_else(|| refused(format!("it is not in the folder {}", within.display())))?;
@@ -53,7 +55,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Gives a socket of the daemon to a user. Only that user may then connect.
+/// Makes a user the owner of one of the daemon's sockets. Only this user may then connect.
 ///
 /// # Errors
 /// If the path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
@@ -69,8 +71,8 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
             stat.st_uid, folder.st_uid
         )));
     }
-    // Set the mode first: a third user must never be able to connect. The descriptor's own path names this file even if
-    // it was renamed.
+    // Set the mode first, so that no third user can ever connect. The descriptor's own path refers to this file even if
+    // the file was renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
@@ -152,7 +154,7 @@ mod tests {
         fs::symlink_metadata(path).unwrap().uid()
     }
 
-    /// Returns true for root, because only root can give files away.
+    /// Returns true for root, because only root can change the owner of files.
     fn is_root() -> bool {
         let root = rustix::process::geteuid().is_root();
         if !root {
@@ -218,7 +220,7 @@ mod tests {
         }
     }
 
-    /// The folder's owner repeatedly replaces the socket with a link. The link's target must never be changed.
+    /// The folder's owner repeatedly replaces the socket with a link. The function must never change the link's target.
     #[test]
     fn socket_swapped_for_link_leaves_link_target_unchanged() {
         let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

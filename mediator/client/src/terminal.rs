@@ -34,7 +34,7 @@ pub fn word(text: &str) -> Cow<'_, str> {
     escaped_except(text, |_| false)
 }
 
-/// Escapes whole lines as this project's programs print them: line breaks and tabs are kept.
+/// Escapes whole lines that this project's programs print. Line breaks and tabs are kept.
 #[must_use]
 pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')

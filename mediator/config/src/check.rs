@@ -1,4 +1,4 @@
-//! Rules that a configuration must follow in addition to the types of its values.
+//! Rules for a configuration in addition to the types of its values.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,21 +12,22 @@ use super::{CardKind, CardSpec, Config, DaemonSpec, Paravirtual, RamSpec, Tenant
 
 pub mod place;
 
-/// Longest name of a card or a virtual machine, in bytes.
+/// Maximum length of the name of a card or a virtual machine, in bytes.
 pub const MAX_NAME: usize = 63;
 /// Maximum length of the path of a UNIX socket, in bytes.
 pub(crate) const MAX_SOCKET_PATH: usize = 107;
-/// Channels of a card; a virtual machine cannot have more.
+/// Number of a card's channels, which is also the maximum for a virtual machine.
 pub const MAX_CHANNELS: u32 = 128;
 /// Maximum number of virtual machines, which bounds threads and sockets.
 pub const MAX_VMS: usize = 64;
 /// Maximum number of tenants, which bounds sockets and the size of their status.
 pub const MAX_TENANTS: usize = 64;
-/// Longest limit for a channel without progress, in milliseconds: an hour.
+/// Maximum time limit for a channel without progress, in milliseconds: an hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
-/// Shortest such limit: a copy of a few hundred MiB takes as long.
+/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes as long.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Upper bound of the rates of a software card, in MHz or MiB per second: far above any card's, and far below overflow.
+/// Upper bound of the rates of a software card, in MHz or MiB per second. It exceeds the rates of all cards, and cannot
+/// cause an overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
 /// Minimum VRAM with which a guest's driver starts, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
@@ -38,7 +39,7 @@ pub struct Key {
     pub table: &'static str,
     /// Number of the table, counted from 0, if several are possible.
     pub index: Option<usize>,
-    /// The key in it; empty for the table as a whole.
+    /// Key in the table; empty for the table as a whole.
     pub field: &'static str,
 }
 
@@ -55,16 +56,16 @@ impl fmt::Display for Key {
     }
 }
 
-/// A key, and the mistake in its value with the expected value.
+/// A key, and the error in its value with the expected value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mistake {
-    /// Place of the mistake.
+    /// The key with the error.
     pub key: Key,
-    /// The mistake.
+    /// Text of the error, and the expected value.
     pub what: String,
 }
 
-/// Collects mistakes of one table.
+/// Collects the errors of one table.
 struct Table<'a> {
     name: &'static str,
     index: Option<usize>,
@@ -92,7 +93,7 @@ impl Table<'_> {
 /// Checks that a card or a virtual machine may have this name.
 ///
 /// # Errors
-/// The mistake, and the expected format.
+/// If the name is invalid; the error names the expected format.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -119,7 +120,7 @@ fn socket_path_is_good(path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Returns all mistakes of a configuration.
+/// Returns all errors of a configuration.
 #[must_use]
 pub fn config(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
@@ -170,16 +171,16 @@ pub fn config(config: &Config) -> Vec<Mistake> {
     mistakes
 }
 
-/// Returns the folder of a socket if it has the name of the tenant or virtual machine; the folder is then exclusive to
-/// it.
+/// Returns the folder of a socket if the folder has the name of the tenant or virtual machine. Such a folder is
+/// exclusive to its object.
 #[must_use]
 pub fn own_folder<'a>(name: &str, socket: &'a Path, socket_dir: &Path) -> Option<&'a Path> {
     let folder = socket.parent().filter(|folder| folder.file_name().is_some_and(|own| own == name))?;
-    // The daemon's folder may have any name.
+    // The daemon's own folder may have any name.
     (!socket_dir.starts_with(folder)).then_some(folder)
 }
 
-/// Returns the refusal of a socket in another's exclusive folder: containers see the whole folder.
+/// Returns a refusal if a socket is in the exclusive folder of another object, because containers see the whole folder.
 fn intrudes<'a>(
     name: &str,
     socket: &Path,
@@ -194,7 +195,7 @@ fn intrudes<'a>(
     if let Some((other, path)) = other {
         let (shown, theirs) = (socket.display(), path.display());
         return Some(format!(
-            "`{shown}` and `{theirs}` of `{other}` share a folder that has one's name, expected a folder for each"
+            "`{shown}` and `{theirs}` of `{other}` share a folder that is named after one of them, expected a folder for each"
         ));
     }
     let own = [Some(&daemon.admin_socket), daemon.read_socket.as_ref()].into_iter().flatten();
@@ -206,7 +207,7 @@ fn intrudes<'a>(
     ))
 }
 
-/// Returns all reasons against adding a tenant to virtual machines, by their names, and `others`.
+/// Returns all reasons to refuse a tenant, given the names of virtual machines and the tenants `others`.
 #[must_use]
 pub fn tenant(
     tenant: &TenantSpec,
@@ -322,7 +323,8 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             format!("{reserve} MiB of {} MiB, expected at least 1 and less than all", card.vram_mib),
         );
     }
-    // The layout's structures, the page tables of the copying channels, and those of a guest: each in separate chunks.
+    // The structures of the layout, the page tables of the copying channels, and a guest's page tables need separate
+    // chunks.
     let least = (4u64 << 10).div_ceil(card.chunk_kib.max(1)).saturating_add(2).saturating_mul(card.chunk_kib) >> 10;
     if card.memory.host_mib != 0 && reserve < least {
         let what = format!(
@@ -336,13 +338,13 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
             ("time.copy_mib_per_s", time.copy_mib_per_s, 1),
             ("time.shader_mhz", time.shader_mhz, 1),
             ("time.shader_mib_per_s", time.shader_mib_per_s, 1),
-            // Zero means "without bound".
+            // Zero means that no limit exists.
             ("time.bus_mib_per_s", time.bus_mib_per_s, 0),
         ]
     });
     for (key, rate, least) in rates.into_iter().flatten() {
         if rate < least {
-            table.say(key, "0, expected at least 1; leave `time` out for \"as fast as possible\"".to_owned());
+            table.say(key, "0, expected at least 1; omit `time` for \"as fast as possible\"".to_owned());
         }
         if rate > RATE_MAX {
             table.say(key, format!("{rate}, expected at most {RATE_MAX}"));
@@ -350,7 +352,7 @@ fn check_card(card: &CardSpec, table: &mut Table<'_>) {
     }
 }
 
-/// Returns all reasons against adding a virtual machine to `others`.
+/// Returns all reasons to refuse a virtual machine, given `others`.
 #[must_use]
 pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -433,20 +435,21 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
     if vm.passthrough {
         if vm.paravirtual != Paravirtual::default() {
-            let what = "expected no such table beside passthrough = true, where there is no mediator".to_owned();
+            let what = "expected no such table with passthrough = true, because there is no mediator".to_owned();
             say(RefusalKind::Invalid, "paravirtual", what);
         }
         if vm.memory != VmMemory::default() {
-            let what = "expected no such table beside passthrough = true, which gives the whole card".to_owned();
+            let what = "expected no such table with passthrough = true, which gives the VM the whole card".to_owned();
             say(RefusalKind::Invalid, "memory", what);
         }
         if let Some(vram) = vm.vram_mib {
-            let what = format!("{vram}, expected no such key beside passthrough = true, which gives the whole card");
+            let what =
+                format!("{vram}, expected no such key with passthrough = true, which gives the VM the whole card");
             say(RefusalKind::Invalid, "vram_mib", what);
         }
         if vm.time != TimeShare::default() {
             let what =
-                "expected no such table beside passthrough = true, where nobody shares the card's time".to_owned();
+                "expected no such table with passthrough = true, because the card's time is not shared".to_owned();
             say(RefusalKind::Invalid, "time", what);
         }
         if let Some(other) = beside.first() {
@@ -491,7 +494,7 @@ fn vram(vm: &VmSpec, card: &CardSpec, beside: &[&&VmSpec], say: &mut impl FnMut(
     memory(vm, vram, card, beside, say);
 }
 
-/// Checks that the card can always hold all memory that the guest sees, if that is promised.
+/// Checks that the card can always store all memory that the guest sees, if this is guaranteed.
 fn memory(
     vm: &VmSpec,
     vram: u64,
@@ -537,13 +540,13 @@ fn memory(
     }
 }
 
-/// Crates that `mediator` stands for in a log filter.
+/// Crates that `mediator` represents in a log filter.
 const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 
-/// Parses a filter such as `info,mediator=debug`. `mediator` stands for all crates in the folder of that name.
+/// Parses a filter such as `info,mediator=debug`. `mediator` represents all crates in the folder with this name.
 ///
 /// # Errors
-/// When it is not a valid filter.
+/// If the filter is not valid.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
         Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),

@@ -11,10 +11,10 @@ use vram::victim::VictimPolicy;
 use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
 
-/// Most bytes of the name of a share group.
+/// Maximum length of the name of a share group, in bytes.
 const MAX_GROUP_NAME: usize = 64;
 
-/// Most users of the workers of a card.
+/// Maximum number of users for the workers of a card.
 const MAX_WORKER_USERS: u32 = 1 << 16;
 
 /// A `[card.cuda]` table: a card behind NVIDIA's driver, with `kind = "cuda"`.
@@ -168,25 +168,26 @@ impl TenantSpec {
     /// Returns the tenant that a `[[tenant]]` table describes.
     ///
     /// # Errors
-    /// The key, and its mistake.
+    /// If the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// Returns it with all keys that have a value, including omitted ones.
+    /// Returns the table with all keys that have a value, including omitted keys.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         let time = self.time.params(None).into();
         Self { time, socket: Some(self.socket_path(socket_dir)), ..self.clone() }
     }
 
-    /// Assigns a tenant that names no card to the card with most room for it, among those that accept it with `others`.
+    /// Assigns a tenant that names no card to the card with the most room, among the cards that accept it, given
+    /// `others`.
     #[must_use]
     pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
         if !self.card.is_empty() {
             return self;
         }
-        // Memory that the tenants of a card see, in thousandths of the card: overcommit is possible.
+        // Memory that the tenants of a card see, in thousandths of the card's memory. Overcommit is possible.
         let load = |card: &CardSpec| {
             let there = others.iter().filter(|other| other.card == card.name).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
@@ -196,7 +197,7 @@ impl TenantSpec {
             !card.drained && tenant(&here, cards, vms, others).is_empty()
         };
         let kind = |card: &&CardSpec| card.kind == CardKind::Cuda;
-        // If none accepts it, the first one gives the reason.
+        // If no card accepts the tenant, the refusal of the first card is reported.
         let found = cards.iter().filter(kind).filter(fits).min_by_key(|card| load(card));
         if let Some(card) = found.or(cards.iter().find(kind)) {
             self.card.clone_from(&card.name);
@@ -204,7 +205,7 @@ impl TenantSpec {
         self
     }
 
-    /// Returns the socket's path: its own, or the one in the tenant's folder in `socket_dir`.
+    /// Returns the socket's path: the configured path, or the path in the tenant's folder in `socket_dir`.
     ///
     /// The folder is exclusive to the tenant: containers mount it, and find the socket of the next owner in it.
     #[must_use]
@@ -214,14 +215,14 @@ impl TenantSpec {
 }
 
 impl CardSpec {
-    /// Returns the keys of a CUDA card; the defaults without such a table.
+    /// Returns the keys of a CUDA card. Returns the defaults if the card has no such table.
     #[must_use]
     pub fn cuda(&self) -> CudaSpec {
         self.cuda.clone().unwrap_or_default()
     }
 }
 
-/// Returns the mistakes of a card of `kind = "cuda"`: each with its key.
+/// Returns the errors of a card of `kind = "cuda"`, each with its key.
 pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     let cuda = card.cuda();
     let mut wrong = Vec::new();
@@ -265,7 +266,7 @@ pub(super) fn card(card: &CardSpec) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns the mistake if workers of a card would have users of another card's workers.
+/// Returns an error if the range of users for a card's workers overlaps another card's range.
 pub(super) fn shared_users(card: &CardSpec, before: &[CardSpec]) -> Option<String> {
     let [first, last] = card.cuda.as_ref()?.worker_users?;
     let meets = |other: &&CardSpec| {
@@ -275,7 +276,7 @@ pub(super) fn shared_users(card: &CardSpec, before: &[CardSpec]) -> Option<Strin
     Some(format!("users of card `{}` are among them, expected others", other.name))
 }
 
-/// Returns the mistakes of a CUDA card's `memory` table.
+/// Returns the errors of a CUDA card's `memory` table.
 #[must_use]
 pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     let memory = &card.memory;
@@ -291,14 +292,13 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
         wrong.push(("memory.ram", "expected no such table on a CUDA card: its tenants lend no RAM".to_owned()));
     }
     if memory.victims == VictimPolicy::Profiled {
-        let what =
-            "`profiled`, expected another policy on a CUDA card: nobody gives profiles of programs there".to_owned();
+        let what = "`profiled`, expected another policy on a CUDA card: programs have no profiles there".to_owned();
         wrong.push(("memory.victims", what));
     }
     wrong
 }
 
-/// Returns the mistakes of a CUDA card's `scheduler` table: its slices are of the whole card.
+/// Returns the errors of a CUDA card's `scheduler` table. A slice always includes the whole card.
 #[must_use]
 pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
@@ -307,8 +307,8 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     }
     if matches!(config.policy, PolicyKind::Direct | PolicyKind::Disengaged) {
         let what = format!(
-            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it without, leave \
-             the library out of the programs",
+            "`{}`, expected `band`, `credit` or `fifo` on a CUDA card, whose time is given in turns; to share it \
+             without turns, run the programs without the library",
             config.policy.name()
         );
         wrong.push(("scheduler.policy", what));
@@ -329,7 +329,7 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns all reasons against adding a tenant to virtual machines, by their names, and `others`.
+/// Returns all reasons to refuse a tenant, given the names of virtual machines and the tenants `others`.
 #[must_use]
 pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
@@ -353,7 +353,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     let chunk = card.cuda().chunk_mib.max(1);
     if tenant.vram_mib < chunk || tenant.vram_mib > 16 << 20 || !tenant.vram_mib.is_multiple_of(chunk) {
         let what = match tenant.vram_mib {
-            0 => "missing, expected MiB of memory or a `profile` that says them".to_owned(),
+            0 => "missing, expected MiB of memory or a `profile` that contains it".to_owned(),
             mib => format!("{mib} MiB, expected a multiple of the chunk of {chunk} MiB"),
         };
         say(RefusalKind::Invalid, "vram_mib", what);
@@ -379,7 +379,7 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     let left = card.vram_mib.saturating_sub(promised);
     if let Some(guarantee) = tenant.memory.guarantee_mib.filter(|&guarantee| guarantee > left) {
         let what = format!(
-            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are promised to no one",
+            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are not guaranteed to others",
             card.name
         );
         say(RefusalKind::Quota, "memory.guarantee_mib", what);
@@ -501,7 +501,8 @@ mod tests {
             let tenant = tenant.placed(&config.cards, &[], &others);
             placed.push(tenant);
         }
-        // 40 % and 80 % of the two; then 80 % of each, where the first one wins; then the other.
+        // The first tenant uses 40 % and 80 % of the two cards. Then both cards have 80 %, and the first one is chosen;
+        // then the other one.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

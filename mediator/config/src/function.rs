@@ -7,7 +7,7 @@ use super::cuda::{self, OnRemove, OnStuck};
 use super::refusal::{Refusal, RefusalKind};
 use super::{Apertures, CardSpec, Labels, Paravirtual, SocketMode, TenantSpec, VmSpec};
 
-/// Minimum MiB of a window: firmware places a smaller one where the guest maps it uncached.
+/// Minimum MiB of a window. Firmware places a smaller window where the guest maps it uncached.
 const MIN_WINDOW_MIB: u64 = 1 << 10;
 /// Maximum MiB of a window.
 const MAX_WINDOW_MIB: u64 = 1 << 20;
@@ -33,7 +33,7 @@ impl Default for FunctionSpec {
 }
 
 impl VmSpec {
-    /// Returns the tenant that the virtual machine is for the owner of its CUDA card.
+    /// Returns the virtual machine in its role as a tenant of its CUDA card's owner.
     #[must_use]
     pub fn as_tenant(&self) -> TenantSpec {
         TenantSpec {
@@ -47,7 +47,7 @@ impl VmSpec {
             sharing: sched::groups::Sharing::default(),
             on_stuck: OnStuck::Kill,
             on_remove: OnRemove::Kill,
-            // Only the daemon's own workers connect.
+            // Only the daemon's own workers connect to this socket.
             socket: None,
             mode: SocketMode(0o600),
             owner: None,
@@ -57,7 +57,8 @@ impl VmSpec {
     }
 }
 
-/// Returns all reasons against a virtual machine on a CUDA card next to `others`, apart from its name and its socket.
+/// Returns all reasons to refuse a virtual machine on a CUDA card, given `others`, except those about its name and
+/// socket.
 pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let mut refusals = Vec::new();
     let mut say = |field, what: String| refusals.push(Refusal { kind: RefusalKind::Invalid, field, what });

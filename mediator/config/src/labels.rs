@@ -1,7 +1,7 @@
 //! Labels: words of the system that places work, shown with each virtual machine or tenant.
 //!
-//! A key is also the name of a label in the metrics, so it has only characters that Prometheus allows there. The daemon
-//! uses labels only for [`LabelMatch`]: affinity between virtual machines.
+//! A key is also the name of a label in the metrics, so it consists of characters that Prometheus allows there. The
+//! daemon uses labels only for [`LabelMatch`]: affinity between virtual machines.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,9 +12,9 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of labels of one virtual machine or tenant.
 pub(crate) const MAX_LABELS: usize = 16;
-/// Longest key, in bytes.
+/// Maximum length of a key, in bytes.
 const MAX_KEY: usize = 32;
-/// Maximum length of a value, in bytes: the name of a Kubernetes object fits.
+/// Maximum length of a value, in bytes. The name of a Kubernetes object fits.
 const MAX_VALUE: usize = 253;
 
 /// A `labels` table: keys and values of whoever places work.
@@ -23,7 +23,7 @@ const MAX_VALUE: usize = 253;
 pub struct Labels(pub BTreeMap<String, String>);
 
 impl Labels {
-    /// Returns true without labels.
+    /// Returns true if no labels exist.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -34,10 +34,10 @@ impl Labels {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
-    /// Checks number, keys and values.
+    /// Checks the number of labels, their keys and their values.
     ///
     /// # Errors
-    /// The mistake, and the expected value.
+    /// If a label is invalid; the error names the expected value.
     pub fn check(&self) -> Result<(), String> {
         if self.0.len() > MAX_LABELS {
             return Err(format!("{} labels, expected at most {MAX_LABELS}", self.0.len()));
@@ -71,7 +71,7 @@ pub struct LabelMatch {
 }
 
 impl LabelMatch {
-    /// Returns true if one of these labels matches.
+    /// Returns true if the selector matches one of these labels.
     pub(crate) fn is_among(&self, labels: &Labels) -> bool {
         let found = labels.0.get(&self.key);
         found.is_some_and(|found| self.value.as_ref().is_none_or(|value| value == found))

@@ -2,14 +2,14 @@
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
 //! virtual machine that names none, `function` for virtual machines on CUDA cards, `rebalance` for automatic moves of
-//! running ones, [`position`] for the line and the key of a mistake, `parse` for all mistakes of a file, [`profile`]
-//! for named keys that several tables share, [`patch`] for tables that are changed while the daemon runs, [`live`] for
-//! the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added while the
-//! daemon runs passes the same checks.
+//! running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a file,
+//! [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon runs,
+//! [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added
+//! while the daemon runs passes the same checks.
 //!
-//! `reference` makes the tables of the keys in the documentation.
+//! `reference` generates the tables of keys in the documentation.
 //!
-//! The crate does not open a card or a socket, or write the file.
+//! The crate does not open a card or a socket, and does not write the file.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -239,7 +239,7 @@ impl CardSpec {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
     }
 
-    /// Returns it with all keys, including omitted ones.
+    /// Returns the table with all keys, including omitted keys.
     #[must_use]
     pub fn whole(&self) -> Self {
         Self { reserve_mib: Some(self.reserve_mib()), ..self.clone() }
@@ -364,8 +364,8 @@ pub struct VmSpec {
 /// Default number of channels of a virtual machine.
 pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
-/// Default of the milliseconds that a channel may hold an engine without progress. Less than the 15 seconds after which
-/// nouveau itself gives a channel up, so that the guest gets the reason.
+/// Default time limit in milliseconds for a channel that holds an engine without progress. It is shorter than nouveau's
+/// own limit of 15 seconds, so that the guest receives the reason.
 pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
@@ -400,12 +400,12 @@ impl VmSpec {
     /// Returns the virtual machine that a `[[vm]]` table describes.
     ///
     /// # Errors
-    /// The key, and its mistake.
+    /// If the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
 
-    /// Returns it with all keys that have a value, including omitted ones.
+    /// Returns the table with all keys that have a value, including omitted keys.
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         Self {
@@ -417,26 +417,26 @@ impl VmSpec {
         }
     }
 
-    /// Returns the socket's path: its own, or its name in `socket_dir`.
+    /// Returns the socket's path: the configured path, or the virtual machine's name in `socket_dir`.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
         self.socket.clone().unwrap_or_else(|| socket_dir.join(format!("{}.sock", self.name)))
     }
 
-    /// Returns how long a channel may hold an engine without progress; `None` for no limit.
+    /// Returns the time for which a channel may hold an engine without progress; `None` for no limit.
     #[must_use]
     pub fn hang_limit(&self) -> Option<Duration> {
         let limit = self.hang_limit_ms.unwrap_or(DEFAULT_HANG_LIMIT_MS);
         (limit != 0).then(|| Duration::from_millis(limit))
     }
 
-    /// Returns its share of the card's time.
+    /// Returns the virtual machine's share of the card's time.
     #[must_use]
     pub fn time_share(&self) -> sched::VgpuParams {
         self.time.params(self.hang_limit_ms)
     }
 
-    /// Returns how many channels the guest may have.
+    /// Returns the number of channels that the guest may use.
     #[must_use]
     pub fn channels(&self) -> u32 {
         self.channels.unwrap_or(DEFAULT_CHANNELS)
@@ -473,7 +473,7 @@ impl Default for TimeShare {
 }
 
 impl From<sched::VgpuParams> for TimeShare {
-    /// Sets all keys. A limit of less than a millisecond, which no table can express, counts as one.
+    /// Sets all keys. A limit of less than a millisecond, which no table can express, is rounded up to one.
     fn from(params: sched::VgpuParams) -> Self {
         let sched::VgpuParams { weight, guarantee_permille, cap_permille, class, max_run_ns, copies } = params;
         let max_run_ms = Some(max_run_ns.map_or(0, |ns| (ns / 1_000_000).max(1)));
@@ -503,7 +503,7 @@ pub enum Apertures {
     Remapped,
 }
 
-/// Serializes a mode of shadowing by its name.
+/// Serializes a mode of shadowing as its name.
 mod shadow {
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
@@ -579,13 +579,14 @@ pub enum ConfigError {
     /// The file could not be read.
     #[error("the configuration file {path} cannot be read; name one with --config PATH")]
     Read {
-        /// Its path.
+        /// Path of the file.
         path: PathBuf,
-        /// Reason.
+        /// Reason why the file cannot be read.
         #[source]
         source: std::io::Error,
     },
-    /// It has mistakes; the text has one line for each, `FILE:LINE:COLUMN: KEY: what is wrong, what was expected`.
+    /// The file has errors. The text has one line for each error: `FILE:LINE:COLUMN: KEY: what is wrong, what was
+    /// expected`.
     #[error("{}", .0.join("\n"))]
     Mistakes(Vec<String>),
 }
@@ -594,7 +595,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// When it cannot be read or has mistakes; all mistakes that can be found are reported at once.
+    /// If the file cannot be read or has errors. All errors that can be found are reported at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

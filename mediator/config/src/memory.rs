@@ -66,7 +66,7 @@ pub struct QuantaSpec {
     pub max_ms: u64,
 }
 
-/// Nanoseconds of a millisecond.
+/// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
 impl Default for QuantaSpec {
@@ -98,10 +98,10 @@ impl Default for CardMemory {
 }
 
 impl CardMemory {
-    /// Maximum of a key that is a time, in ms.
+    /// Maximum of a key with a duration, in ms.
     pub(crate) const MS_MAX: u64 = 3_600_000;
 
-    /// Returns the invalid settings: each key, and its mistake.
+    /// Returns the invalid settings: each key, and its error.
     #[must_use]
     pub fn check(&self, chunk_kib: u64, shared_mib: u64) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -153,7 +153,7 @@ impl CardMemory {
         wrong
     }
 
-    /// Maximum MiB of host memory: the card's address space without guests' RAM.
+    /// Maximum size of host memory in MiB: the card's address space, except the part for guests' RAM.
     pub(crate) const HOST_MIB_MAX: u64 = 512 << 10;
 }
 
@@ -212,11 +212,11 @@ pub struct RamSpec {
 }
 
 impl RamSpec {
-    /// MiB of bus addresses that all virtual machines of a card have together.
+    /// MiB of bus addresses for all virtual machines of a card together.
     pub(crate) const ALL_MIB: u64 = 896 << 10;
-    /// Default maximum, in MiB.
+    /// Default quota in MiB.
     pub(crate) const QUOTA_MIB: u64 = 164 << 10;
-    /// Default of the MiB with guaranteed bus addresses.
+    /// Default number of MiB with guaranteed bus addresses.
     pub(crate) const GUARANTEE_MIB: u64 = 4 << 10;
 
     /// Returns true if no key is set.
@@ -225,7 +225,7 @@ impl RamSpec {
         *self == Self::default()
     }
 
-    /// Returns it with the card's settings for keys that are not set.
+    /// Returns these settings, with the card's settings for keys that are not set.
     #[must_use]
     pub fn on(&self, card: &CardMemory) -> Self {
         let card = card.ram;
@@ -238,7 +238,7 @@ impl RamSpec {
         }
     }
 
-    /// Returns the settings that are invalid for every card: each key, and its mistake.
+    /// Returns the settings that are invalid for every card: each key, and its error.
     #[must_use]
     pub fn check(&self) -> Vec<(&'static str, String)> {
         let sizes = [
@@ -272,11 +272,11 @@ impl VmMemory {
 
     /// The largest weight.
     pub const WEIGHT_MAX: u32 = 10_000;
-    /// Default of the milliseconds that work waits under `queue`. Less than the 15 seconds after which nouveau itself
-    /// gives a channel up.
+    /// Default time limit in milliseconds for work that waits under `queue`. It is shorter than nouveau's own limit of
+    /// 15 seconds for a channel.
     pub(crate) const QUEUE_MS: u64 = 5_000;
 
-    /// Returns the policy for when the card has no memory for the virtual machine.
+    /// Returns the policy for memory that the card cannot provide.
     #[must_use]
     pub fn policy(&self, card: &CardSpec) -> OnFull {
         self.on_full.unwrap_or(if card.memory.host_mib == 0 { OnFull::Queue } else { OnFull::Swap })
@@ -289,13 +289,13 @@ impl VmMemory {
         self.guarantee_mib.map_or(if card.overcommit { 0 } else { quota }, |mib| mib.min(vram))
     }
 
-    /// Returns the MiB of a guest that sees `vram` MiB that need host memory.
+    /// Returns the MiB that need host memory, for a guest that sees `vram` MiB.
     #[must_use]
     pub(crate) fn swapped_mib(&self, vram: u64, card: &CardSpec) -> u64 {
         if self.policy(card) == OnFull::Swap { vram.saturating_sub(self.guaranteed_mib(vram, card)) } else { 0 }
     }
 
-    /// Returns how long work waits for memory under `queue`.
+    /// Returns the time for which work waits for memory under `queue`.
     #[must_use]
     pub fn queue_limit(&self) -> Duration {
         Duration::from_millis(self.queue_ms.unwrap_or(Self::QUEUE_MS))
@@ -314,7 +314,7 @@ impl VmMemory {
         }
     }
 
-    /// Returns the invalid settings on this card: each key, and its mistake.
+    /// Returns the settings that are invalid on this card: each key, and its error.
     #[must_use]
     pub fn check(&self, card: &CardSpec) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
@@ -351,7 +351,7 @@ impl VmMemory {
     }
 }
 
-/// Serializes a setting that has a name.
+/// Serializes a setting as its name.
 mod by_name {
     use std::fmt::Display;
     use std::str::FromStr;
@@ -368,7 +368,7 @@ mod by_name {
     }
 }
 
-/// The same for an optional setting.
+/// Serializes an optional setting as its name.
 mod by_name_if_any {
     use std::fmt::Display;
     use std::str::FromStr;

@@ -31,7 +31,7 @@ impl Paravirtual {
     /// Maximum size of tables or segments, in MiB.
     pub(crate) const MIB_MAX: u64 = 1024;
 
-    /// Returns the invalid keys, each with its mistake.
+    /// Returns the invalid keys, each with its error.
     pub(super) fn check(&self) -> Vec<(&'static str, String)> {
         let mut wrong = Vec::new();
         for (key, mib, least) in

@@ -1,8 +1,8 @@
-//! Reads a file, and collects all mistakes in it: wrong types as well as broken rules, in the order of their lines.
+//! Reads a file, and collects all errors in it: wrong types and broken rules, in the order of their lines.
 //!
 //! The parser stops at the first line that is not TOML, and at the first value of a wrong type. Such a line is
-//! therefore recorded and blanked, which keeps all positions, and the rest is parsed again. Rules are checked
-//! afterwards. A broken rule is left out only if it may be a consequence of a blanked value (`consequences`).
+//! therefore recorded and blanked, which preserves all positions, and the rest is parsed again. Rules are checked
+//! afterwards. A broken rule is omitted only if it may be a consequence of a blanked value (`consequences`).
 
 use super::check;
 use super::position::{self, Positions};
@@ -14,14 +14,14 @@ mod consequences;
 #[cfg(test)]
 mod tests;
 
-/// Maximum number of lines and values that are blanked.
+/// Maximum number of blanked lines and values.
 const MAX_WRONG: usize = 64;
 
 impl Config {
     /// Reads and checks the text of a file that is named `file` in messages.
     ///
     /// # Errors
-    /// When it has mistakes; all are reported, in the order of their lines.
+    /// If the text has errors. All errors are reported, in the order of their lines.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let (left, mut lines) = without_broken_lines(text, file);
         let is_toml = lines.is_empty();
@@ -34,7 +34,7 @@ impl Config {
             let (config, mut mistakes) = config.with_profiles(&left);
             let unread: Vec<_> = mistakes.iter().map(|one| (one.key.table, one.key.index)).collect();
             let mut others = [check::config(&config), profile::mistakes(&config)].concat();
-            // A table whose profile is wrong lacks the profile's keys.
+            // A table with an invalid profile lacks the profile's keys.
             others.retain(|one| {
                 !(consequences::is_amount(one.key.field) && unread.contains(&(one.key.table, one.key.index)))
             });
@@ -46,21 +46,21 @@ impl Config {
             }
             lines.extend(mistakes.iter().map(|one| (positions.start(one), positions.describe(file, one))));
         }
-        // Stable: mistakes of one key stay in the order of the checks.
+        // The sort is stable: errors of one key stay in the order of the checks.
         lines.sort_by_key(|(at, _)| *at);
         Err(ConfigError::Mistakes(lines.into_iter().map(|(_, line)| line).collect()))
     }
 }
 
-/// Returns a text without the lines that are not TOML, and a mistake for each of them with its first byte.
+/// Returns a text without the lines that are not TOML, and an error for each of these lines with its first byte.
 fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>) {
     let mut left = text.to_owned();
     let mut lines = Vec::new();
     while let Err(error) = toml::de::DeTable::parse(&left) {
         let at = error.span().map_or(0, |span| span.start);
         lines.push((at, position::describe(text, file, &error)));
-        // A line with a key and its value can be left out. After another broken line, such as a header, the rest of the
-        // file may mean something else.
+        // A line with a key and its value can be omitted. After another broken line, such as a header, the rest of the
+        // file may have a different meaning.
         let line = line_at(&left, at);
         let is_pair = left.get(line.clone()).is_some_and(|line| {
             let line = line.trim_start();
@@ -77,7 +77,7 @@ fn without_broken_lines(text: &str, file: &str) -> (String, Vec<(usize, String)>
     (left, lines)
 }
 
-/// Returns the line that contains a byte, without its end.
+/// Returns the line that contains a byte, without its line break.
 fn line_at(text: &str, at: usize) -> Range<usize> {
     let at = at.min(text.len());
     let begin = text.get(..at).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
@@ -85,7 +85,7 @@ fn line_at(text: &str, at: usize) -> Range<usize> {
     begin..end
 }
 
-/// Blanks all lines that a span touches; returns false if they had no text.
+/// Blanks all lines that overlap a span. Returns false if these lines were already blank.
 fn blank(text: &mut String, span: &Range<usize>) -> bool {
     let begin = line_at(text, span.start).start;
     let end = line_at(text, span.end.saturating_sub(1).max(span.start)).end;
@@ -95,17 +95,17 @@ fn blank(text: &mut String, span: &Range<usize>) -> bool {
     true
 }
 
-/// Reading of a text whose mistakes are left out one by one.
+/// State while a text is parsed repeatedly and its errors are blanked one by one.
 struct Typed<'a> {
     text: &'a str,
     positions: &'a Positions<'a>,
-    /// The text without the mistakes: blanks are in their place.
+    /// The text in which blanks replace the errors.
     left: String,
     wrong: Vec<Wrong>,
 }
 
 impl Typed<'_> {
-    /// Returns the configuration without the values of a wrong type; `None` if too little of it is left.
+    /// Returns the configuration without the values of a wrong type; `None` if too little of the configuration remains.
     fn config(&mut self) -> Option<Config> {
         // Each round blanks at least one line.
         for _ in 0..=2 * MAX_WRONG {
@@ -118,7 +118,7 @@ impl Typed<'_> {
                 return None;
             };
             let Some(path) = self.positions.key_at(&span) else {
-                // The text lacks a whole table.
+                // A whole table is missing from the text.
                 if self.wrong.is_empty() {
                     self.note(span.start, String::new(), error);
                 }
@@ -161,7 +161,7 @@ impl Typed<'_> {
         before.rsplit('\n').next().is_some_and(|line| line.trim_start().starts_with('['))
     }
 
-    /// Returns the span of a table that begins at `start`, with the tables in it.
+    /// Returns the span of a table that begins at `start`, including nested tables.
     fn table_lines(&self, path: &str, start: usize) -> Range<usize> {
         let name: String = path.split('[').next().unwrap_or_default().to_owned();
         let inner = [format!("[{name}."), format!("[[{name}.")];

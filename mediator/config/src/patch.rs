@@ -1,7 +1,7 @@
-//! Tables that are changed while the daemon runs: some keys get new values, the others stay.
+//! Changes of tables while the daemon runs: some keys get new values, the others stay.
 //!
-//! A key is named by its path, `band.period_ns`. Comparisons are of the values at the ends of paths, and a key that a
-//! table omits counts as null.
+//! The name of a key is its path, such as `band.period_ns`. Comparisons use the values at the ends of paths. A key that
+//! a table omits counts as null.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Returns `current` with the keys of `patch` replaced; nested tables are changed in the same way.
+/// Returns `current` with the keys of `patch` replaced. Nested tables are changed in the same way.
 ///
 /// # Errors
-/// When `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
+/// If `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
 pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String, Value>) -> Result<T, String> {
     let mut whole = serde_json::to_value(current).map_err(|error| error.to_string())?;
-    // One key at a time, so that a mistake is reported with its key.
+    // The keys are changed one at a time, so that an error is reported with its key.
     for (path, value) in leaves(patch) {
         *place(&mut whole, &path) = value;
         T::deserialize(&whole).map_err(|error| format!("{}: {error}", path.join(".")))?;
@@ -40,7 +40,7 @@ fn leaves(patch: &Map<String, Value>) -> Vec<(Vec<String>, Value)> {
     leaves
 }
 
-/// Returns the value at a path; values on the way that are not tables become tables.
+/// Returns the value at a path. Values on the path that are not tables become tables.
 fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
     for key in path {
         if !at.is_object() {
@@ -54,7 +54,7 @@ fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
 /// Converts a table to JSON.
 ///
 /// # Errors
-/// When it is not a table, or has a value that JSON cannot express.
+/// If it is not a table, or contains a value that JSON cannot express.
 pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     match serde_json::to_value(of) {
         Ok(Value::Object(table)) => Ok(table),
@@ -66,12 +66,12 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
 /// Returns `current` with other values at the ends of some paths.
 ///
 /// # Errors
-/// Those of [`patched`].
+/// Same as for [`patched`].
 pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
     patched(current, &tables(values))
 }
 
-/// Returns the patch that sets the ends of paths to values.
+/// Returns a patch that sets the ends of paths to values.
 #[must_use]
 pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     let mut patch = Value::Object(Map::new());
@@ -85,7 +85,7 @@ pub fn tables(values: &BTreeMap<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Returns the value at the end of a path; null without one.
+/// Returns the value at the end of a path; null if none exists.
 #[must_use]
 pub fn value(table: &Map<String, Value>, path: &str) -> Value {
     let mut keys = path.split('.');
@@ -96,18 +96,18 @@ pub fn value(table: &Map<String, Value>, path: &str) -> Value {
 /// A key whose value differs between two tables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Its path.
+    /// Path of the key.
     pub key: String,
-    /// Its value in the one.
+    /// Value in the first table.
     pub from: Value,
-    /// Its value in the other.
+    /// Value in the second table.
     pub to: Value,
 }
 
 /// Returns the keys whose values differ, by path.
 #[must_use]
 pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Difference> {
-    // A table without keys, as written if all its keys are omitted, has no values.
+    // A table without keys has no values. Tables are written in this form if all their keys are omitted.
     let filled = |(_, value): &(_, Value)| value.as_object().is_none_or(|table| !table.is_empty());
     let named = |(path, value): (Vec<String>, Value)| (path.join("."), value);
     let flat = |table| leaves(table).into_iter().filter(filled).map(named).collect();
@@ -119,7 +119,7 @@ pub fn differences(from: &Map<String, Value>, to: &Map<String, Value>) -> Vec<Di
             found.insert(key, (from, to));
         }
     }
-    // The remaining values have no counterpart.
+    // The remaining values have no counterpart in the other table.
     found.extend(from.into_iter().filter(|(_, from)| !from.is_null()).map(|(key, from)| (key, (from, Value::Null))));
     found.into_iter().map(|(key, (from, to))| Difference { key, from, to }).collect()
 }
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(shown, ["band.wait_ns 500000 0", "strikes 7 3"]);
         let back = found.into_iter().map(|one| (one.key, one.from)).collect();
         assert_eq!(table(&with(&other, &back).unwrap()).unwrap(), current);
-        // An omitted key is null, on either side.
+        // An omitted key counts as null, on either side.
         let share = |max_run_ms| table(&crate::TimeShare { max_run_ms, ..Default::default() }).unwrap();
         let (none, some) = (share(None), share(Some(5)));
         let shown =

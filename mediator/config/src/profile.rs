@@ -1,8 +1,8 @@
-//! Named profiles, which vGPU users call types. A `[[vm]]` or `[[tenant]]` table that names a profile takes from it the
-//! keys that the table does not set.
+//! Named profiles, which vGPU users call types. A `[[vm]]` or `[[tenant]]` table that names a profile takes the keys
+//! that it does not set itself from this profile.
 //!
-//! A profile is merged into a table before the table is read, so that an added object has all its keys and the profile
-//! is not consulted later: a change of a profile applies to objects created afterwards, not to existing ones.
+//! A profile is merged into a table before the table is read, so that an added object has all its keys and never uses
+//! the profile again. A change of a profile applies to objects that are created afterwards, and not to existing ones.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use super::{CardKind, CardSpec, Config, DaemonSpec, TenantSpec, VmMemory, VmSpec
 
 /// Maximum number of profiles, which bounds the size of their status.
 pub(crate) const MAX_PROFILES: usize = 64;
-/// The key of a `[[vm]]` or `[[tenant]]` table that names its profile.
+/// The key of a `[[vm]]` or `[[tenant]]` table with the name of its profile.
 const KEY: &str = "profile";
 
 /// A `[[profile]]` table.
@@ -80,7 +80,7 @@ pub enum Of {
 }
 
 impl ProfileSpec {
-    /// Returns the keys that it adds to a table.
+    /// Returns the keys that the profile adds to a table.
     fn keys(&self, of: Of) -> Result<Map<String, Value>, String> {
         let (mut memory, mut time) = (self.memory.clone(), self.time);
         memory.weight = memory.weight.or(self.weight);
@@ -104,7 +104,7 @@ impl ProfileSpec {
         Ok(keys)
     }
 
-    /// Creates a virtual machine from it on a card.
+    /// Creates a virtual machine from the profile on a card.
     #[must_use]
     pub fn vm(&self, name: &str, card: &str) -> Option<VmSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -112,7 +112,7 @@ impl ProfileSpec {
         VmSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Vm).ok()?).ok()
     }
 
-    /// Creates a tenant from it on a card.
+    /// Creates a tenant from the profile on a card.
     #[must_use]
     pub fn tenant(&self, name: &str, card: &str) -> Option<TenantSpec> {
         let keys = [("name", name), ("card", card), (KEY, &self.name)];
@@ -120,7 +120,8 @@ impl ProfileSpec {
         TenantSpec::from_table(&expanded(&keys, std::slice::from_ref(self), Of::Tenant).ok()?).ok()
     }
 
-    /// Returns why a card has no room for one more of it, given the present ones; `None` if it has.
+    /// Returns the reason why a card has no room for one more user of the profile, given the present users; `None` if
+    /// the card has room.
     #[must_use]
     pub fn lacks(
         &self,
@@ -145,16 +146,16 @@ impl ProfileSpec {
             self.vm(&name, &card.name).map(|vm| check::vm(&vm, daemon, cards, &others))
         };
         let Some(refusals) = refusals else { return Some("its keys are wrong".to_owned()) };
-        // Name and socket do not depend on the profile.
+        // The name and the socket do not depend on the profile.
         let refusal = refusals.into_iter().find(|refusal| !["name", "socket"].contains(&refusal.field));
         refusal.map(|refusal| format!("{}: {}", refusal.field, refusal.what))
     }
 }
 
-/// Returns a table with the keys of the profile that it names, if any. Its own keys take precedence.
+/// Returns a table with the keys of its profile added, if it names one. The table's own keys take precedence.
 ///
 /// # Errors
-/// When no profile has the name, or the name is not text.
+/// If no profile has the name, or the name is not a string.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
@@ -169,7 +170,7 @@ pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) ->
     Ok(whole)
 }
 
-/// Merges `over` over `under`, table by table. Nulls are ignored.
+/// Merges `over` into `under`, table by table. `over` takes precedence, except for nulls, which are ignored.
 fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (under.get_mut(key), value) {
@@ -183,9 +184,9 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 impl Config {
-    /// Merges profiles into the tables of a file that name one, and assigns a card to virtual machines that name none.
+    /// Merges profiles into the tables that name them, and assigns a card to virtual machines that name none.
     ///
-    /// Returns a mistake for each table that cannot be read; it stays as it is then.
+    /// Returns an error for each table that cannot be read. Such a table is not changed.
     pub(super) fn with_profiles(mut self, text: &str) -> (Self, Vec<Mistake>) {
         let mut mistakes = Vec::new();
         let tables: Map<String, Value> = toml::from_str(text).unwrap_or_default();
@@ -222,7 +223,8 @@ impl Config {
     }
 }
 
-/// Returns the mistake of a table that cannot be read with its profile. The text names the key, except the profile.
+/// Returns the error of a table that cannot be read with its profile. The text names the key, unless the key is
+/// `profile`.
 fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     let (field, what) = match what.strip_prefix("profile: ") {
         Some(what) => (KEY, what.to_owned()),
@@ -231,7 +233,7 @@ fn unread(table: &'static str, index: usize, what: String) -> Mistake {
     Mistake { key: Key { table, index: Some(index), field }, what }
 }
 
-/// Returns all mistakes of a configuration's profiles.
+/// Returns all errors of a configuration's profiles.
 pub(super) fn mistakes(config: &Config) -> Vec<Mistake> {
     let mut mistakes = Vec::new();
     if config.profiles.len() > MAX_PROFILES {

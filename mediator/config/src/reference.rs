@@ -19,7 +19,7 @@ const TEXTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/reference.toml");
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Row {
-    /// The default, for a key whose default is not a constant of its type.
+    /// The default of a key, if it is not a constant of the key's type.
     #[serde(default)]
     default: String,
     #[serde(default)]
@@ -27,17 +27,17 @@ struct Row {
     meaning: String,
 }
 
-/// Facts about a key that the code has.
+/// Properties of a key in the code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fact {
     kind: &'static str,
-    /// The default as the page shows it; `None` if the type has none.
+    /// The default in the page's format; `None` if the type has none.
     default: Option<String>,
 }
 
 type Texts = BTreeMap<String, BTreeMap<String, Row>>;
 
-/// Returns the schema that a reference leads to.
+/// Returns the schema that a reference points to.
 fn resolved<'a>(whole: &'a Schema, schema: &'a Value) -> &'a Value {
     let inner = schema["allOf"].get(0).or(schema["anyOf"].get(0)).unwrap_or(schema);
     match inner["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
@@ -53,7 +53,7 @@ fn kind(schema: &Value) -> &'static str {
         Some("integer" | "number") => "integer",
         Some("array") => "list",
         Some("object") => "table",
-        // Enumerations have a list of constants.
+        // Enumerations list their constants.
         _ => "string",
     }
 }
@@ -67,7 +67,8 @@ fn shown(default: &Value) -> Option<String> {
     }
 }
 
-/// Adds the keys of a table in their order. Keys of a table inside follow as `outer.inner`, if `texts` has such.
+/// Adds the keys of a table in their order. Keys of a nested table follow as `outer.inner`, if `texts` contains such
+/// keys.
 fn collect(
     whole: &Schema,
     table: &Value,
@@ -95,7 +96,7 @@ fn collect(
     }
 }
 
-/// Returns the keys of a type, without those that other tables of the page have.
+/// Returns the keys of a type, except keys that other tables of the page contain.
 fn facts<T: JsonSchema>(texts: &BTreeMap<String, Row>, elsewhere: &[&str]) -> Vec<(String, Fact)> {
     let whole = schema_for!(T);
     let value = whole.as_value().clone();
@@ -105,7 +106,7 @@ fn facts<T: JsonSchema>(texts: &BTreeMap<String, Row>, elsewhere: &[&str]) -> Ve
     keys
 }
 
-/// Sorts the keys of a table as its texts are.
+/// Sorts the keys of a table into the order of its texts.
 fn sort(name: &str, facts: &mut [(String, Fact)], all: &str) {
     facts.sort_by_key(|(key, _)| all.find(&format!("[\"{name}\".\"{key}\"]")));
 }
@@ -116,7 +117,7 @@ fn is_literal(text: &str) -> bool {
     text.parse::<u64>().is_ok() || (text.starts_with('"') && text.ends_with('"')) || ["true", "false"].contains(&text)
 }
 
-/// Returns the table of the page.
+/// Returns the Markdown table for the page.
 fn table(name: &str, texts: &BTreeMap<String, Row>, facts: &[(String, Fact)]) -> String {
     let known: BTreeSet<&str> = facts.iter().map(|(key, _)| key.as_str()).collect();
     let described: BTreeSet<&str> = texts.keys().map(String::as_str).collect();
@@ -160,7 +161,7 @@ fn generated_tables_of_keys_are_in_the_page() {
     }
     add!("daemon", DaemonSpec, [""]);
     add!("daemon.rebalance", RebalanceSpec, [""]);
-    // `[card.cuda]` and `[[card.fault]]` have sections of their own.
+    // `[card.cuda]` and `[[card.fault]]` have separate sections.
     add!("card", CardSpec, ["cuda", "fault"]);
     add!("card.time", TimeSpec, [""]);
     add!("card.cuda", CudaSpec, [""]);
@@ -169,7 +170,7 @@ fn generated_tables_of_keys_are_in_the_page() {
     add!("card.fault", FaultSpec, [""]);
     add!("vm", VmSpec, ["memory"]);
     add!("vm.memory", VmMemory, ["ram"]);
-    // The section shows them as keys of `[vm.memory]`.
+    // The section lists them as keys of `[vm.memory]`.
     let ram = facts::<RamSpec>(&none, &[]).into_iter().map(|(key, fact)| (format!("ram.{key}"), fact));
     tables.push(("vm.memory.ram", ram.collect()));
     add!("vm.paravirtual", Paravirtual, [""]);
@@ -183,7 +184,7 @@ fn generated_tables_of_keys_are_in_the_page() {
         sort(name, facts, &all);
         doc_pages::part(PAGE, &format!("keys of {name}"), &table(name, of(name), facts));
     }
-    // Defaults that the code computes, as the texts say.
+    // The code computes these defaults, which must match the texts.
     for (table, key, expected) in [
         ("vm", "channels", DEFAULT_CHANNELS.to_string()),
         ("vm", "hang_limit_ms", DEFAULT_HANG_LIMIT_MS.to_string()),

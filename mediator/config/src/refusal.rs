@@ -1,25 +1,25 @@
-//! Reasons against a virtual machine or a tenant.
+//! Reasons to refuse a virtual machine or a tenant.
 
 /// Kinds of refusals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalKind {
-    /// A value that is wrong in any circumstances.
+    /// The value is always invalid.
     Invalid,
     /// No card has the name.
     UnknownCard,
-    /// Another object has the name, the socket or the card already.
+    /// Another object already has the name, the socket or the card.
     Conflict,
-    /// The card has not enough left.
+    /// The card has too few resources left.
     Quota,
 }
 
-/// A reason against a virtual machine or a tenant.
+/// A reason to refuse a virtual machine or a tenant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The kind of the refusal.
     pub kind: RefusalKind,
-    /// The key.
+    /// The refused key.
     pub field: &'static str,
-    /// The mistake, and the expected value.
+    /// The error, and the expected value.
     pub what: String,
 }

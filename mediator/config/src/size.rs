@@ -8,7 +8,7 @@ use serde::de::{Error, Unexpected, Visitor};
 /// Reads a size in MiB.
 ///
 /// # Errors
-/// The mistake, and the expected format.
+/// If the text is invalid; the error names the expected format.
 pub fn mib(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 1),
@@ -17,7 +17,7 @@ pub fn mib(text: &str) -> Result<u64, String> {
         _ => (text, 1),
     };
     let plain = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    // The size in bytes must be a number as well.
+    // The size in bytes must also be a valid number.
     let mib = digits.parse::<u64>().ok().filter(|_| plain).and_then(|number| number.checked_mul(factor));
     let mib = mib.filter(|mib| mib.checked_mul(1 << 20).is_some());
     mib.ok_or_else(|| format!("`{text}` is not a size, expected a number of MiB, or one with M or G, such as 20G"))
@@ -47,7 +47,7 @@ impl Visitor<'_> for Size {
 
 /// Reads a key with a size in MiB.
 pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-    // A format without types has the number only.
+    // A format without types contains only the number.
     if deserializer.is_human_readable() {
         deserializer.deserialize_any(Size)
     } else {
@@ -55,7 +55,7 @@ pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::
     }
 }
 
-/// Reads such a key, or null.
+/// Reads an optional key with a size in MiB; null means that it is absent.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Optional;
 

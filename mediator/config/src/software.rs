@@ -25,12 +25,12 @@ pub struct TimeSpec {
     pub bus_mib_per_s: u64,
 }
 
-/// The rate of a Quadro 6000.
+/// The default is the rate of a Quadro 6000.
 const fn default_shader_mhz() -> u64 {
     1150
 }
 
-/// The rate of a Quadro 6000: 144 GB/s.
+/// The default is the rate of a Quadro 6000: 144 GB/s.
 const fn default_shader_mib_per_s() -> u64 {
     137_329
 }

@@ -2,7 +2,7 @@ use super::*;
 
 const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 512\nreserve_mib = 32\n";
 
-/// Returns the mistakes of a configuration file named `f`.
+/// Returns the errors of a configuration file named `f`.
 fn mistakes(text: &str) -> Vec<String> {
     match Config::parse(text, "f") {
         Err(ConfigError::Mistakes(mistakes)) => mistakes,
@@ -11,7 +11,7 @@ fn mistakes(text: &str) -> Vec<String> {
     }
 }
 
-/// Returns the only mistake of a configuration file named `f`.
+/// Returns the only error of a configuration file named `f`.
 fn mistake(text: &str) -> String {
     let mistakes = mistakes(text);
     assert_eq!(mistakes.len(), 1, "{mistakes:?}");
@@ -266,7 +266,7 @@ fn passthrough_excludes_other_vms_in_both_orders() {
     let text = mistake(&with_vm(&format!("{shared}[[vm]]\n{wired}")));
     assert!(text.starts_with("f:13:15: vm[1].passthrough: VM `b` uses card `card0`"), "{text}");
     let text = mistake(&with_vm(&format!("{wired}vram_mib = 64\n")));
-    assert!(text.starts_with("f:10:12: vm[0].vram_mib: 64, expected no such key beside passthrough"), "{text}");
+    assert!(text.starts_with("f:10:12: vm[0].vram_mib: 64, expected no such key with passthrough"), "{text}");
 }
 
 #[test]
@@ -281,7 +281,7 @@ fn invalid_paravirtual_tables_are_rejected() {
         assert!(text.contains(key), "{text}");
     }
     let wired = "name = \"a\"\ncard = \"card0\"\npassthrough = true\n[vm.paravirtual]\noffered = true\n";
-    assert!(mistake(&with_vm(wired)).contains("paravirtual: expected no such table beside passthrough"));
+    assert!(mistake(&with_vm(wired)).contains("paravirtual: expected no such table with passthrough"));
 }
 
 #[test]

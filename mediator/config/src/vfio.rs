@@ -1,4 +1,4 @@
-//! Cards behind VFIO: their keys, and the keys of software cards that they lack.
+//! Cards behind VFIO: their keys, and the keys that only software cards have.
 
 use serde::{Deserialize, Serialize};
 
@@ -17,7 +17,7 @@ pub enum ResetWay {
     Units,
 }
 
-/// Returns the mistakes of a card about VFIO, in addition to those of any card: each with its key.
+/// Returns the errors of a card that concern VFIO, each with its key. Other functions check the rules for all cards.
 pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, String)> {
     let mut wrong = Vec::new();
     if card.kind != CardKind::Vfio {
@@ -54,7 +54,7 @@ pub(super) fn card(card: &CardSpec, others: &[CardSpec]) -> Vec<(&'static str, S
     let sizes =
         [("bar1_mib", card.bar1_mib, super::default_bar1()), ("bar3_mib", card.bar3_mib, super::default_bar3())];
     for (key, _, _) in sizes.into_iter().filter(|(_, mib, default)| mib != default) {
-        wrong.push((key, "expected no such key with kind = \"vfio\": the card has the size that it has".to_owned()));
+        wrong.push((key, "expected no such key with kind = \"vfio\": the card has a fixed size".to_owned()));
     }
     wrong
 }

@@ -5,10 +5,10 @@ use crate::{CardKind, CardSpec, SocketMode, VmSpec};
 
 /// Maximum length of a domain's name.
 const MAX_NAME: usize = 255;
-/// The first number that no domain has. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
+/// The first number that no domain can have. Source: Xen's `public/xen.h`, `DOMID_FIRST_RESERVED`.
 const RESERVED: u16 = 0x7ff0;
 
-/// Returns all reasons against the domain of a virtual machine, given `others`.
+/// Returns all reasons to refuse the domain of a virtual machine, given `others`.
 pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Refusal> {
     let Some(domain) = &vm.xen_domain else { return Vec::new() };
     let mut refusals = Vec::new();
@@ -24,8 +24,8 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
     }
     if cards.iter().any(|card| card.name == vm.card && card.kind == CardKind::Vfio) {
         let what = format!(
-            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and nothing \
-             that maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
+            "card `{}` is of kind = \"vfio\", expected one of kind = \"simgpu\": under Xen there is no VFIO, and no \
+             interface maps a domain's memory for a card of domain 0 (see docs/guides/xen.md)",
             vm.card
         );
         say(RefusalKind::Invalid, "xen_domain", what);
@@ -40,7 +40,7 @@ pub(crate) fn vm(vm: &VmSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Vec<Ref
         say(
             RefusalKind::Invalid,
             field,
-            "expected no such key beside `xen_domain`, where there is no socket".to_owned(),
+            "expected no such key with `xen_domain`, because the VM has no socket".to_owned(),
         );
     }
     refusals

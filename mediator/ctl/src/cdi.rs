@@ -1,8 +1,8 @@
-//! `mediatorctl tenant cdi`: a file of the Container Device Interface, with which podman and other runtimes give a
-//! container a tenant.
+//! `mediatorctl tenant cdi`: a file in the format of the Container Device Interface. With this file, podman and other
+//! runtimes make a tenant available to a container.
 //!
-//! A container gets the folder of the tenant's socket. A bind mount of the socket alone would stay with one owner of
-//! the card: after a restart of the daemon, programs in the container would not find the next owner.
+//! A container gets the folder of the tenant's socket. With a bind mount of the socket alone, programs in the container
+//! would not find the card's next owner after a restart of the daemon.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use super::{Form, json};
 
 /// Folder of the library that programs load as `libcuda.so.1`, where the package installs it.
 pub(super) const LIBRARY: &str = "/usr/lib/gpu-mediator/cuda";
-/// Names under which programs open the driver and NVML: in the folder, all of them are the library.
+/// Names under which programs open the driver and NVML. In the folder, all of them refer to the library.
 pub(super) const NAMES: [&str; 4] = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"];
 
 #[derive(Clone, Debug, Args)]
@@ -51,24 +51,24 @@ fn refused(error: CdiError) -> ClientError {
     }
 }
 
-/// Checks that only a tenant's socket is in its folder, because a container sees the whole folder. `others` are the
-/// sockets of other tenants, of VMs and of the daemon.
+/// Checks that its folder contains only the tenant's socket, because a container sees the whole folder. `others` are
+/// the sockets of other tenants, of VMs and of the daemon.
 fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let socket = path.display();
     let remedy = format!(
-        "leave `socket` out of the tenant's configuration, or name a path in a folder of its own, such as \
+        "omit `socket` in the tenant's configuration, or name a path in a separate folder, such as \
          /run/gpu-mediator/tenants/{tenant}/cuda.sock"
     );
     let folder = path.parent().filter(|folder| folder.parent().is_some());
     let Some(folder) = folder else { return Err(format!("the socket {socket} is in no folder; {remedy}")) };
     let shared = |other: &Path| {
         let other = other.display();
-        format!("the folder of {socket} has {other} in it as well, which the container would see; {remedy}")
+        format!("the folder of {socket} also contains {other}, which the container would see; {remedy}")
     };
     if let Some(other) = others.into_iter().find(|other| other != path && other.starts_with(folder)) {
         return Err(shared(&other));
     }
-    // Read the folder on this host. If this user cannot read it, the daemon's list decides.
+    // Read the folder on this host. If this user cannot read the folder, only the daemon's list counts.
     let mut there = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let other = there.find(|other| other != path && *other != path.with_extension("new"));
     other.map_or(Ok(()), |other| Err(shared(&other)))
@@ -101,7 +101,7 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// Returns the device of a tenant: the folder of its socket, the library, and NVIDIA's if it is given.
+    /// Returns the device of a tenant: the folder of its socket, the library, and NVIDIA's library if it is given.
     fn device(&self, tenant: &str, socket: &Path) -> Result<Device, ClientError> {
         let driver = self.driver.as_deref();
         let edits = Cuda { tenant, socket, library: &self.library, driver, place: tenant }.edits().map_err(refused)?;
@@ -131,7 +131,7 @@ mod tests {
         let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock")).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
-        // The folder, which outlives the socket of one owner; never the socket itself.
+        // Mounts the folder, because it outlives the socket of one owner.
         assert_eq!(mounts[0], "/run/gpu-mediator/tenants/a");
         assert!(
             mounts.contains(&"/opt/front".to_owned()) && mounts.contains(&"/opt/libcuda.so.1".to_owned()),
@@ -139,7 +139,7 @@ mod tests {
         );
         let socket = "GPU_MEDIATOR_CUDA_SOCKET=/run/gpu-mediator/cuda/a/cuda.sock".to_owned();
         assert!(device.container_edits.env.contains(&socket), "{:?}", device.container_edits.env);
-        // Removing a missing file succeeds as well.
+        // Removing a missing file also succeeds.
         let client = Client::new("/nonexistent".into()).unwrap();
         assert!(cdi.run(&client, Form::Table).unwrap().contains("is removed"));
     }
@@ -155,7 +155,7 @@ mod tests {
             is_alone("a", &alone, [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]),
             Ok(())
         );
-        // The daemon reports another socket there; or the folder on this host has another file.
+        // Either the daemon reports another socket in the folder, or the folder on this host contains another file.
         for other in ["b.sock", "deep/b.sock"] {
             let error = is_alone("a", &alone, [own.join(other)]).unwrap_err();
             assert!(error.contains(other) && error.contains("tenants/a/cuda.sock"), "{error}");

@@ -1,4 +1,4 @@
-//! A client of the admin API for a program that makes one request after the other, and the errors of a command.
+//! A client of the admin API for a program that sends one request at a time, and the errors of a command.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 
 pub use admin_client::{AskError, segment};
 
-/// Why a request failed, or its answer cannot be shown.
+/// Reason why a request failed or its response cannot be shown.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ClientError {
@@ -31,7 +31,7 @@ pub enum ClientError {
         #[source]
         source: io::Error,
     },
-    #[error("{} is there already; name another file, or say `--force`", path.display())]
+    #[error("{} already exists; name another file, or use `--force`", path.display())]
     Exists { path: PathBuf },
     #[error("{} is not a record", path.display())]
     Record {
@@ -39,9 +39,9 @@ pub enum ClientError {
         #[source]
         source: sched::trace::TraceError,
     },
-    #[error("{other} of {events} events bring other decisions than recorded, the first in line {first}")]
+    #[error("{other} of {events} events lead to other decisions than recorded, the first in line {first}")]
     Differs { other: usize, events: usize, first: usize },
-    #[error("{} describes no state: {what}", path.display())]
+    #[error("{} does not describe a state: {what}", path.display())]
     Desired { path: PathBuf, what: String },
     #[error("tenant `{tenant}` is not served: card `{card}`: {reason}")]
     NotServed { tenant: String, card: String, reason: String },
@@ -52,7 +52,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Creates an error for an answer that does not follow the API.
+    /// Creates an error for a response that violates the API.
     #[must_use]
     pub fn protocol(what: String) -> Self {
         AskError::Protocol(what).into()
@@ -69,10 +69,10 @@ pub struct Client {
 }
 
 impl Client {
-    /// Creates a client of the daemon at `socket`; it connects with each request.
+    /// Creates a client of the daemon at `socket`. The client connects for each request.
     ///
     /// # Errors
-    /// When the host lacks the resources for it.
+    /// If the host lacks the resources for the client.
     pub fn new(socket: PathBuf) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;
@@ -85,13 +85,13 @@ impl Client {
         self.admin.socket()
     }
 
-    /// Makes the daemon refuse changes if the revision is another.
+    /// Makes the daemon refuse changes if its revision differs.
     #[must_use]
     pub fn expecting(self, revision: Option<String>) -> Self {
         Self { revision, ..self }
     }
 
-    /// Waits for each answer up to `limit`.
+    /// Limits the wait for each response to `limit`.
     #[must_use]
     pub fn waiting(self, limit: Duration) -> Self {
         Self { admin: self.admin.waiting(limit), ..self }
@@ -100,7 +100,7 @@ impl Client {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`] for all reasons.
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::GET, path, Bytes::new())?)?)
     }
@@ -108,7 +108,7 @@ impl Client {
     /// Sends a request to add an object.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`] for all reasons.
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
@@ -116,7 +116,7 @@ impl Client {
     /// Sends a request to change some keys of an object.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`] for all reasons.
     pub fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::PATCH, path, json(body)?)?)?)
     }
@@ -124,12 +124,12 @@ impl Client {
     /// Sends a request to remove an object.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`] for all reasons.
     pub fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
 
-    /// Sends a request whose answer is a stream of bytes, which `sink` gets in order.
+    /// Sends a request whose response is a stream of bytes, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Those of [`ClientError`], and errors of `sink`.
@@ -141,7 +141,7 @@ impl Client {
         self.runtime.block_on(self.admin.stream_out(path, sink))
     }
 
-    /// Sends a GET request whose answer is a stream without an end, which `sink` gets in order.
+    /// Sends a GET request whose response is an endless stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
     /// Those of [`AskError`], and errors of `sink`.
@@ -161,7 +161,7 @@ impl Client {
         Ok(parse(&self.runtime.block_on(self.admin.stream_in(path, source))?)?)
     }
 
-    /// Sends one request. Returns the body of its answer if it succeeds.
+    /// Sends one request. Returns the body of a successful response.
     ///
     /// # Errors
     /// See [`ClientError`].

@@ -1,7 +1,7 @@
 //! Colours of tables and errors on a terminal.
 //!
-//! Text is painted line by line after all untrusted words in it have been escaped, so that a name can at most have a
-//! colour. Heads of tables are bold, and states that an operator should know about have a colour.
+//! Text is styled line by line after all untrusted words have been escaped, so that a name can only change its own
+//! colour. Heads of tables are bold. States that matter to an operator have a colour.
 
 use std::io::{self, IsTerminal, Write};
 
@@ -10,7 +10,7 @@ use anstyle::{AnsiColor, Style};
 
 /// Style of a table's head.
 const HEAD: Style = Style::new().bold();
-/// Style of a state that needs the operator, of one that the operator should know about, and of a good one.
+/// Styles of a state that requires the operator's action, of an unusual state, and of a good state.
 const BAD: Style = AnsiColor::Red.on_default();
 const ODD: Style = AnsiColor::Yellow.on_default();
 const GOOD: Style = AnsiColor::Green.on_default();
@@ -19,7 +19,7 @@ const ERROR: Style = AnsiColor::Red.on_default().bold();
 /// Prefix of an error.
 const PROGRAM: &str = "mediatorctl:";
 
-/// States, as cells of tables have them.
+/// States, as written in the cells of tables.
 const STATES: [(Style, &[&str]); 3] = [
     (
         BAD,
@@ -39,7 +39,7 @@ const STATES: [(Style, &[&str]); 3] = [
     (ODD, &["starting", "stopping", "stopped", "suspended", "note", "overran", "suppressed"]),
     (GOOD, &["connected", "working", "served", "ok"]),
 ];
-/// Words in a cell that need the operator.
+/// Words in a cell that require the operator's action.
 const ALARMS: [&str; 8] = [
     "MISSING",
     "QUARANTINED",
@@ -61,7 +61,7 @@ pub(super) struct Colours {
 }
 
 impl Colours {
-    /// Returns the terminals that show colours. `NO_COLOR` and `TERM=dumb` switch them off.
+    /// Returns the terminals that show colours. `NO_COLOR` and `TERM=dumb` disable colours.
     pub(super) fn of_terminals() -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         Self {
@@ -71,7 +71,7 @@ impl Colours {
     }
 }
 
-/// A writer that paints lines, if that is switched on.
+/// A writer that styles lines, if this is enabled.
 pub(super) struct Painted<'a> {
     to: &'a mut dyn Write,
     is_on: bool,
@@ -163,7 +163,7 @@ mod tests {
 
     fn written(text: &str, is_on: bool) -> String {
         let mut out = Vec::new();
-        // In small pieces, as streams arrive.
+        // Write small pieces, as a stream delivers them.
         let mut painted = Painted::new(&mut out, is_on);
         text.as_bytes().chunks(3).for_each(|piece| painted.write_all(piece).unwrap());
         drop(painted);

@@ -8,10 +8,10 @@ use clap::Subcommand;
 use crate::Form;
 use crate::client::{Client, ClientError};
 
-/// Time that the next daemon may take to answer. It already serves the virtual machines.
-// TIMEOUT: it serves its socket right after it has taken over.
+/// Time limit for the next daemon's response. It already serves the virtual machines.
+// TIMEOUT: the daemon serves its socket immediately after it has taken over.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
-/// Interval at which the answer is checked.
+/// Interval at which the command tries to reach the next daemon.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Subcommand)]
@@ -41,7 +41,7 @@ impl DaemonCommand {
     }
 }
 
-/// Waits until the next daemon answers.
+/// Waits until the next daemon responds.
 fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
     let began = Instant::now();
     loop {
@@ -50,7 +50,7 @@ fn next(client: &Client, pid: u32) -> Result<api::DaemonInfo, ClientError> {
             Ok(found) if found.pid == pid => return Ok(found),
             Err(error) if began.elapsed() > ANSWER_LIMIT => return Err(error),
             Ok(found) if began.elapsed() > ANSWER_LIMIT => {
-                let what = format!("process {} answers, and not {pid}, which has taken over", found.pid);
+                let what = format!("process {} responds instead of process {pid}, which has taken over", found.pid);
                 return Err(ClientError::protocol(what));
             }
             _ => thread::sleep(POLL_INTERVAL),

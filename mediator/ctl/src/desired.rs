@@ -14,7 +14,7 @@ use api::{Action, Applied, Comparison, Desired, Exported, KeyChange, Kind, Step}
 
 /// The path of the changeable state in the API.
 const PATH: &str = "/v1/desired";
-/// Largest file that is read, in bytes; the daemon accepts less.
+/// Maximum size of a file in bytes. The daemon accepts less.
 const MAX_FILE: u64 = 1 << 20;
 
 #[derive(Clone, Debug, Args)]
@@ -60,7 +60,7 @@ enum Format {
 }
 
 impl Apply {
-    /// Applies the file. Returns the steps that were done.
+    /// Applies the file. Returns the completed steps.
     pub fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let path = format!("{PATH}?prune={}&dry_run={}", self.prune, self.dry_run);
         let wanted = desired(&self.file)?;
@@ -71,7 +71,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// Returns the differences from the file, and the exit code for whether any exist.
+    /// Returns the differences from the file, and an exit code that depends on whether any exist.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };
@@ -134,12 +134,12 @@ fn changes(text: &mut String, changes: &[KeyChange]) {
     }
 }
 
-/// Renders the steps of an `apply`, one line for each.
+/// Renders the steps of an `apply`, one line per step.
 fn shown(applied: &Applied) -> String {
     let mut text = String::new();
     for step in &applied.steps {
         let what = match (step.action, applied.dry_run) {
-            (Action::Keep, _) => "is as it should be",
+            (Action::Keep, _) => "matches the file",
             (Action::Create, false) => "is added",
             (Action::Create, true) => "would be added",
             (Action::Change, false) => "is changed",
@@ -151,7 +151,7 @@ fn shown(applied: &Applied) -> String {
         changes(&mut text, &step.changes);
     }
     if applied.steps.is_empty() {
-        text.push_str("the file names nothing\n");
+        text.push_str("the file is empty\n");
     }
     text
 }
@@ -162,14 +162,14 @@ fn differences(steps: &[Step]) -> String {
     for step in steps {
         let what = match step.action {
             Action::Create => "is not there",
-            Action::Remove => "is there, but not in the file",
-            Action::Change | Action::Keep => "is not as in the file",
+            Action::Remove => "exists, but is not in the file",
+            Action::Change | Action::Keep => "differs from the file",
         };
         let _ = writeln!(text, "{}{} {what}", kind(step.kind), step.name);
         changes(&mut text, &step.changes);
     }
     if steps.is_empty() {
-        text.push_str("all is as in the file\n");
+        text.push_str("everything matches the file\n");
     }
     text
 }

@@ -1,11 +1,11 @@
 //! `mediatorctl doctor`: checks a host, and reports missing parts with their remedies.
 //!
-//! Parts: access to the host ([`host`]: files below a folder, and programs there), and the checks: [`machine`] (KVM,
-//! IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`] (QEMU,
-//! libvirt), [`service`] (configuration, daemon, sockets and their rights).
+//! Parts: access to the host ([`host`]: files below a folder, and the programs in it), and the checks: [`machine`]
+//! (KVM, IOMMU, the kernel), [`cards`] (drivers of the cards, NVIDIA's driver), [`workers`] (CUDA in VMs), [`vmm`]
+//! (QEMU, libvirt), [`service`] (configuration, daemon, sockets and their rights).
 //!
-//! Most checks need no daemon: the command is for a daemon that does not start. The checks depend on the cards in the
-//! configuration: without one of kind `"vfio"`, no IOMMU is needed.
+//! Most checks need no daemon, because the command helps with a daemon that does not start. The checks depend on the
+//! cards in the configuration: without a card of kind `"vfio"`, no IOMMU is needed.
 //!
 //! The command changes nothing.
 
@@ -43,9 +43,9 @@ pub(super) struct Doctor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum State {
-    /// It is as it should be.
+    /// The checked part is in order.
     Good,
-    /// It may hinder something that is not configured, or it limits the number of VMs or cards.
+    /// The part may affect an unused feature, or limits the number of VMs or cards.
     Note,
     /// A part that the configuration needs is missing.
     Missing,
@@ -64,7 +64,7 @@ impl State {
 /// The finding of one check.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// Name of the check: it stays the same across versions.
+    /// Name of the check, which is the same in all versions.
     check: &'static str,
     state: State,
     found: String,
@@ -85,27 +85,27 @@ impl Finding {
         Self { check, state: State::Missing, found: found.into(), what_to_do: Some(what_to_do.into()) }
     }
 
-    /// Creates a finding: missing if it is needed, else a note.
+    /// Creates a finding with the state missing if the part is needed, and note otherwise.
     fn needed(needed: bool, check: &'static str, found: impl Into<String>, what_to_do: impl Into<String>) -> Self {
         let of = if needed { Self::missing } else { Self::note };
         of(check, found.into(), what_to_do.into())
     }
 }
 
-/// All findings, as `--json` shows them.
+/// All findings, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Findings {
-    /// Nothing is missing.
+    /// True if nothing is missing.
     good: bool,
     findings: Vec<Finding>,
 }
 
-/// The host that is checked, and its configuration.
+/// The checked host and its configuration.
 struct Patient<'a> {
     host: Host,
-    /// The configuration, or why it cannot be read.
+    /// The configuration, or the reason why it cannot be read.
     config: Result<Config, ConfigError>,
-    /// Path of the configuration, as the operator knows it.
+    /// Path of the configuration, as given by the operator.
     path: &'a Path,
     client: &'a Client,
     socket: &'a Path,
@@ -124,10 +124,10 @@ impl Patient<'_> {
 }
 
 impl Doctor {
-    /// Runs the checks. Returns the output, and the exit code: 0 if nothing is missing, else 1.
+    /// Runs the checks. Returns the output and the exit code: 0 if nothing is missing, and 1 otherwise.
     pub(super) fn run(self, client: &Client, socket: &Path, form: Form) -> (String, Code) {
         let host = Host::at(&self.root);
-        // A relative path is one of this process's folder, not of the root.
+        // A relative path starts at this process's folder, not at the root.
         let config = match self.config.is_absolute() {
             true => Config::load(&host.path(&self.config)),
             false => Config::load(&self.config),

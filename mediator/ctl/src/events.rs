@@ -1,4 +1,4 @@
-//! `mediatorctl events`: the events of the daemon, once or as they happen.
+//! `mediatorctl events`: lists the daemon's events, and follows new ones.
 
 use std::fmt::Write as _;
 use std::io::Write;
@@ -13,14 +13,14 @@ use super::output::{heads, table};
 use super::values::named;
 use super::{Code, Form, forms};
 
-/// Events of one request.
+/// Maximum number of events per request.
 const PAGE: usize = 1024;
-/// Events that are shown before new ones are awaited.
+/// Number of events that are shown before the command waits for new ones.
 const BEFORE_NEW: usize = 10;
-/// Pause before the daemon is asked again after it has ended.
-// TIMEOUT: the next daemon of an upgrade serves its socket at once; a restarted one in about a second.
+/// Pause between a daemon's end and the next request.
+// TIMEOUT: the next daemon of an upgrade serves its socket immediately; a restarted daemon needs about a second.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Largest line of a stream, in bytes.
+/// Maximum length of a line of a stream, in bytes.
 const MAX_LINE: usize = 16 << 20;
 
 /// Lists kills, quarantines, moves, long waits, and changes with their author
@@ -49,13 +49,13 @@ pub(super) struct Events {
     kind: Vec<EventKind>,
 }
 
-/// Returns the parser of kinds, which a shell completes.
+/// Returns a parser of kinds that shells can complete.
 fn kinds() -> impl TypedValueParser<Value = EventKind> {
     PossibleValuesParser::new(EventKind::ALL.iter().map(|kind| kind.name())).try_map(|name| named::<EventKind>(&name))
 }
 
 impl Events {
-    /// Returns true if the command shows events until it is ended.
+    /// Returns true if the command shows new events until it is terminated.
     pub fn follows(&self) -> bool {
         self.follow
     }
@@ -78,7 +78,7 @@ impl Events {
         format!("/v1/events?limit={PAGE}{query}{after}")
     }
 
-    /// Returns all events that the daemon has after the cursor, in one page.
+    /// Returns all events in the daemon's log after the cursor, in one page.
     fn all(&self, client: &Client) -> Result<EventPage, ClientError> {
         let mut all: EventPage = client.get(&Self::path(self.after.as_deref(), ""))?;
         let mut full = all.events.len() == PAGE;
@@ -96,7 +96,7 @@ impl Events {
             all.events.drain(..all.events.len().saturating_sub(last));
         }
         if self.after.is_none() {
-            // Events from before the first request are not missed.
+            // A new follower has not missed events from before its first request.
             (all.lost, all.note) = (0, None);
         }
         Ok(all)
@@ -105,7 +105,7 @@ impl Events {
     /// Lists the events.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// See [`ClientError`] for all reasons.
     pub fn list(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         Ok(form.render(&self.all(client)?, |page| {
             if page.events.is_empty() {
@@ -117,10 +117,10 @@ impl Events {
         }))
     }
 
-    /// Shows events as they happen, until the output is closed.
+    /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// See [`ClientError`]. The end of a daemon is not an error once it has answered.
+    /// See [`ClientError`] for all reasons. The end of a daemon is not an error once it has responded.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;
@@ -143,7 +143,7 @@ impl Events {
                 Err(Stop::Closed) => return Ok(Code::Good),
                 Err(Stop::Protocol(what)) => return Err(ClientError::protocol(what)),
                 Err(Stop::Ask(error @ (AskError::Refused(_) | AskError::Forbidden { .. }))) => return Err(error.into()),
-                // The daemon ends, or is not back yet.
+                // The daemon ends, or is not available yet.
                 Ok(()) | Err(Stop::Ask(_)) => std::thread::sleep(RETRY_PAUSE),
             }
         }
@@ -156,7 +156,7 @@ enum Stop {
     Ask(AskError),
     /// The output is closed.
     Closed,
-    /// A line is not a page.
+    /// A line does not contain a page.
     Protocol(String),
 }
 
@@ -166,7 +166,7 @@ impl From<AskError> for Stop {
     }
 }
 
-/// Bytes of a stream, as lines.
+/// Splits the bytes of a stream into lines.
 #[derive(Default)]
 struct Lines(Vec<u8>);
 
@@ -192,7 +192,7 @@ struct Shown<'a> {
 }
 
 impl Shown<'_> {
-    /// Writes a page: aligned lines; unless it is empty, a line of JSON, a document of YAML, or CSV with names.
+    /// Writes a page as aligned lines, or a non-empty page as a line of JSON, a document of YAML, or CSV with names.
     fn page(&mut self, page: &EventPage) -> std::io::Result<()> {
         let text = match self.form {
             Form::Table | Form::Wide => page.events.iter().fold(noted(page), |mut text, event| {
@@ -210,7 +210,7 @@ impl Shown<'_> {
     }
 }
 
-/// Returns a line about lost events, if there are any.
+/// Returns a line about lost events, if any.
 fn noted(page: &EventPage) -> String {
     page.note.as_ref().map(|note| format!("-- {note}\n")).unwrap_or_default()
 }

@@ -4,7 +4,7 @@ use clap::{Command, CommandFactory};
 
 use super::Arguments;
 
-/// A command's path, and two uses of it without the program's name.
+/// The path of a command, and two uses of the command without the program's name.
 type Examples = (&'static str, [&'static str; 2]);
 
 const EXAMPLES: [Examples; 51] = [
@@ -73,7 +73,7 @@ const EXAMPLES: [Examples; 51] = [
     ("run", ["run --tenant train -- python3 train.py", "run --tenant train --memory 20G -- ./program --its-option"]),
 ];
 
-/// Further examples, of commands at the top.
+/// Further examples, for commands at the top level.
 const TOP: [Examples; 8] = [
     ("top", ["top", "top card0 --interval 500ms"]),
     ("events", ["events --card card0 --kind killed", "events -f"]),
@@ -85,7 +85,7 @@ const TOP: [Examples; 8] = [
     ("completion", ["completion bash", "completion fish"]),
 ];
 
-/// Returns the command line's description with the examples.
+/// Returns the description of the command line, including the examples.
 pub(super) fn command() -> Command {
     EXAMPLES.iter().chain(&TOP).fold(Arguments::command(), |command, (path, uses)| {
         let text = format!("Examples:\n  mediatorctl {}\n  mediatorctl {}", uses[0], uses[1]);
@@ -93,7 +93,7 @@ pub(super) fn command() -> Command {
     })
 }
 
-/// Returns the examples of a man page: those of its command, or the first one of each command of its group.
+/// Returns the examples of a man page: the examples of its command, or the first one of each command in its group.
 pub(super) fn of_page(page: &str) -> Vec<String> {
     let of = |(path, _): &&Examples| page == "mediatorctl" || page_of(path).starts_with(&format!("{page}-"));
     let own = EXAMPLES.iter().chain(&TOP).find(|(path, _)| page_of(path) == page);
@@ -104,7 +104,7 @@ pub(super) fn of_page(page: &str) -> Vec<String> {
     uses.into_iter().map(|uses| format!("mediatorctl {uses}")).collect()
 }
 
-/// Returns the name of the man page of a command's path.
+/// Returns the name of the man page for a command's path.
 fn page_of(path: &str) -> String {
     format!("mediatorctl-{}", path.replace(' ', "-"))
 }

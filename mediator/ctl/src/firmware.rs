@@ -1,5 +1,5 @@
-//! Firmware of cards' falcons. This needs no daemon: a card without its firmware cannot be shared, and the daemon reads
-//! the folder when it takes a card.
+//! Firmware of cards' falcons. These commands need no daemon: a card without its firmware cannot be shared, and the
+//! daemon reads the folder when it takes a card.
 
 use std::path::PathBuf;
 
@@ -58,13 +58,13 @@ pub(super) struct Place {
     state_dir: PathBuf,
 }
 
-/// The images, as `--json` shows them.
+/// The images, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Images {
     images: Vec<Row>,
 }
 
-/// One of them.
+/// One image.
 #[derive(Clone, Debug, Serialize)]
 struct Row {
     digest: String,
@@ -125,7 +125,7 @@ fn refused(error: StoreError) -> ClientError {
         StoreError::Image { error: ImageError::Form, .. } => {
             (ErrorCode::Invalid, "import a file that this command or the daemon has written")
         }
-        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get it anew"),
+        StoreError::Image { .. } => (ErrorCode::Invalid, "it is damaged: get a new copy"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove it, and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
         StoreError::Full => (ErrorCode::Conflict, "see `mediatorctl card firmware list`"),

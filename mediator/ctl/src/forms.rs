@@ -1,4 +1,4 @@
-//! Forms of output: tables for people, and the API's answers as JSON, YAML and CSV.
+//! Forms of output: tables for people, and the API's responses as JSON, YAML and CSV.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -24,8 +24,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns an answer for output: it contains words that programs, guests and others have chosen, which must not act
-    /// as commands to a terminal.
+    /// Escapes a response for output. It may contain words that programs, guests and others have chosen, which must not
+    /// act as commands to a terminal.
     pub fn shown(self, text: &str) -> Cow<'_, str> {
         match self {
             Self::Json => terminal::json(text),
@@ -33,17 +33,17 @@ impl Form {
         }
     }
 
-    /// Returns true for a table.
+    /// Returns true if this form is a table.
     pub fn is_table(self) -> bool {
         matches!(self, Self::Table | Self::Wide)
     }
 
-    /// Returns an answer in this form.
+    /// Renders a response in this form.
     pub fn render<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T) -> String) -> String {
         self.render_wide(answer, |answer, _| table(answer))
     }
 
-    /// Same as [`Self::render`], for an answer whose table has further columns if the flag is set.
+    /// Same as [`Self::render`], for a response whose table has further columns if the flag is set.
     pub(super) fn render_wide<T: serde::Serialize>(self, answer: &T, table: impl FnOnce(&T, bool) -> String) -> String {
         match self {
             Self::Table => table(answer, false),
@@ -64,7 +64,7 @@ pub(super) fn yaml(value: &impl serde::Serialize) -> String {
     if text.ends_with('\n') { text } else { text + "\n" }
 }
 
-/// Returns the rows of an answer: the objects of its only list, or the answer itself.
+/// Returns the rows of a response: the objects of its only list, or the response itself.
 fn rows(answer: Value) -> Vec<Value> {
     match answer {
         Value::Object(mut keys) if keys.len() == 1 && keys.values().all(Value::is_array) => {
@@ -76,7 +76,7 @@ fn rows(answer: Value) -> Vec<Value> {
     }
 }
 
-/// Adds the cells of a row: objects become columns `name.key`, lists stay JSON.
+/// Adds the cells of a row. Objects become columns `name.key`, and lists stay JSON.
 fn cells(name: &str, value: Value, to: &mut Vec<(String, String)>) {
     match value {
         Value::Object(keys) => {
@@ -103,7 +103,7 @@ pub(super) fn csv(answer: &impl serde::Serialize) -> String {
                 row_cells
             })
             .collect();
-        // Optional keys of later rows are columns, too; those of the first row come first.
+        // Optional keys of later rows also become columns, after the keys of the first row.
         let (mut names, mut known) = (Vec::new(), BTreeSet::new());
         for (name, _) in rows.iter().flatten() {
             if known.insert(name.as_str()) {

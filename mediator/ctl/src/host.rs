@@ -1,4 +1,4 @@
-//! The host's own cards, and the driver of each. This needs no daemon.
+//! The host's own cards and their drivers. These commands need no daemon.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -56,23 +56,23 @@ impl Place {
     }
 }
 
-/// The host's cards, as `--json` shows them.
+/// The host's cards, in the format of `--json`.
 #[derive(Clone, Debug, Serialize)]
 struct Cards {
     cards: Vec<ManagedCard>,
 }
 
-/// One of them.
+/// One card.
 #[derive(Clone, Debug, Serialize)]
 struct ManagedCard {
     #[serde(flatten)]
     function: Function,
-    /// The daemon can use it.
+    /// True if the daemon can use the card.
     usable: bool,
     obstacles: Vec<Hint>,
 }
 
-/// An obstacle.
+/// Reason why the daemon cannot use a card.
 #[derive(Clone, Debug, Serialize)]
 struct Hint {
     what: String,

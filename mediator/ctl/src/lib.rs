@@ -1,17 +1,18 @@
 //! `mediatorctl`: a thin client of the admin API.
 //!
 //! Parts: the command line (this file), `tenant` (tenants of CUDA cards), `cdi` (for containers), `profile` (templates
-//! of tenants and virtual machines), `host` (the host's own cards), `moving` (virtual machines from card to card),
-//! `sched` (commands on how cards' time is shared), [`report`] (a picture of that), [`replay`] (decides a record of it
-//! again), `top` (the same live), `desired` (a desired state in a file), `doctor` (checks of a host), `events` (the
-//! daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and completion),
-//! `sections` (their exit statuses and files), `progress` (of commands that take long), `colours` (on terminals),
-//! [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
+//! of tenants and virtual machines), `host` (the host's own cards), `moving` (moves of virtual machines between cards),
+//! `sched` (commands for the division of cards' time), [`report`] (a picture of this division), [`replay`] (repeats the
+//! decisions of a record), `top` (a live view), `desired` (a desired state in a file), `doctor` (checks of a host),
+//! `events` (the daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and
+//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), `colours` (on
+//! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
-//! Exit codes are part of the interface, see [`Code`]; so are `--output json` and `yaml`, which print the API's answers
-//! unchanged.
+//! Exit codes are part of the interface, see [`Code`]. So are `--output json` and `yaml`, which print the API's
+//! responses unchanged.
 //!
-//! The crate does not change a card, except for the host driver that it is bound to; the daemon does all else.
+//! The crate does not change a card, except for the host driver that the card is bound to. All other changes are
+//! requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -64,25 +65,25 @@ use colours::{Colours, Painted};
 use forms::{Form, json};
 use watch::Watch;
 
-/// Code that the process ends with.
+/// Exit code of the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Code {
-    /// Done.
+    /// The command succeeded.
     Good = 0,
-    /// The daemon could not do it.
+    /// The daemon could not execute the command.
     Failed = 1,
-    /// The command or one of its values is wrong.
+    /// The command or one of its values is invalid.
     Usage = 2,
-    /// No virtual machine or card has the name.
+    /// No virtual machine or card has this name.
     NotFound = 3,
-    /// Something prevents the change, or the card has not enough left.
+    /// Something prevents the change, or the card has too few resources left.
     Conflict = 4,
-    /// The daemon does not answer.
+    /// The daemon does not respond.
     Unreachable = 5,
 }
 
-/// Heading of options that each command takes.
+/// Heading of the options of all commands.
 const GLOBAL: &str = "Global options";
 
 /// Shows and changes the virtual machines and cards of mediatord
@@ -166,7 +167,7 @@ enum Command {
 }
 
 impl Command {
-    /// Returns the interval at which to repeat the command, if asked for.
+    /// Returns the interval at which to repeat the command, if requested.
     fn watch(&self) -> Option<std::time::Duration> {
         match self {
             Self::Vm(VmCommand::List { watch } | VmCommand::Show { watch, .. })
@@ -308,7 +309,7 @@ struct Add {
 }
 
 impl Add {
-    /// Returns the body of the request: options that are not given are omitted, so that a profile can set them.
+    /// Returns the body of the request. Omits options that are not given, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let time = self.time.patch();
         let mut table = table(&VmSpec::from(self)).map_err(ClientError::protocol)?;
@@ -404,7 +405,7 @@ pub fn main() -> ExitCode {
     ExitCode::from(run_in_colours(std::env::args_os(), &mut out, &mut err, Colours::of_terminals()) as u8)
 }
 
-/// Runs one command as the process `arguments` (the first is the program's name) describes it, without colours.
+/// Runs one command without colours. `arguments` are the arguments of the process; the first is the program's name.
 pub fn run<I, T>(arguments: I, out: &mut dyn Write, err: &mut dyn Write) -> Code
 where
     I: IntoIterator<Item = T>,
@@ -425,7 +426,7 @@ where
         Err(error) => return usage::show(&error, &words, out, err, colours),
     };
     let form = if arguments.json { Form::Json } else { arguments.output };
-    // Other forms are for programs.
+    // Other forms are for programs, and therefore have no colours.
     let out: &mut dyn Write = &mut Painted::new(out, colours.out && form.is_table());
     let err: &mut dyn Write = &mut Painted::new(err, colours.err && form.is_table());
     let done = match (arguments.command.watch(), &arguments.command) {
@@ -554,8 +555,8 @@ impl ClientError {
             Self::Ask(AskError::Refused(error)) => return error.clone(),
             Self::Ask(AskError::Unreachable { .. }) => "start mediatord, or name its admin socket with --socket PATH",
             Self::Ask(AskError::Forbidden { .. }) => {
-                "ask for the group of the socket: `admin_group` with `admin_mode`, or to look only `read_group`, in the \
-                 daemon's configuration"
+                "join the group of the socket: `admin_group` with `admin_mode`, or `read_group` for read-only access, \
+                 in the daemon's configuration"
             }
             Self::Ask(AskError::Protocol(_)) => {
                 "check that --socket names mediatord's admin socket, of the same version"
@@ -565,7 +566,7 @@ impl ClientError {
             Self::Record { .. } => "name a file that `mediatorctl sched record` has written",
             Self::Differs { .. } => "replay it with the version that recorded it, to see what has changed",
             Self::File { .. } => "name another file or folder",
-            Self::Unreadable { .. } => "name a file that `mediatorctl vm save` has written, and that may be read",
+            Self::Unreadable { .. } => "name a readable file that `mediatorctl vm save` has written",
             Self::Exists { .. } => "nothing was saved",
             Self::Desired { .. } => "name a file as `mediatorctl export` prints it",
             Self::NotServed { .. } => {

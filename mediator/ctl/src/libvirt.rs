@@ -1,13 +1,14 @@
-//! The hook of libvirt: creates the vGPU of a domain before it starts, and removes it when it has ended for any reason.
+//! The hook of libvirt: creates the vGPU of a domain before the domain starts, and removes it after the domain's end.
 //!
-//! libvirt runs it as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before QEMU
-//! starts, and `HOOK DOMAIN release end -` after QEMU has ended, also after a kill, and also when libvirt notices that
-//! only at its next start. A hook that fails before the start prevents the start, and libvirt shows its message.
+//! libvirt runs the hook as root with the domain's description on standard input: `HOOK DOMAIN prepare begin -` before
+//! QEMU starts, and `HOOK DOMAIN release end -` after QEMU has ended. libvirt also calls `release` after a kill, and at
+//! its next start if it was not running at that time. If the hook fails before the start, libvirt cancels the start and
+//! shows the hook's message.
 //!
-//! The hook notes each VM that it creates next to libvirt's own state, with the boot of the host, so that VMs left over
-//! after a power loss are removed when the next domain starts. Each of its VMs has a label with a unique number, which
-//! the note has too: another VM of the same name, or one that a VMM uses, is never removed. libvirt calls `release`
-//! after a refused `prepare` as well.
+//! The hook writes a note for each VM that it creates, next to libvirt's own state, with the boot of the host. VMs that
+//! remain after a power loss are therefore removed when the next domain starts. Each of its VMs has a label with a
+//! unique number that is also in the note. The hook never removes another VM of the same name, or a VM that a VMM uses.
+//! libvirt also calls `release` after a failed `prepare`.
 //!
 //! Sources: `hooks.html` of libvirt.
 
@@ -29,9 +30,9 @@ use config::check::name_is_good;
 
 use super::client::{self, Client, ClientError};
 
-/// Largest description of a domain, in bytes.
+/// Maximum size of a domain's description, in bytes.
 const MAX_DOMAIN: u64 = 4 << 20;
-/// Users that libvirt runs QEMU as: Debian's, and others'.
+/// Users that run libvirt's QEMU processes: Debian's user, and the user of other distributions.
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 /// A source of unique numbers.
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
@@ -39,15 +40,14 @@ const RANDOM: &str = "/proc/sys/kernel/random/uuid";
 const PREPARED: &str = "libvirt_prepared";
 /// Label of a VM with the domain that it was created for.
 const DOMAIN: &str = "libvirt_domain";
-/// Longest value of the latter.
+/// Maximum length of the value of this label.
 const MAX_LABEL: usize = 100;
-/// Largest note, in bytes.
+/// Maximum size of a note, in bytes.
 const MAX_NOTE: u64 = 64 << 10;
-/// Time for the daemon to notice that a VMM has ended.
-// TIMEOUT: QEMU's process has ended when libvirt calls `release`, and its connection with it; only a busy daemon takes
-// longer.
+/// Time limit for the daemon to notice that a VMM has ended.
+// TIMEOUT: when libvirt calls `release`, QEMU's process and its connection have ended. Only a busy daemon needs longer.
 const VMM_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Interval at which this is checked.
+/// Interval at which the hook checks this.
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, Args)]
@@ -74,26 +74,26 @@ pub(super) struct Hook {
     config: PathBuf,
 }
 
-/// The note of a preparation of a domain's vGPU.
+/// The note about the preparation of a domain's vGPU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Note {
-    /// The virtual machine that it created.
+    /// The virtual machine that the preparation created.
     vm: String,
-    /// The boot of the host.
+    /// ID of the host's boot.
     boot: String,
     /// The domain's UUID, if its description has one.
     #[serde(default)]
     uuid: Option<String>,
-    /// Number of the preparation, which the VM has as a label.
+    /// Number of the preparation, which is also a label of the VM.
     prepared: String,
 }
 
 /// Result of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Removed {
-    /// The VM of the note is gone.
+    /// The VM of the note no longer exists.
     Gone,
-    /// A VMM uses it.
+    /// A VMM uses the VM.
     InUse,
 }
 
@@ -112,10 +112,10 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
     AskError::Refused(api::Error { code: ErrorCode::Invalid, error, what_to_do: what_to_do.to_owned() }).into()
 }
 
-/// Returns the domain whose vGPU the hook creates from a profile.
+/// Returns a domain whose vGPU the hook creates from a profile.
 ///
 /// # Errors
-/// When the daemon has no such profile, or the name is not valid for a virtual machine.
+/// If the daemon has no such profile, or the name is not valid for a virtual machine.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,
@@ -125,7 +125,7 @@ pub(super) fn domain(
 ) -> Result<api::LaunchArgs, ClientError> {
     name_is_good(name).map_err(|what| wrong(what, "choose another name"))?;
     client.get::<api::Profile>(&format!("/v1/profiles/{}", client::segment(profile)))?;
-    // The daemon's sockets are in one folder unless its configuration differs.
+    // The daemon's sockets are in one folder, unless its configuration says otherwise.
     let socket = admin.parent().unwrap_or(Path::new("/")).join(format!("{name}.sock"));
     Ok(launch::args(
         SocketVmm::Libvirt,
@@ -135,7 +135,7 @@ pub(super) fn domain(
 }
 
 impl Hook {
-    /// Handles an event; most events of a domain need no action.
+    /// Handles an event. Most events of a domain need no action.
     pub(super) fn run(self, client: &Client, mut domain: impl Read) -> Result<String, ClientError> {
         let makes = self.operation == "prepare" && self.when == "begin";
         let removes = self.operation == "release" && self.when == "end";
@@ -158,17 +158,17 @@ impl Hook {
         }
     }
 
-    /// Removes only the VM that this domain's preparation has created. The description may have been changed since.
+    /// Removes only the VM that this domain's preparation has created. The description may have changed since then.
     fn release(&self, client: &Client, uuid: Option<String>) -> Result<(), ClientError> {
         let path = self.note(&self.domain);
         let Some(note) = read_note(&path) else { return Ok(()) };
-        // Another domain of this name that libvirt has lost may still run.
+        // A domain of this name that libvirt has lost may still be running.
         if note.uuid.is_some() && uuid.is_some() && note.uuid != uuid {
             return Ok(());
         }
         match remove(client, &note, VMM_EXIT_TIMEOUT)? {
             Removed::Gone => {
-                // Without the note, nothing is removed twice.
+                // Removing the note prevents a second removal of the VM.
                 let _ = fs::remove_file(path);
                 Ok(())
             }
@@ -182,7 +182,7 @@ impl Hook {
         }
     }
 
-    /// Returns the file that notes the virtual machine of a domain.
+    /// Returns the file with the note about a domain's virtual machine.
     fn note(&self, domain: &str) -> PathBuf {
         self.notes.join(client::segment(domain))
     }
@@ -190,7 +190,7 @@ impl Hook {
     fn make(&self, client: &Client, wanted: &Wanted, uuid: Option<String>) -> Result<(), ClientError> {
         let Wanted { vm, keys, user, passed } = wanted;
         let note = self.note(&self.domain);
-        // It is left over from an interrupted start. A VM that a VMM uses belongs to another domain.
+        // The VM remains from an interrupted start. A VM that a VMM uses belongs to another domain.
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
@@ -201,7 +201,7 @@ impl Hook {
             }
             Ok(there) if read_note(&note).is_some_and(|note| note.is_of(&there)) => client.delete(&path)?,
             Ok(_) => {
-                let what = format!("there is a VM `{vm}` that this hook has not made");
+                let what = format!("this hook has not created the existing VM `{vm}`");
                 return Err(wrong(what, "leave the element `vgpu` out to use it, or name another in it"));
             }
             Err(ClientError::Ask(AskError::Refused(error))) if error.code == ErrorCode::NotFound => {}
@@ -222,7 +222,7 @@ impl Hook {
             let socket = made.socket.unwrap_or_default();
             let shown = socket.display().to_string();
             if !passed.iter().any(|word| word.contains(&format!("\"{shown}\""))) {
-                let what = format!("no device of it names the socket {shown} of its vGPU");
+                let what = format!("none of its devices names the socket {shown} of its vGPU");
                 return Err(wrong(
                     what,
                     &format!("take the element `qemu:commandline` of `mediatorctl vm launch-args {vm} --vmm libvirt`"),
@@ -231,7 +231,7 @@ impl Hook {
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
         });
         if made.is_err() {
-            // The domain does not start. libvirt may not call `release`.
+            // The domain does not start, and libvirt may not call `release`.
             if matches!(remove(client, &new, Duration::ZERO), Ok(Removed::Gone)) {
                 let _ = fs::remove_file(&note);
             }
@@ -239,7 +239,7 @@ impl Hook {
         made
     }
 
-    /// Gives the socket to the user of QEMU; only that user may then connect.
+    /// Makes QEMU's user the owner of the socket, so that only this user can connect.
     fn hand_over(&self, socket: &Path, user: Option<&str>) -> std::io::Result<()> {
         let passwd = fs::read_to_string(&self.passwd)?;
         let number = |name: &str| {
@@ -248,13 +248,13 @@ impl Hook {
         };
         let uid = match user {
             Some(user) => number(user).ok_or_else(|| std::io::Error::other(format!("there is no user `{user}`")))?,
-            // Without such a user QEMU runs as root.
+            // Without such a user, QEMU runs as root.
             None => USERS.into_iter().find_map(number).unwrap_or(0),
         };
         sockets::give(&self.socket_dir()?, socket, uid)
     }
 
-    /// Returns the folder of the daemon's sockets in its configuration.
+    /// Returns the folder of the daemon's sockets, as configured.
     fn socket_dir(&self) -> std::io::Result<PathBuf> {
         let text = match fs::read_to_string(&self.config) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
@@ -272,7 +272,7 @@ impl Hook {
 
     /// Removes VMs that were created in an earlier boot of the host. In the current boot, libvirt reports the end of
     /// each domain, even if libvirt was down at that time. If the daemon cannot remove a VM now, the next start of a
-    /// domain tries again.
+    /// domain retries.
     fn remove_left(&self, client: &Client) {
         let notes = fs::read_dir(&self.notes).into_iter().flatten().flatten();
         for note in notes.map(|note| note.path()).filter(|note| *note != self.note(&self.domain)) {
@@ -285,7 +285,7 @@ impl Hook {
 }
 
 impl Note {
-    /// Returns true if a virtual machine is the one that this preparation created, and not another one with its name.
+    /// Returns true if this preparation created the virtual machine, so that it is not another one with the same name.
     fn is_of(&self, vm: &api::Vm) -> bool {
         let labelled = vm.labels.iter().find(|(key, _)| *key == PREPARED).map(|(_, number)| number);
         self.vm == vm.name && labelled == Some(self.prepared.as_str())
@@ -320,7 +320,7 @@ fn read_note(path: &Path) -> Option<Note> {
     serde_json::from_str(&text).ok()
 }
 
-/// Returns the UUID in a domain's description: its element comes before all text of users.
+/// Returns the UUID in a domain's description. Its element precedes all text that users have written.
 fn uuid(text: &str) -> Option<String> {
     let before = text.split("<metadata").next().unwrap_or_default();
     let (_, behind) = before.split_once("<uuid>")?;
@@ -328,7 +328,7 @@ fn uuid(text: &str) -> Option<String> {
     Some(uuid.trim().chars().take(64).collect())
 }
 
-/// Reads the vGPU that a domain's description asks for, if any.
+/// Reads the vGPU that a domain's description requests, if any.
 fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     let mut reader = Reader::from_str(text);
     let (mut found, mut passed) = (None, Vec::new());
@@ -355,8 +355,8 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Returns true if an element is in our name space: it or an enclosing element declares it, which is enough for a
-/// unique word.
+/// Returns true if an element is in our name space: the element or an enclosing one declares the name space. This test
+/// suffices for a unique word.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))
@@ -401,7 +401,7 @@ fn asked(element: &BytesStart<'_>, domain: &str) -> Result<Wanted, String> {
     }
     name_is_good(&wanted.vm).map_err(|what| format!("{what}; name the VM with `vm` in the element `vgpu`"))?;
     wanted.keys.insert("name".to_owned(), wanted.vm.clone().into());
-    // Only the daemon may connect, until QEMU's user has the socket.
+    // Only the daemon may connect until QEMU's user owns the socket.
     wanted.keys.insert("mode".to_owned(), "0600".into());
     for (key, table) in [("memory", memory), ("time", time)] {
         if !table.is_empty() {

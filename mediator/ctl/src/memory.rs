@@ -91,7 +91,7 @@ pub(super) struct SetCard {
     settings: Settings,
 }
 
-/// Settings of a card; those that are not given stay.
+/// Memory settings of a card. Settings that are not given stay unchanged.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
@@ -145,7 +145,7 @@ struct RamSettings {
     ram_touch_mib: Option<Mib>,
 }
 
-/// Returns the `ram` table of a patch: quota, guarantee, and the bound of first touches; `None` if none of them is
+/// Returns the `ram` table of a patch: quota, guarantee, and the limit of first touches; `None` if none of them is
 /// given.
 fn ram_patch(sizes: [Option<Mib>; 3]) -> Option<Value> {
     let keys = ["quota_mib", "guarantee_mib", "touch_mib"].into_iter().zip(sizes);
@@ -180,7 +180,7 @@ impl Settings {
     }
 }
 
-/// A size, or none.
+/// A size, or `default`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mib(Option<u64>);
 
@@ -203,7 +203,7 @@ pub(super) struct SetSize {
     size: Mib,
 }
 
-/// A range of a guest's VRAM: `START+LENGTH`, each in bytes or with K, M, G.
+/// A range of a guest's VRAM: `START+LENGTH`, each in bytes or with the unit K, M or G.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RangeOf(api::Range);
 
@@ -218,7 +218,7 @@ impl std::str::FromStr for RangeOf {
     }
 }
 
-/// Parses bytes: a number, hexadecimal or with a unit.
+/// Parses a number of bytes: decimal, hexadecimal or with a unit.
 fn size(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x") {
         return u64::from_str_radix(digits, 16).ok();

@@ -1,4 +1,4 @@
-//! Virtual machines that move between cards, and cards that are drained.
+//! Moves of virtual machines between cards, and draining of cards.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use super::progress::Progress;
 use super::{Code, Form, output};
 use api::{DrainReport, MoveTo, Moved};
 
-/// Time that moves may take.
-// TIMEOUT: a card of 64 virtual machines, each with some GiB that are copied through the host, in minutes.
+/// Time limit for moves.
+// TIMEOUT: a card with 64 virtual machines, each with some GiB that are copied through the host, takes minutes.
 const MOVE_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Moves a virtual machine; returns the output.
@@ -20,7 +20,7 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     Ok(form.render(&done, moved))
 }
 
-/// Drains a card. Returns the output, and the exit code for whether VMs or tenants remain.
+/// Drains a card. Returns the output, and an exit code that depends on whether VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving the VMs of card {name}"));
@@ -55,7 +55,7 @@ fn report(report: &DrainReport) -> String {
         let _ = write!(text, "\n{}", output::table(rows, &[2, 3, 4]));
     }
     if left.is_empty() {
-        text.push_str("\nnobody is left on it\n");
+        text.push_str("\nno VM or tenant is left on it\n");
     } else {
         let mut rows = vec![output::heads(&["LEFT", "WHY"])];
         rows.extend(left.iter().map(|one| vec![one.vm.clone(), one.why.clone()]));
@@ -92,6 +92,6 @@ mod tests {
              LEFT   WHY\nwired  it has its card by passthrough\n"
         );
         (all.moved, all.left) = (Vec::new(), Vec::new());
-        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nnobody is left on it\n");
+        assert_eq!(report(&all), "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n");
     }
 }

@@ -1,4 +1,4 @@
-//! Answers as tables for people.
+//! Responses as tables for people.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ pub(super) const NOTHING: &str = "-";
 pub(super) fn table(rows: Vec<Vec<String>>, numbers: &[usize]) -> String {
     let mut builder = Builder::default();
     for row in rows {
-        // A name that contains a line break would look like a separate row.
+        // A name with a line break would look like a separate row.
         builder.push_record(row.iter().map(|cell| terminal::word(cell).into_owned()));
     }
     let mut table = builder.build();
@@ -42,7 +42,7 @@ pub(super) fn heads(names: &[&str]) -> Vec<String> {
     names.iter().map(|&name| name.to_owned()).collect()
 }
 
-/// Returns the state, with the facts that an operator must see at once.
+/// Returns the state, including facts that an operator must see immediately.
 fn state(vm: &Vm) -> String {
     let mut text = vm.state.name().to_owned();
     if vm.memory_not_shared {
@@ -54,7 +54,7 @@ fn state(vm: &Vm) -> String {
     text
 }
 
-/// Returns the RAM that the virtual machine lends, and the part that the daemon was the first to touch.
+/// Returns the RAM that the virtual machine lends, and the part that the daemon touched first.
 fn ram(vm: &Vm) -> String {
     let mib = |bytes: u64| bytes >> 20;
     let api::Ram { lent_bytes, quota_bytes, guarantee_bytes, touched_bytes, touch_limit_bytes, touches_refused } =
@@ -129,7 +129,7 @@ pub(super) fn vm_added(vm: &Vm) -> String {
     )
 }
 
-/// Renders all about one virtual machine.
+/// Renders all data of one virtual machine.
 #[must_use]
 pub fn vm(vm: &Vm) -> String {
     let interrupts = interrupts(vm);
@@ -205,11 +205,11 @@ fn counts(title: &str, counts: &BTreeMap<String, u64>) -> String {
     format!("\n{}", table(rows, &[1]))
 }
 
-/// Renders the arguments first, so that the line can be copied, and notes as shell comments below.
+/// Renders the arguments first, so that users can copy the line, and notes as shell comments below it.
 #[must_use]
 pub fn launch_args(args: &LaunchArgs) -> String {
     let mut text = format!("{}\n", args.command);
-    // A domain is for `virsh define`.
+    // A domain is input for `virsh define`.
     let (begin, end) = if args.vmm == Vmm::Libvirt.to_string() { ("<!-- ", " -->") } else { ("# ", "") };
     for note in &args.notes {
         let _ = writeln!(text, "{begin}{note}{end}");
@@ -251,7 +251,7 @@ pub fn cards(cards: &[Card], wide: bool) -> String {
     table(rows, if wide { &[3, 4, 5, 6, 12] } else { &[3, 4, 5, 6] })
 }
 
-/// Renders all about one card.
+/// Renders all data of one card.
 #[must_use]
 pub fn card(card: &Card) -> String {
     let mib = |mib: u64| format!("{mib} MiB");
@@ -277,7 +277,7 @@ pub fn card(card: &Card) -> String {
         row(&[&"  free", &mib(card.vram_free_mib)]),
     ]);
     if cuda {
-        // Its apertures and channels are the driver's.
+        // The driver manages the apertures and channels of this card.
         rows.extend([
             row(&[&"tenants", &users(card)]),
             row(&[&"strangers", &strangers(card)]),
@@ -295,7 +295,7 @@ pub fn card(card: &Card) -> String {
     table(rows, &[])
 }
 
-/// Renders processes that use a CUDA card without its owner.
+/// Renders processes that use a CUDA card without going through its owner.
 fn strangers(card: &Card) -> String {
     let shown: Vec<_> = card.strangers.iter().map(|one| format!("{} ({})", one.program, one.pid)).collect();
     if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }

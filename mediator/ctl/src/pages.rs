@@ -1,4 +1,4 @@
-//! Pages that come with the programs: man pages, and completion for shells.
+//! Pages that are installed with the programs: man pages, and completion for shells.
 
 use std::fs;
 use std::io;
@@ -13,7 +13,7 @@ use super::{examples, sections};
 /// The page that describes the configuration file.
 const CONFIGURATION: &str = include_str!("../../../docs/reference/configuration.md");
 
-/// The changelog, which has the date of each version.
+/// The changelog, which contains the date of each version.
 const CHANGELOG: &str = include_str!("../../../CHANGELOG.md");
 
 /// A shell that completes commands.
@@ -28,7 +28,7 @@ pub(super) enum Shell {
 }
 
 impl Shell {
-    /// Returns the script.
+    /// Returns the completion script.
     pub fn completion(self) -> String {
         let shell = match self {
             Self::Bash => clap_complete::Shell::Bash,
@@ -41,10 +41,9 @@ impl Shell {
     }
 }
 
-/// Writes all man pages into a folder: mediatorctl(1) and one for each of its commands, mediatord(8),
-/// gpu-mediator.toml(5).
+/// Writes all man pages into a folder: mediatorctl(1), one for each command, mediatord(8) and gpu-mediator.toml(5).
 pub(super) fn write(folder: &Path) -> io::Result<()> {
-    // The global options are described once, with mediatorctl itself.
+    // The global options are described once, in the page of mediatorctl itself.
     let mut command = examples::command().disable_help_subcommand(true).mut_args(|arg| match arg.is_global_set() {
         true => arg.display_order(900),
         false => arg,
@@ -67,7 +66,7 @@ fn write_with_subcommands(command: &Command, folder: &Path) -> io::Result<()> {
 
 /// Returns the page of a command.
 fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
-    // Examples and exit statuses, with which `--help` ends, have sections of their own.
+    // Examples and exit statuses, which end the output of `--help`, have their own sections here.
     let command = command.after_help(None).after_long_help(None);
     let man = Man::new(command).section(section).date(date()).source(SOURCE).manual("gpu-mediator");
     let mut page = Vec::new();
@@ -75,7 +74,7 @@ fn page(command: Command, name: &str, section: &str) -> io::Result<String> {
     Ok(without_double_breaks(&String::from_utf8_lossy(&page)) + &sections::of_page(name))
 }
 
-/// Returns a page without breaks of lines next to an empty line, which have no effect.
+/// Returns a page without line breaks next to an empty line, where they have no effect.
 fn without_double_breaks(page: &str) -> String {
     let lines: Vec<&str> = page.lines().collect();
     let is_empty_line = |at: Option<usize>| at.and_then(|at| lines.get(at)).is_some_and(|line| line.is_empty());
@@ -84,10 +83,10 @@ fn without_double_breaks(page: &str) -> String {
     (0..lines.len()).filter(|&at| !is_double(at)).map(|at| format!("{}\n", lines[at])).collect()
 }
 
-/// Name and version, as pages show them.
+/// Name and version in the footers of pages.
 const SOURCE: &str = concat!("gpu-mediator ", env!("CARGO_PKG_VERSION"));
 
-/// Returns the date of this version in the changelog, so that the same sources give the same pages.
+/// Returns the date of this version in the changelog, so that the same sources produce the same pages.
 fn date() -> &'static str {
     let heading = concat!("\n## ", env!("CARGO_PKG_VERSION"), " - ");
     CHANGELOG.split_once(heading).and_then(|(_, rest)| rest.lines().next()).unwrap_or_default()
@@ -103,7 +102,7 @@ fn configuration() -> String {
     let paragraphs = with_whole_paragraphs(CONFIGURATION);
     let (mut code, mut lines) = (false, paragraphs.lines().skip(1).peekable());
     let mut heads: Vec<String> = Vec::new();
-    // A paragraph begins with its first line of text; a heading begins one by itself.
+    // A paragraph begins with its first line of text. A heading begins a paragraph itself.
     let mut begins = false;
     while let Some(line) = lines.next() {
         if line.starts_with("```") {
@@ -151,7 +150,7 @@ fn configuration() -> String {
     roff.to_roff() + &sections::of_page("gpu-mediator.toml")
 }
 
-/// Returns a page whose paragraphs have one line each, so that no link is in two lines.
+/// Returns a page with one line per paragraph, so that links do not span lines.
 fn with_whole_paragraphs(page: &str) -> String {
     let mut text = String::new();
     let mut code = false;
@@ -169,7 +168,7 @@ fn with_whole_paragraphs(page: &str) -> String {
     text.trim_start().to_owned() + "\n"
 }
 
-/// Returns true if the text so far ends with a heading, which begins a paragraph by itself.
+/// Returns true if the text so far ends with a heading, which begins a paragraph itself.
 fn is_after_heading(roff: &Roff) -> bool {
     roff.to_roff().lines().last().is_some_and(|line| line.starts_with(".SH") || line.starts_with(".SS"))
 }
@@ -181,7 +180,7 @@ fn cells(row: &str) -> Vec<String> {
     row.split('|').map(|cell| cell.trim().replace(bar, "|")).collect()
 }
 
-/// Returns a line with words in backquotes in bold.
+/// Returns a line in which words between backquotes are bold.
 fn inlines(line: &str) -> Vec<Inline> {
     let parts = without_links(line);
     let styled = |(index, part): (usize, &str)| if index % 2 == 1 { bold(part) } else { roman(part) };
@@ -192,7 +191,7 @@ fn plain(text: &str) -> String {
     without_links(text).replace('`', "")
 }
 
-/// Returns the text with links replaced by their words.
+/// Returns the text in which links are replaced by their words.
 fn without_links(text: &str) -> String {
     let mut shown = String::new();
     let mut rest = text;
@@ -290,11 +289,11 @@ mod tests {
                 assert!(uses.clone().all(|line| line.starts_with(&first)), "{name}, {first}: {examples}");
             }
         }
-        // Each command, each group, mediatorctl itself, the daemon and the configuration.
+        // These are each command, each group, mediatorctl itself, the daemon and the configuration.
         assert!(count > 60, "{count} pages");
     }
 
-    /// Fails on warnings of Debian's mandoc, if it is installed; the packages' test always runs it.
+    /// Fails on warnings of Debian's mandoc, if it is installed. The packages' test always runs mandoc.
     #[test]
     fn mandoc_has_no_warnings_for_any_page() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! `mediatorctl sched record --format perfetto`: a record of a card's scheduler as a trace for Perfetto.
 //!
-//! The format is the JSON of chrome://tracing, which Perfetto reads, too. Each tenant is a process. A VM's submission
+//! The format is the JSON of chrome://tracing, which Perfetto also reads. Each tenant is a process. A VM's submission
 //! is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and
-//! overruns. Moves of memory are rows of their own, kills and quarantines are marks. The card is a process as well: its
-//! row has the gaps in which no work ran. Times are in microseconds since the record began.
+//! overruns. Moves of memory have their own rows, and kills and quarantines are marks. The card is also a process: its
+//! row contains the gaps in which no work ran. Times are in microseconds since the start of the record.
 //!
 //! Source: "Trace Event Format", Google, sections on complete, async and instant events and on metadata.
 
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 const CARD: u64 = 1;
 /// Process of the first tenant.
 const FIRST_TENANT: u64 = 2;
-/// Row of the turns of a tenant, of its marks, and of the gaps of the card.
+/// Row of a tenant's turns and marks, and of the card's gaps.
 const TURNS: u64 = 1;
 
-/// A submission whose end the record has not reached.
+/// A submission that has not ended in the record so far.
 struct Open {
     vm: TenantId,
     channel: Channel,
@@ -44,7 +44,7 @@ struct Timeline<'a> {
     seen: BTreeSet<TenantId>,
     /// Phases of tenants of a CUDA card, in order.
     phases: BTreeMap<TenantId, Vec<Phase>>,
-    /// Times in which work ran on the card.
+    /// Intervals in which work ran on the card.
     busy: Vec<(Nanos, Nanos)>,
 }
 
@@ -61,7 +61,7 @@ pub(super) fn convert(trace: &Trace, card: &str) -> Value {
     for entry in &trace.entries {
         timeline.add(entry);
     }
-    // Submissions without an end last until the end of the record.
+    // Submissions without an end are extended to the end of the record.
     let left: Vec<Ticket> = timeline.open.keys().copied().collect();
     for ticket in left {
         timeline.close(ticket, trace.end());
@@ -72,7 +72,7 @@ pub(super) fn convert(trace: &Trace, card: &str) -> Value {
     }
     timeline.gaps();
     let mut events = timeline.names(card);
-    // A stable order by time, as readers without a sort of their own expect.
+    // A stable order by time, because some readers do not sort.
     timeline.events.sort_by(|one, other| time(one).total_cmp(&time(other)));
     events.append(&mut timeline.events);
     json!({ "displayTimeUnit": "ms", "otherData": { "card": card }, "traceEvents": events })
@@ -120,7 +120,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Returns the name of a phase: in turns with the whole card, other words fit.
+    /// Returns the displayed name of a phase. A turn with the whole card has different names.
     fn name(&self, phase: &'static str) -> &'static str {
         match phase {
             "queued" if self.trace.turns => "waits",
@@ -130,7 +130,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Begins a phase of a submission. Submissions from before the record are unknown and omitted.
+    /// Begins a phase of a submission. Submissions that started before the record are unknown and omitted.
     fn enter(&mut self, ticket: Ticket, phase: &'static str, at: Nanos) {
         self.show(ticket, at);
         if let Some(open) = self.open.get_mut(&ticket) {
@@ -147,7 +147,7 @@ impl Timeline<'_> {
     /// Adds the current phase of a submission, which ends at `at`.
     fn show(&mut self, ticket: Ticket, at: Nanos) {
         let Some(&Open { vm, engine, phase, since, .. }) = self.open.get(&ticket) else { return };
-        // The card's time of an end may precede the mediator's time of the start by its exactness.
+        // The card's time of an end may precede the mediator's time of the start, because the clocks differ slightly.
         let until = at.max(since);
         if phase == self.name("runs") || phase == "overruns" {
             self.busy.push((since, until));
@@ -158,7 +158,7 @@ impl Timeline<'_> {
         self.pair(engine.name(), phase, (ticket.0, vm), (since, until), None);
     }
 
-    /// Adds a phase of a tenant of a CUDA card. Slices of one turn become one phase.
+    /// Adds a phase of a tenant of a CUDA card. Slices of one turn are combined into one phase.
     fn phase(&mut self, tenant: TenantId, Phase { name, from, until }: Phase) {
         let phases = self.phases.entry(tenant).or_default();
         match phases.last_mut() {
@@ -168,7 +168,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval that may overlap others of its process.
+    /// Adds an interval that may overlap other intervals of its process.
     fn pair(
         &mut self,
         category: &str,
@@ -189,7 +189,7 @@ impl Timeline<'_> {
         }
     }
 
-    /// Adds an interval of a row.
+    /// Adds an interval to a row.
     fn complete(&mut self, pid: u64, name: &str, from: Nanos, until: Nanos) {
         let (ts, end) = (self.microseconds(from), self.microseconds(until));
         self.events.push(json!({ "ph": "X", "name": name, "pid": pid, "tid": TURNS, "ts": ts, "dur": end - ts }));

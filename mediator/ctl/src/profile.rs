@@ -1,4 +1,4 @@
-//! Profiles: their settings, and how many more users of each the cards can have.
+//! Profiles: their settings, and the number of further users of each that fit on the cards.
 
 use clap::Subcommand;
 

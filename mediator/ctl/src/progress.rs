@@ -1,6 +1,6 @@
-//! Progress of commands that take long: on a terminal, while a table is the form of the output.
+//! Progress of slow commands: shown on a terminal if the form of the output is a table.
 //!
-//! It is drawn on the error output and removed at the end, so that the output has only the answer.
+//! The progress is drawn on the error output and removed at the end, so that the output contains only the response.
 
 use std::io::{self, IsTerminal, Read};
 use std::time::Duration;
@@ -11,22 +11,22 @@ use super::Form;
 
 /// Interval at which a spinner turns.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
-/// A command whose end is not known.
+/// Template for a command of unknown duration.
 const SPINNER: &str = "{spinner} {msg}, {elapsed}";
-/// A number of bytes that is not known, and one that is.
+/// Templates for an unknown and a known number of bytes.
 const BYTES: &str = "{spinner} {msg}: {bytes}, {binary_bytes_per_sec}, {elapsed}";
 const BYTES_OF: &str = "{msg}: {wide_bar} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
 
-/// The progress of a command. It disappears when this is dropped.
+/// The progress of a command. It disappears when this value is dropped.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {
-    /// Shows that a command runs.
+    /// Shows that a command is running.
     pub(super) fn of_command(form: Form, message: String) -> Self {
         Self::new(form, None, SPINNER, message)
     }
 
-    /// Shows the bytes of a transfer, of `total` if that is known.
+    /// Shows the bytes of a transfer, out of `total` if the total is known.
     pub(super) fn of_bytes(form: Form, total: Option<u64>, message: String) -> Self {
         Self::new(form, total, if total.is_some() { BYTES_OF } else { BYTES }, message)
     }
@@ -49,7 +49,7 @@ impl Progress {
         self.0.inc(bytes as u64);
     }
 
-    /// Returns a reader that counts the bytes that are read.
+    /// Returns a reader that counts the bytes that it reads.
     pub(super) fn counted<R: Read>(&self, reader: R) -> impl Read + use<R> {
         Counted { reader, bar: self.0.clone() }
     }

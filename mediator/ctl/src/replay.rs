@@ -1,4 +1,4 @@
-//! `mediatorctl sched replay`: decides a record of a card's scheduler again.
+//! `mediatorctl sched replay`: repeats the decisions in a record of a card's scheduler.
 
 use std::fs::File;
 use std::io::BufReader;
@@ -15,28 +15,28 @@ use super::client::ClientError;
 pub struct Replayed {
     /// Events of the record.
     pub events: usize,
-    /// From its start to the last event, in ns.
+    /// Time from the start of the record to the last event, in ns.
     pub length_ns: u64,
-    /// The policy, at the end.
+    /// The policy at the end of the record.
     pub policy: PolicyKind,
-    /// The decisions match the record; false if another policy made them.
+    /// True if the decisions match the record; false if another policy made them.
     pub recorded: bool,
-    /// Uses of engines; those without any use are omitted.
+    /// Uses of engines. Engines without any use are omitted.
     pub uses: Vec<ReplayedUse>,
 }
 
-/// Use of an engine by a virtual machine.
+/// A virtual machine's use of an engine.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReplayedUse {
-    /// Its name, or its number if it was added after the record began.
+    /// Name of the virtual machine, or its number if it was added after the start of the record.
     pub vm: String,
     /// The engine.
     pub engine: Engine,
     /// Time used, in ns.
     pub used_ns: u64,
-    /// Part of all VMs' use of the engine.
+    /// The VM's part of all VMs' use of the engine.
     pub share_percent: f64,
-    /// Submissions that ended.
+    /// Number of submissions that ended.
     pub completed: u64,
     /// Median time from arrival to start, in ns.
     pub wait_p50_ns: u64,
@@ -44,10 +44,10 @@ pub struct ReplayedUse {
     pub wait_p99_ns: u64,
 }
 
-/// Decides a record again: with the recorded policy, or with another one.
+/// Repeats the decisions of a record: with the recorded policy, or with another one.
 ///
 /// # Errors
-/// When the file is not a record, or a decision differs from the record.
+/// If the file is not a record, or a decision differs from the record.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;

@@ -1,7 +1,7 @@
 //! `mediatorctl sched report`: a picture of virtual machines' use of an engine over time.
 //!
-//! As in figures 7 and 8 of GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012):
-//! part of the engine's time for each VM, in windows of 500 ms or shorter.
+//! The picture shows each VM's part of the engine's time in windows of 500 ms or shorter, as in figures 7 and 8 of
+//! GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
 
 use plotters::coord::Shift;
 use plotters::coord::types::RangedCoordf64;
@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use api::SchedulerHistory;
 
-/// Colours that most people can distinguish (Okabe and Ito), used in turn.
+/// Colours that most people can distinguish (Okabe and Ito), used in rotation.
 const COLOURS: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(230, 159, 0),
@@ -28,18 +28,18 @@ const COLOURS: [RGBColor; 8] = [
 
 /// Width and minimum height of the picture, in pixels.
 const PICTURE_SIZE_PX: (u32, u32) = (1100, 560);
-/// Width of the legend, on the right.
+/// Width of the legend on the right.
 const LEGEND: u32 = 300;
-/// Maximum number of characters of a name in it.
+/// Maximum number of characters of a name in the legend.
 const NAME: usize = 20;
-/// Height of a line of the legend, and of the space above the first.
+/// Height of a line of the legend, and of the space above the first line.
 const LINE: i32 = 20;
-/// Font of the text; every viewer has one.
+/// Font of the text. Every viewer has a font of this kind.
 const FONT: &str = "sans-serif";
-/// Windows in a picture, at most.
+/// Maximum number of windows in a picture.
 const MAX_WINDOWS: u64 = 10_000;
 
-/// Uses of an engine by virtual machines, in windows of time.
+/// Virtual machines' uses of an engine, in windows of time.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Uses {
     engine: Engine,
@@ -54,7 +54,7 @@ pub struct Uses {
 struct VmUses {
     vm: String,
     entitled_percent: f64,
-    /// Part of the engine's time, in percent, by window.
+    /// Part of the engine's time in percent, for each window.
     percent: Vec<f64>,
 }
 
@@ -75,14 +75,14 @@ pub struct Summary {
     pub vms: Vec<Received>,
 }
 
-/// Average part that a virtual machine received.
+/// Average part of the time that a virtual machine received.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Received {
     /// The virtual machine.
     pub vm: String,
-    /// Part that it is entitled to while all want the card, in percent.
+    /// Part that the virtual machine is entitled to if all VMs have work, in percent.
     pub entitled_percent: f64,
-    /// Part that it received, in percent.
+    /// Part that the virtual machine received, in percent.
     pub received_percent: f64,
 }
 
@@ -93,21 +93,21 @@ pub fn busiest(history: &SchedulerHistory) -> Engine {
     let used = |engine: &Engine| -> u128 {
         samples().filter_map(|sample| sample.used_ns.get(engine)).map(|used| u128::from(*used)).sum()
     };
-    // The first of several equal ones.
+    // If several engines were used equally, the first one is chosen.
     Engine::ALL.into_iter().rev().max_by_key(used).unwrap_or(Engine::Compute)
 }
 
-/// Returns Jain's index of fairness: 1 when all are equal, 1/n when one has all. `None` for an empty slice.
+/// Returns Jain's index of fairness: 1 for equal values, and 1/n if only one is not zero. `None` for an empty slice.
 fn jain(values: &[f64]) -> Option<f64> {
     let (sum, squares) = values.iter().fold((0.0, 0.0), |(sum, squares), value| (sum + value, squares + value * value));
     (squares > 0.0).then(|| sum * sum / (values.len() as f64 * squares))
 }
 
 impl Uses {
-    /// Sums a history in windows of `window_ms` milliseconds, from its first use to the last complete interval.
+    /// Sums a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
     ///
     /// # Errors
-    /// When the window is not a whole number of the history's intervals, or too many windows result.
+    /// If the window is not a multiple of the history's interval, or too many windows result.
     pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
@@ -173,7 +173,7 @@ impl Uses {
     /// Draws the picture: lines, or stacked areas.
     ///
     /// # Errors
-    /// Why it cannot be drawn.
+    /// If the picture cannot be drawn. The error contains the reason.
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);
@@ -210,7 +210,7 @@ impl Uses {
             .x_desc("seconds before the report")
             .y_desc("% of the engine's time")
             .draw()?;
-        // The uppermost first, so that the lower ones are drawn over it.
+        // The uppermost layer is drawn first, so that the lower ones cover it.
         for (index, layer) in layers.iter().enumerate().rev() {
             self.draw_vm(&mut chart, index, layer, stacked)?;
         }
@@ -230,7 +230,7 @@ impl Uses {
         Ok(())
     }
 
-    /// Returns the heights to draw: each virtual machine's use, or the sum with the preceding ones.
+    /// Returns the heights to draw: each virtual machine's use, or the sum including the preceding ones.
     fn layers(&self, stacked: bool) -> Vec<Vec<f64>> {
         let mut below = vec![0.0; self.windows()];
         let heights = self.vms.iter().map(|vm| {
@@ -252,7 +252,7 @@ impl Uses {
     ) -> Result<(), Box<dyn std::error::Error + 'a>> {
         let colour = COLOURS[index % COLOURS.len()];
         let window_s = self.window_ms as f64 / 1e3;
-        // Steps: a window's use is spread over all of it.
+        // The graph has steps, because a window's use is spread over the whole window.
         let step = |(at, height): (usize, &f64)| {
             let from = self.begin + at as f64 * window_s;
             [(from, *height), (from + window_s, *height)]
@@ -282,7 +282,8 @@ mod tests {
 
     const INTERVAL_NS: u64 = 100_000_000;
 
-    /// Two VMs, of which `a` used 60 ms of each interval of the last second, and `b` 30 ms of every other.
+    /// Returns the history of two VMs: `a` used 60 ms of each interval of the last second, and `b` 30 ms of every other
+    /// interval.
     fn history() -> SchedulerHistory {
         let sample = |index: u64, ns| UseSample {
             from_ns: 20_000_000_000 + index * INTERVAL_NS,
@@ -314,7 +315,7 @@ mod tests {
         let uses = Uses::from_history(&history(), Engine::Compute, 100).unwrap();
         assert_eq!(uses.windows(), 10);
         assert_eq!(uses.vms[1].percent[..2], [30.0, 0.0]);
-        // 60 of 80 and 15 of 20: both received three quarters of their entitlement.
+        // The VMs received 60 of 80 and 15 of 20, which is three quarters of each entitlement.
         let summary = uses.summary("f");
         assert!((summary.jain.unwrap() - 1.0).abs() < 1e-9, "{summary:?}");
         assert!((summary.vms[1].received_percent - 15.0).abs() < 1e-9);
@@ -360,7 +361,7 @@ mod tests {
             {
                 assert!(svg.contains(text), "{text} in {svg}");
             }
-            // The only address is the name of the format.
+            // The only address is the identifier of the format.
             assert_eq!(svg.matches("://").count(), svg.matches("xmlns=\"http://www.w3.org/2000/svg\"").count());
             let lines = if stacked { "<polygon" } else { "<polyline" };
             assert!(svg.matches(lines).count() >= 2, "{svg}");

@@ -1,4 +1,4 @@
-//! Virtual machines that are saved in files, and restored from them.
+//! Saving virtual machines in files, and restoring them.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -12,18 +12,18 @@ use super::progress::Progress;
 use api::Restored;
 use serde_json::json;
 
-/// Time that saving or restoring may take.
-// TIMEOUT: longer than the daemon's own, which reports the cause.
+/// Time limit for saving or restoring.
+// TIMEOUT: longer than the daemon's own limit, because the daemon reports the cause.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// A temporary file next to its target; removed unless it becomes the target.
+/// A temporary file next to its target. It is removed unless it becomes the target.
 struct Beside {
     file: File,
     path: PathBuf,
 }
 
 impl Beside {
-    /// Creates it readable for its owner alone: it holds a guest's memory.
+    /// Creates the file readable only by its owner, because it contains a guest's memory.
     fn create(target: &Path) -> io::Result<Self> {
         let name = target.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let name = format!(".{}.{}.part", name.to_string_lossy(), std::process::id());
@@ -32,10 +32,10 @@ impl Beside {
         Ok(Self { file, path })
     }
 
-    /// Moves the file to its target. An existing one is replaced if `force`.
+    /// Moves the file to its target. An existing target is replaced if `force` is set.
     fn finish(self, target: &Path, force: bool) -> io::Result<()> {
         self.file.sync_all()?;
-        // A link fails if the target was created meanwhile.
+        // The link fails if the target was created in the meantime.
         if force { fs::rename(&self.path, target) } else { fs::hard_link(&self.path, target) }
     }
 }
@@ -80,6 +80,6 @@ pub(super) fn restore(client: Client, form: Form, name: &str, file: &Path) -> Re
     drop(progress);
     Ok(form.render(&done, |done| {
         let Restored { vm, card, memory_mib, pause_ms } = done;
-        format!("VM {vm} goes on from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
+        format!("VM {vm} continues from {} on {card}: {memory_mib} MiB, it waited {pause_ms} ms\n", file.display())
     }))
 }

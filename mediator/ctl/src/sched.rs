@@ -1,4 +1,4 @@
-//! `mediatorctl sched`: how the time of cards is shared.
+//! `mediatorctl sched`: the division of cards' time.
 
 use std::fmt::Display;
 use std::path::PathBuf;
@@ -53,7 +53,7 @@ pub(super) struct SetCard {
     settings: Settings,
 }
 
-/// Settings of a card; those that are not given stay.
+/// Time settings of a card. Settings that are not given stay unchanged.
 #[derive(Clone, Debug, Args)]
 #[group(required = true, multiple = true)]
 struct Settings {
@@ -128,7 +128,7 @@ impl Settings {
     }
 }
 
-/// The body of a request to change some keys.
+/// The body of a request that changes some keys.
 #[derive(Debug, Default)]
 struct Patch(Map<String, Value>);
 
@@ -147,7 +147,7 @@ impl Patch {
     }
 }
 
-/// Flags for a virtual machine's share of its card's time.
+/// Options for a virtual machine's share of its card's time.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct TimeFlags {
     /// Its part of the card's time is this over the sum of those that compete, 1 to 10000
@@ -176,7 +176,7 @@ pub(super) struct TimeFlags {
     copy_cap: Option<OfCopies<Percent>>,
 }
 
-/// A setting for the copy engines; `None` makes them follow compute.
+/// A setting for the copy engines. `None` makes them use the setting for compute.
 #[derive(Clone, Copy, Debug)]
 struct OfCopies<T>(Option<T>);
 
@@ -320,7 +320,7 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
         SchedCommand::Release { vm } => {
             client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
             form.render(&serde_json::json!({ "released": vm }), |_| {
-                format!("VM {vm} is released, its strikes are forgotten\n")
+                format!("VM {vm} is released, its strikes are cleared\n")
             })
         }
         SchedCommand::Report(wanted) => {

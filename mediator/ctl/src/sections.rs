@@ -11,10 +11,10 @@ pub(super) const STATUSES: [(Code, &str); 6] = [
     (Code::Usage, "the command or one of its values is wrong; nothing was changed"),
     (Code::NotFound, "no VM, tenant, card or profile has the name"),
     (Code::Conflict, "something prevents the change, or the card has not enough left"),
-    (Code::Unreachable, "the daemon does not answer, or the user may not use its socket"),
+    (Code::Unreachable, "the daemon does not respond, or the user may not use its socket"),
 ];
 
-/// Commands that give a status another meaning: command, status, meaning.
+/// Commands for which an exit status has another meaning: command, status, meaning.
 pub(super) const FURTHER: [(&str, &str, &str); 4] = [
     ("run", "any", "once the program has started: the status of the program"),
     ("assert", "1", "something is not as the file says"),
@@ -59,7 +59,7 @@ const FILES: [(&str, &str, &[&str]); 7] = [
     ),
 ];
 
-/// Returns the sections of a page, as roff.
+/// Returns the additional sections of a page, as roff.
 pub(super) fn of_page(page: &str) -> String {
     let mut roff = Roff::new();
     let item = |roff: &mut Roff, head: &str, text: &str| {
@@ -93,7 +93,7 @@ pub(super) fn of_page(page: &str) -> String {
         item(&mut roff, path, &meaning.replace('`', ""));
     }
     let examples = match page {
-        // The page's own text has them.
+        // The page's own text contains these sections.
         "gpu-mediator.toml" => Vec::new(),
         "mediatord" => DAEMON_EXAMPLES.map(str::to_owned).into(),
         _ => examples::of_page(page),

@@ -1,4 +1,4 @@
-//! Tenants of CUDA cards: added, removed, listed, changed; and programs started as theirs.
+//! Tenants of CUDA cards: adding, removing, listing and changing them, and starting programs as tenants.
 
 use std::path::PathBuf;
 
@@ -89,7 +89,7 @@ pub(super) struct Add {
 }
 
 impl Add {
-    /// Returns the body of the request: options that are not given are omitted, so that a profile can set them.
+    /// Returns the body of the request. Omits options that are not given, so that a profile can set them.
     fn table(self) -> Result<Map<String, Value>, ClientError> {
         let (time, vram, sharing) = (self.time.patch(), self.vram_mib, self.group_sharing.sharing);
         let mut table = table(&TenantSpec::from(self)).map_err(ClientError::protocol)?;
@@ -301,7 +301,7 @@ fn show(tenant: &Tenant) -> String {
     output::table(rows.chain(labels).collect(), &[])
 }
 
-/// Returns the tenant's group, and how the tenant shares the card within it.
+/// Returns the tenant's group, and the way in which the tenant shares the card within the group.
 fn sharing(tenant: &Tenant) -> String {
     if tenant.share_group.is_empty() {
         return NOTHING.to_owned();
@@ -319,7 +319,7 @@ fn sharing(tenant: &Tenant) -> String {
     }
 }
 
-/// Returns the memory of the card that a tenant has outside its account.
+/// Returns the amount of the card's memory that a tenant uses outside its account.
 fn past(tenant: &Tenant) -> String {
     let one = |one: &Unaccounted| format!("{} ({}): {} MiB", one.program, one.pid, mib(one.bytes));
     let mut parts: Vec<String> = tenant.unaccounted.iter().map(one).collect();
@@ -335,7 +335,7 @@ fn past(tenant: &Tenant) -> String {
 mod tests {
     use super::*;
 
-    /// A program chooses its own name.
+    /// The name of a program is chosen by the program, so it is escaped.
     #[test]
     fn names_of_programs_are_no_commands_to_the_terminal() {
         let names = programs(&[api::Program { pid: 7, name: "x\u{1b}[2J\nfake\u{9b}".to_owned() }]);

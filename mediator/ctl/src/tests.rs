@@ -1,4 +1,4 @@
-//! `mediatorctl` as a process would run it, against a daemon with plain cards.
+//! `mediatorctl` as a process would run it, with a daemon with plain cards.
 
 use super::*;
 use crate::client::Client;
@@ -16,7 +16,7 @@ mod reference;
 mod saving;
 mod sched;
 
-/// Output of one run, and its code.
+/// Output of one run, and its exit code.
 struct Ran {
     code: Code,
     out: String,
@@ -199,7 +199,7 @@ fn usage_error_is_json_if_asked_for() {
         assert_eq!((ran.code, error.code, &*ran.out), (Code::Usage, ErrorCode::Invalid, ""));
         assert!(!error.error.is_empty() && !error.what_to_do.is_empty(), "{error:?}");
     }
-    // The program's own option is not ours.
+    // The program's option is not an option of mediatorctl.
     let ran = ctl_at("/nonexistent", &["run", "--", "program", "--json"]);
     assert!(ran.err.starts_with("error: the following required arguments"), "{}", ran.err);
 }
@@ -208,7 +208,7 @@ fn usage_error_is_json_if_asked_for() {
 fn missing_daemon_error_names_socket() {
     let ran = ctl_at("/nonexistent/admin.sock", &["vm", "list"]);
     assert_eq!(ran.code, Code::Unreachable);
-    assert!(ran.err.contains("no daemon answers at /nonexistent/admin.sock"), "{}", ran.err);
+    assert!(ran.err.contains("no daemon responds at /nonexistent/admin.sock"), "{}", ran.err);
     assert!(ran.err.contains("start mediatord"), "{}", ran.err);
 }
 

@@ -25,7 +25,7 @@ mod view;
 
 use view::View;
 
-/// Bounds of the window of received shares, in ms. The window is the interval, within the daemon's bounds.
+/// Bounds of the window of received shares, in ms. The window equals the refresh interval, within the daemon's bounds.
 const WINDOWS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 
 #[derive(Clone, Debug, Args)]
@@ -40,7 +40,7 @@ pub(super) struct Top {
     once: bool,
 }
 
-/// The API's answers about the cards, for one refresh.
+/// The API's responses about the cards, for one refresh.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Look {
     schedulers: Vec<CardScheduler>,
@@ -75,7 +75,7 @@ impl Top {
         }
     }
 
-    /// Shows the table until the operator ends it; or once, returned as text.
+    /// Shows the table until the operator ends it. With `--once`, returns it as text.
     pub(super) fn run(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         let first = self.look(client)?;
         if self.once || !form.is_table() || !std::io::stdout().is_terminal() {
@@ -88,7 +88,7 @@ impl Top {
         let mut view = View::default();
         view.show(first, self.interval);
         let mut terminal = ratatui::try_init().map_err(ClientError::Terminal)?;
-        // Without a mouse the keys scroll.
+        // Without mouse support, the keys still scroll.
         let _ = execute!(std::io::stdout(), EnableMouseCapture);
         let ended = loop {
             if let Err(error) = terminal.draw(|frame| view.draw(frame)) {
@@ -97,7 +97,7 @@ impl Top {
             match self.wait(&mut view) {
                 Ok(Turn::Look) => match self.look(client) {
                     Ok(look) => view.show(look, self.interval),
-                    // The daemon may come back.
+                    // The daemon may become available again.
                     Err(error) => view.fail(error.to_string()),
                 },
                 Ok(Turn::Draw) => {}
@@ -128,7 +128,7 @@ impl Top {
 }
 
 impl View {
-    /// Reacts to a key or the mouse.
+    /// Handles a key or a mouse event.
     fn react(&mut self, event: &Event) -> Reaction {
         let key = match event {
             Event::Resize(..) => return Reaction::Draw,
@@ -169,7 +169,7 @@ impl View {
     }
 }
 
-/// Consequence of a key or the mouse.
+/// Effect of a key or a mouse event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
     Nothing,
@@ -177,7 +177,7 @@ enum Reaction {
     End,
 }
 
-/// Next thing to do.
+/// Next step of the loop.
 enum Turn {
     Look,
     Draw,

@@ -1,4 +1,4 @@
-//! Values of the command line with a unit or a name.
+//! Parsers for values on the command line that have a unit or a name.
 
 use std::str::FromStr;
 use std::time::Duration;
@@ -11,7 +11,7 @@ pub use config::size::mib;
 /// A part of the whole, written in percent with at most one decimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Percent {
-    /// In thousandths, as the API has it.
+    /// The part in thousandths, as in the API.
     pub permille: u32,
 }
 
@@ -32,10 +32,10 @@ impl FromStr for Percent {
     }
 }
 
-/// Parses a length of time: digits and `ms`, `s` or `m`.
+/// Parses a duration: digits and `ms`, `s` or `m`.
 ///
 /// # Errors
-/// The mistake, and the expected format.
+/// If the text is invalid; the error names the expected format.
 pub fn span(text: &str) -> Result<Duration, String> {
     let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
     let number = text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
@@ -50,22 +50,22 @@ pub fn span(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("`{text}` is not a length of time, expected a number with ms, s or m, such as 500ms"))
 }
 
-/// Parses a length of time in seconds, with or without decimals: 0.1 to a day.
+/// Parses a duration in seconds, with or without decimals: 0.1 to a day.
 ///
 /// # Errors
-/// The mistake, and the expected format.
+/// If the text is invalid; the error names the expected format.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match text.parse::<f64>() {
         Ok(seconds @ 0.1..=86_400.0) if plain => Ok(Duration::from_secs_f64(seconds)),
-        _ => Err(format!("`{text}` is no such time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
+        _ => Err(format!("`{text}` is not a valid time, expected seconds from 0.1 to 86400, such as 2 or 0.5")),
     }
 }
 
 /// Parses a revision of the daemon.
 ///
 /// # Errors
-/// The expected format.
+/// If the text is invalid; the error names the expected format.
 pub fn revision(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     if plain && !text.is_empty() {
@@ -77,7 +77,7 @@ pub fn revision(text: &str) -> Result<String, String> {
 /// Parses a label: a key, `=`, and a value. The daemon checks both.
 ///
 /// # Errors
-/// The expected format.
+/// If the text is invalid; the error names the expected format.
 pub fn label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     pair.ok_or_else(|| format!("`{text}` is not a label, expected KEY=VALUE, such as pod=web-0"))
@@ -86,7 +86,7 @@ pub fn label(text: &str) -> Result<(String, String), String> {
 /// Parses a value by its name in the configuration file.
 ///
 /// # Errors
-/// The valid names.
+/// If the name is unknown; the error lists the valid names.
 pub fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     T::deserialize(StrDeserializer::<Error>::new(text)).map_err(|error| error.to_string())
 }

@@ -1,6 +1,6 @@
 //! The last status of a CUDA card's owner, for readers that must never wait for the owner.
 //!
-//! The crate does not communicate with the owner, and does not know the admin API: `card-views` does.
+//! The crate does not communicate with the owner, and does not depend on the admin API; `card-views` does.
 
 #![forbid(unsafe_code)]
 

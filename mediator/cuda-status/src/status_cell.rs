@@ -1,4 +1,4 @@
-//! The latest status of a card's owner. It is written by the thread that communicates with the owner, and readers do
+//! The latest status of a card's owner. The thread that communicates with the owner writes the status, and readers do
 //! not wait.
 
 use std::collections::BTreeMap;
@@ -10,11 +10,11 @@ use locks::{Mutex, rank};
 use sched::{History, Nanos, TenantId};
 use tenancy::Window;
 
-/// Time without an answer after which an owner counts as not answering.
-// TIMEOUT: the owner answers at once; this limit allows for a very busy host.
+/// Time without a response after which an owner counts as unresponsive.
+// TIMEOUT: the owner responds immediately; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card as its owner describes it, with the whole recent use of its time.
+/// A card in its owner's description, with the whole recent use of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
@@ -22,7 +22,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Replaces the description with a new one, which has only the last intervals of use.
+    /// Replaces the description with a new one, which contains only the last intervals of use.
     fn renew(&mut self, mut card: Card) {
         // A new owner has a different clock.
         let is_same = card.time.now >= self.card.time.now;
@@ -59,11 +59,12 @@ impl Seen {
 
 #[derive(Debug, Default)]
 struct State {
-    /// `None` until the first owner has answered, and between the end of an owner and the first answer of the next.
+    /// The description. `None` until the first owner has responded, and between the end of an owner and the first
+    /// response of the next.
     seen: Option<Arc<Seen>>,
     /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,
-    /// Reason that no owner runs.
+    /// Reason why no owner runs.
     ended: Option<String>,
     /// Number of times that an owner was started, not counting the first start.
     restarts: u64,
@@ -77,7 +78,7 @@ pub struct StatusCell {
 }
 
 impl StatusCell {
-    /// Creates the cell of a card whose owner has not answered yet.
+    /// Creates the cell of a card whose owner has not responded yet.
     #[must_use]
     pub fn new(card: &str) -> Self {
         Self { card: card.to_owned(), state: Mutex::new(State::default()) }
@@ -96,7 +97,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// Returns the reason that the current state of the card is unknown.
+    /// If the current state of the card is unknown. The error contains the reason.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -104,10 +105,10 @@ impl StatusCell {
         state.seen.clone().ok_or_else(|| format!("the owner of card `{card}` has not described it yet"))
     }
 
-    /// Checks that the owner answers.
+    /// Checks that the owner responds.
     ///
     /// # Errors
-    /// Returns the reason that the owner does not answer.
+    /// If the owner does not respond. The error contains the reason.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }
@@ -119,7 +120,7 @@ impl StatusCell {
         }
         match state.asked.map(|asked| asked.elapsed()).filter(|since| *since > ANSWER_TIMEOUT) {
             None => Ok(()),
-            Some(since) => Err(format!("the owner of card `{card}` has not answered for {} s", since.as_secs())),
+            Some(since) => Err(format!("the owner of card `{card}` has not responded for {} s", since.as_secs())),
         }
     }
 
@@ -128,7 +129,7 @@ impl StatusCell {
         self.state.lock().asked = Some(Instant::now());
     }
 
-    /// Records that the owner has answered, or does not run.
+    /// Records that the owner has responded, or is not running.
     pub fn answered(&self) {
         self.state.lock().asked = None;
     }
@@ -163,7 +164,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ONE: TenantId = TenantId(1);
 
-    /// Returns the description of a card with one tenant, which has used it in these intervals.
+    /// Returns the description of a card with one tenant, which has used the card in these intervals.
     fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let params = VgpuParams::default();

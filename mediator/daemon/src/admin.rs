@@ -3,10 +3,10 @@
 //! Parts: [`routes`] handles the requests, and the crate [`admin_socket`] limits connections and streams bodies. The
 //! crate [`api`] defines the messages, except for [`metrics`].
 //!
-//! The API runs on its own thread and never on the path of a guest's data. Requests that take long (adding or removing
-//! a virtual machine) run concurrently, so that read-only requests never wait.
+//! The API runs on its own thread, never on the path of a guest's data. Slow requests (adding or removing a virtual
+//! machine) run concurrently, so that read-only requests never wait.
 //!
-//! The access rights of the sockets are the only authentication: a client of the admin socket may do everything, a
+//! The access rights of the sockets are the only authentication: a client of the admin socket may do everything, and a
 //! client of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
@@ -23,7 +23,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time limit for clients to finish when the daemon ends: a client that stops in mid-request must not delay the end.
+/// Time limit for clients at shutdown: a client that stops in mid-request must not delay the daemon's end.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
@@ -37,7 +37,7 @@ pub(crate) struct Listeners {
     pub page: Option<TcpListener>,
 }
 
-/// Serves the API on listening sockets until `stop` is done. Requests in flight have two more seconds.
+/// Serves the API on listening sockets until `stop` is set. Requests in flight get two more seconds.
 ///
 /// # Errors
 /// If a socket cannot be used.

@@ -25,7 +25,7 @@ pub(crate) struct BackendStatus {
     pub channels_used: u32,
     /// State of the guest's driver, derived from how it has set up the device.
     pub driver: Driver,
-    /// Denied accesses, by place and reason.
+    /// Denied accesses, by location and reason.
     pub denied: Vec<Denied>,
     /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
@@ -33,12 +33,12 @@ pub(crate) struct BackendStatus {
     pub programs: Vec<api::GuestProgram>,
 }
 
-/// A virtual machine's side of a card, as the daemon sees it while the device belongs to its thread.
+/// A virtual machine's side of a card. The daemon uses it while the device belongs to the VM's thread.
 pub trait VmBackend: Send + Sync {
     /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
 
-    /// Returns the virtual machine's number in the scheduler of its card; `None` if its guest has the card directly.
+    /// Returns the virtual machine's number in the scheduler of its card; `None` if its guest uses the card directly.
     fn scheduled_as(&self) -> Option<TenantId> {
         None
     }
@@ -53,7 +53,7 @@ pub trait VmBackend: Send + Sync {
         None
     }
 
-    /// Starts the work of a device that another daemon had, before its client is served.
+    /// Starts the work of a device that another daemon owned, before its client is served.
     ///
     /// # Errors
     /// If the host refuses a thread.
@@ -84,13 +84,13 @@ pub struct Built {
     pub backend: Arc<dyn VmBackend>,
 }
 
-/// Reason that a device or a card could not be created.
+/// Reason why a device or a card could not be created.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct BackendError {
     /// The error.
     pub what: String,
-    /// Remedy for the operator, when memory is short.
+    /// Remedy for the operator, if memory is short.
     pub lacks: Option<String>,
 }
 
@@ -110,11 +110,11 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason that the card is out of service with all its users, if it is.
+    /// Reason why the card is permanently out of service for all its users, if it is.
     pub failed: Option<String>,
-    /// Reason that the card is temporarily out of service, if it is expected to recover by itself.
+    /// Reason why the card is temporarily out of service, if it is expected to recover by itself.
     pub trouble: Option<String>,
-    /// PCI vendor and device, as `10de:06d8`.
+    /// PCI vendor and device, such as `10de:06d8`.
     pub pci_id: String,
     /// Chip or model, if known.
     pub model: String,
@@ -126,15 +126,15 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of the card's channels that are available to virtual machines.
     pub channels: u32,
-    /// VRAM that belongs to no VM, in MiB, if the mediator has the card. The configuration may promise less.
+    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may promise less.
     pub vram_free_mib: Option<u64>,
-    /// VRAM in MiB that backs memory of virtual machines; memory that a guest never used has no backing.
+    /// VRAM in MiB that backs memory of virtual machines. Memory that a guest has never used has no backing.
     pub vram_placed_mib: u64,
     /// VRAM that the mediator uses itself, in MiB.
     pub vram_mediator_mib: u64,
-    /// Processes that use the card without its owner.
+    /// Processes that use the card without going through its owner.
     pub strangers: Vec<api::Stranger>,
-    /// Memory of the card in use that neither a process nor a tenant can be charged for, in bytes.
+    /// Used memory of the card that cannot be charged to a process or a tenant, in bytes.
     pub unexplained_bytes: u64,
 }
 
@@ -168,16 +168,16 @@ pub(crate) trait CardBackend: Send + Sync {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns how the card's time is shared, with uses of the last `recent_ns` nanoseconds; `None` without a
+    /// Returns how the card's time is shared, including the uses of the last `recent_ns` nanoseconds; `None` without a
     /// scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
 
-    /// Changes how the card's time is shared, from now on; the settings are valid. Waiting and running work continues.
+    /// Changes how the card's time is shared, from now on. The settings are valid. Waiting and running work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of the card's time, from now on; the share is within its bounds.
+    /// Changes a virtual machine's share of the card's time, from now on. The share is within its bounds.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and forgets its strikes.
@@ -194,18 +194,18 @@ pub(crate) trait CardBackend: Send + Sync {
         None
     }
 
-    /// Returns the mediator's side of the card, through which its memory is managed, if the mediator has the card.
+    /// Returns the mediator's state of the card, through which its memory is managed, if the mediator owns the card.
     fn mediated(&self) -> Option<Arc<ManagedCard>> {
         None
     }
 
-    /// Returns the card for another daemon to take over; `None` if the mediator does not have it.
+    /// Returns the card for another daemon to take over; `None` if the mediator does not own the card.
     ///
     /// # Errors
     /// If the card cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
-            "a card of this kind cannot go over to another daemon yet; stop its VMs, and restart the daemon",
+            "a card of this kind cannot be handed over to another daemon yet; stop its VMs, and restart the daemon",
         ))
     }
 
@@ -215,10 +215,10 @@ pub(crate) trait CardBackend: Send + Sync {
     /// # Errors
     /// If the card cannot serve the virtual machine.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
-        Err(BackendError::failed("cards of this kind take no VMs from others"))
+        Err(BackendError::failed("cards of this kind accept no VMs from other cards"))
     }
 
-    /// Changes how the card's memory is divided, from now on; the settings are within their bounds.
+    /// Changes how the card's memory is divided, from now on. The settings are within their bounds.
     ///
     /// # Errors
     /// If the card cannot change the division now; in this case nothing changes.
@@ -226,7 +226,7 @@ pub(crate) trait CardBackend: Send + Sync {
         Ok(())
     }
 
-    /// Creates the device of a virtual machine. The daemon calls it for one machine at a time and has checked that
+    /// Creates the device of a virtual machine. The daemon creates one device at a time. It has already checked that
     /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! The cards of a configuration, opened, and the devices that they create for virtual machines.
+//! The opened cards of a configuration, and the devices that they create for virtual machines.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -34,13 +34,13 @@ pub struct Cards {
 }
 
 impl Cards {
-    /// Returns the cards of a daemon; `state_dir` is the folder of the daemon's state, if it stores any.
+    /// Returns the opener of a daemon's cards; `state_dir` is the folder of the daemon's state, if configured.
     #[must_use]
     pub fn new(state_dir: Option<&Path>) -> Self {
         let store = state_dir.map(Store::within);
         let inbox = store.clone().map(Inbox::for_store).transpose();
         let inbox = inbox.unwrap_or_else(|error| {
-            tracing::warn!(%error, "firmware of guests is not written down");
+            tracing::warn!(%error, "firmware of guests is not recorded");
             None
         });
         Self { store, inbox }
@@ -52,7 +52,7 @@ impl Cards {
             return Ok(Set::stand_in());
         }
         let store = self.store.as_ref().ok_or_else(|| {
-            BackendError::failed("no `state_dir` is configured, where the firmware of the card's falcons would be")
+            BackendError::failed("no `state_dir` is configured to store the firmware of the card's falcons")
         })?;
         store.approved().map_err(BackendError::failed)?.map_err(BackendError::failed)
     }
@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // The firmware is needed only when the mediator takes the card, so it may be installed later.
+        // Only a card that the mediator takes needs firmware, so an operator may install the firmware later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -72,7 +72,7 @@ impl OpenCard for Cards {
 /// Number of nanoseconds per millisecond.
 const MS: u64 = 1_000_000;
 
-/// Returns how a card's memory is divided, in chunks of `chunk_kib` KiB.
+/// Returns the division of a card's memory into chunks of `chunk_kib` KiB.
 fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     let chunks = |mib: u64| u32::try_from(mib.saturating_mul(1024) / chunk_kib.max(1)).unwrap_or(u32::MAX);
     let QuantaSpec { mode, window_ms, on_permille, margin_permille, factor, min_ms, max_ms } = memory.quanta;
@@ -99,7 +99,7 @@ fn division(memory: &CardMemory, chunk_kib: u64) -> Division {
     }
 }
 
-/// A card of this daemon.
+/// A card that this daemon owns.
 struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
@@ -107,12 +107,12 @@ struct OwnedCard {
     /// The mediator's state of the card. It exists from the first mediated virtual machine until a passthrough virtual
     /// machine needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Time settings of the card, whether or not the mediator has the card now.
+    /// Time settings of the card, independent of whether the mediator owns the card now.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// A virtual machine used the card by passthrough, and its data is still in VRAM.
+    /// True if a virtual machine used the card by passthrough and its data is still in VRAM.
     left_over: AtomicBool,
 }
 
@@ -124,7 +124,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Returns the current settings of the card's owner.
+    /// Returns the current settings for the card's owner.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -138,7 +138,7 @@ impl OwnedCard {
         }
     }
 
-    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM, guaranteed if so configured.
+    /// Returns the settings of a virtual machine whose guest sees `vram_bytes` of VRAM, with the configured guarantee.
     fn settings(&self, vm: &VmSpec, vram_bytes: u64) -> Settings {
         let mut memory = vm.memory.limits(vm.vram_mib.unwrap_or(0), &self.spec);
         if memory.on_full == OnFull::Refuse {
@@ -165,9 +165,9 @@ impl OwnedCard {
         Settings { share, shadow: vm.shadow, apertures, queue_limit: vm.memory.queue_limit(), paravirtual }
     }
 
-    /// Takes the card from the mediator, for passthrough. Zeroes the data that another virtual machine left in VRAM.
+    /// Takes the card from the mediator for passthrough. Zeroes the data that another virtual machine left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs after its own virtual machines, so this scrub is for passthrough after passthrough.
+        // The mediator scrubs memory after its own virtual machines. This scrub is for one passthrough after another.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -274,7 +274,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // An unused card is also handed over, because this process has it open.
+        // An unused card is also handed over, because this process has opened it.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -301,7 +301,7 @@ impl CardBackend for OwnedCard {
         let host = self.host()?;
         let settings = self.settings(vm, vram_bytes);
         let (device, made) = MediatedVm::build(&host, id, &settings, link)?;
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
         Ok(Awaiting { device: Box::new(device), vm: made, settings })
     }
 
@@ -327,15 +327,15 @@ impl CardBackend for OwnedCard {
         }
         if vram_bytes < MIN_VM_VRAM_MIB << 20 {
             let what = format!(
-                "memory.on_full: `refuse`, with which the guest sees what can be kept for it: that is {} MiB of card `{}`, \
-                 expected at least {MIN_VM_VRAM_MIB}",
+                "memory.on_full: with `refuse`, the guest sees only memory that can be reserved for it: {} MiB of card \
+                 `{}`, expected at least {MIN_VM_VRAM_MIB}",
                 vram_bytes >> 20,
                 self.spec.name,
             );
             let what_to_do = "remove another VM, lower its `memory.guarantee_mib`, or choose another `memory.on_full`";
             return Err(BackendError::lacking(Shortage::new(what, what_to_do)));
         }
-        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "what the log tells of the card names the VM by a number");
+        tracing::info!(vm = %id, name = vm.name, card = self.spec.name, "log lines about the card contain the VM's number");
         let (device, vm) = MediatedVm::build(&host, id, &self.settings(vm, vram_bytes), link)?;
         Ok(Built { device: Box::new(device), backend: vm })
     }
@@ -363,7 +363,7 @@ pub(crate) struct ReopenedCard {
 }
 
 impl Cards {
-    /// Builds a card from the state that another daemon has saved to `file`, without touching the card.
+    /// Builds a card from the state that another daemon has saved in `file`, without touching the card.
     ///
     /// # Errors
     /// If the state does not match the configuration, or is not valid.
@@ -392,7 +392,7 @@ impl Cards {
 }
 
 impl ReopenedCard {
-    /// Returns the card's table of the configuration.
+    /// Returns the card's table in the configuration.
     pub(crate) fn spec(&self) -> &CardSpec {
         &self.owned.spec
     }
@@ -402,7 +402,7 @@ impl ReopenedCard {
         self.owned.irqs()
     }
 
-    /// Creates the device of a saved virtual machine, whose client uses `link`.
+    /// Creates the device of a saved virtual machine; the client uses `link`.
     ///
     /// # Errors
     /// If its state is not valid.
@@ -413,10 +413,10 @@ impl ReopenedCard {
         Ok(Built { device: Box::new(device), backend: made })
     }
 
-    /// Takes over the card, which the other daemon has given up.
+    /// Takes over the card after the other daemon has given it up.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();
@@ -424,15 +424,15 @@ impl ReopenedCard {
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
         }
-        // The configuration may have changed these settings since.
+        // The configuration may have changed these settings since the state was saved.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.feeder().set_share(vm, share.time);
             if let Err(error) = state.memory_mut().set_limits(vm, share.memory) {
-                tracing::warn!(%vm, %error, "the VM keeps the limits of memory that it had");
+                tracing::warn!(%vm, %error, "the VM keeps its previous memory limits");
             }
             if let Err(shortage) = state.set_ram(vm, share.ram) {
-                tracing::warn!(%vm, what = shortage.what, "the VM keeps the limits of RAM that it had");
+                tracing::warn!(%vm, what = shortage.what, "the VM keeps its previous RAM limits");
             }
         }
         vms.iter().for_each(|vm| vm.go_on());

@@ -1,13 +1,13 @@
-//! Cards that use NVIDIA's driver. Each card has an owner, a separate process that the daemon starts, restarts and
+//! Cards that use NVIDIA's driver. Each card has an owner: a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card as the daemon sees it), `function` (VMs on the card), `users` (the users of their
-//! workers),
-//! `handing_over` (an upgrade). The crate `owner_process` has the owner's process, and `cuda_status` its last status.
+//! Parts: this file (the card from the daemon's point of view), `function` (VMs on the card), `users` (the users of
+//! their workers), `handing_over` (an upgrade). The crate `owner_process` runs the owner's process, and `cuda_status`
+//! stores its last status.
 //! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
-//! holds no other lock.
+//! holds only that card's lock.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,8 +41,8 @@ const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 /// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
 const CHANGES: usize = 16;
-/// Length of a quantum as a multiple of the copies' duration at its start, if the configuration sets none (decision
-/// 120).
+/// Length of a quantum as a multiple of the copies' duration at its start, unless the configuration sets a length
+/// (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
@@ -53,7 +53,7 @@ pub(super) struct CudaCard {
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
-    /// The owner of another daemon, before this one may use it.
+    /// The owner that another daemon started, before this daemon may use it.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
     /// State of another daemon's owner that this daemon has not confirmed.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
@@ -67,12 +67,12 @@ pub(super) struct CudaCard {
 /// The right to change a card; only one exists at a time.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
-    /// Dropped before the count is decremented.
+    /// Dropped before the count decreases.
     _turn: Guard<'a, rank::CudaChanging, ()>,
     _place: Place<'a>,
 }
 
-/// A reservation in the count of a card's changes.
+/// One reserved unit in the count of a card's changes.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -82,7 +82,7 @@ impl Drop for Place<'_> {
 }
 
 impl CudaCard {
-    /// Starts the owner of a card; the owner writes to `folder` which programs it serves.
+    /// Starts the owner of a card. The owner writes the list of programs that it serves to `folder`.
     ///
     /// # Errors
     /// If the program or the card does not exist.
@@ -139,10 +139,10 @@ impl CudaCard {
         &self.spec
     }
 
-    /// Returns the last description of the card, without waiting for its owner.
+    /// Returns the last description of the card without waiting for its owner.
     ///
     /// # Errors
-    /// If the owner does not answer now.
+    /// If the owner does not respond now.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
@@ -150,7 +150,7 @@ impl CudaCard {
     /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// If the card's owner does not answer now, or too many changes are already waiting.
+    /// If the card's owner does not respond now, or too many changes are already waiting.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -158,14 +158,14 @@ impl CudaCard {
             return Err(DaemonError::Crowded(self.spec.name.clone()));
         }
         let turn = self.changing.lock();
-        // A previous change may have found that no owner runs.
+        // An earlier change may have detected that the owner is not running.
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Sends the owner a request that promises memory of the card, with `turn`, until the owner has granted or refused
-    /// it. While other tenants' memory is being evicted, other changes may run. Returns the change with the last
-    /// answer.
+    /// Sends the owner a request that promises memory of the card, with `turn`, and repeats it until the owner grants
+    /// or refuses it. Other changes may run while the owner evicts other tenants' memory. Returns the change with the
+    /// last response.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -181,10 +181,10 @@ impl CudaCard {
 }
 
 impl Change<'_> {
-    /// Sends the owner a request, and waits for the answer; `of` is the object of the request.
+    /// Sends the owner a request, and waits for the response; `of` is the object of the request.
     ///
     /// # Errors
-    /// If the owner refuses or does not answer; in both cases nothing changes.
+    /// If the owner refuses or does not respond; in both cases nothing changes.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -192,7 +192,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon ends".to_owned()))?;
         locks::may_wait();
-        // The thread always answers: it waits for the owner for a bounded time.
+        // The thread always responds, because it waits for the owner for a bounded time.
         let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -203,10 +203,10 @@ impl Change<'_> {
 
 impl Change<'_> {
     /// Sends the owner a request that promises memory of the card; the first attempt was at `since`. Returns false if
-    /// other tenants' memory is being evicted first, and the request must be repeated.
+    /// the owner must first evict other tenants' memory, so the caller must repeat the request.
     ///
     /// # Errors
-    /// See [`Self::ask`]; also if eviction takes too long.
+    /// Same as for [`Self::ask`]; also if eviction takes too long.
     pub fn moved(&self, of: &str, request: &Request, since: Instant) -> Result<bool, DaemonError> {
         match self.ask(of, request.clone())? {
             Answer::Moving(_) if since.elapsed() < GUARANTEE_TIMEOUT => Ok(false),
@@ -225,16 +225,16 @@ impl Drop for CudaCard {
             let _ = thread.join();
         }
         if let Some((mut supervisor, _)) = self.waiting.lock().take() {
-            // Another daemon continues with the owner.
+            // Another daemon continues to use the owner.
             supervisor.leave();
         }
     }
 }
 
-/// The card for callers that handle all kinds of cards.
+/// The card in the form for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
-    /// Folder of the sockets of tenants, VMs on the card among them.
+    /// Folder of the sockets of tenants, including VMs on the card.
     pub(super) socket_dir: PathBuf,
 }
 
@@ -245,7 +245,7 @@ impl CardBackend for Backend {
         let mib = |chunks: u32, chunk_bytes: u64| u64::from(chunks) * chunk_bytes / MIB;
         let placed = |memory: &vram::Summary| mib(memory.vms.values().map(|vm| vm.placed).sum(), memory.chunk_bytes);
         CardStatus {
-            // The owner is restarted; the card does not fail.
+            // The daemon restarts the owner; the card does not fail.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
             model: self.card.identity.model.clone(),
@@ -300,7 +300,7 @@ fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     }
 }
 
-/// Returns the rules for sharing a card, in the form for its owner.
+/// Returns the rules for sharing a card, in the owner's format.
 pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     let Tuning { scheduler, memory, .. } = *tuning;
     let quanta = memory.quanta;
@@ -324,10 +324,10 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the form for its card's owner.
+/// Returns a tenant in the format of its card's owner.
 ///
 /// # Errors
-/// If a user or a group of its socket does not exist.
+/// If a user or a group of the tenant's socket does not exist.
 pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
     let (memory, time) = (&spec.memory, spec.time.params(None));

@@ -1,4 +1,4 @@
-//! A desired state: compared with the current one, and applied.
+//! A desired state: comparing it with the current state, and applying it.
 //!
 //! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. The whole
 //! document is checked before any change is made. A setting that cannot be changed while its object exists is an
@@ -20,15 +20,15 @@ use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 use events::NewEvent;
 use overrides::Tuning;
 
-/// The key of a card that takes no new tenants.
+/// The key of a card that accepts no new tenants.
 const DRAINED: &str = "drained";
 
-/// Reason that a part of a desired state is refused.
+/// Reason why a part of a desired state is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
-    /// The kind of trouble.
+    /// The kind of error.
     pub code: ErrorCode,
-    /// Object of the refused part, with its name.
+    /// Object of the refused part, and its name.
     pub of: String,
     /// The error message.
     pub what: String,
@@ -93,12 +93,12 @@ impl Daemon {
         Ok(Comparison { revision: state.revision.to_string(), differences: differences.collect() })
     }
 
-    /// Applies `desired`; with `prune`, removes virtual machines and tenants that it does not name. With `dry_run`,
-    /// only reports the steps.
+    /// Applies `desired`. With `prune`, removes virtual machines and tenants that `desired` does not name. With
+    /// `dry_run`, only reports the steps.
     ///
     /// # Errors
-    /// If a part of `desired` is refused. Nothing is changed unless the card or the host failed meanwhile. In that case
-    /// the error also names the completed steps.
+    /// If a part of `desired` is refused. In this case nothing is changed. If the card or the host fails meanwhile, the
+    /// error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -145,7 +145,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps to `desired`, without a check that they are possible.
+    /// Returns the steps to `desired`, without checking that they are possible.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -244,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles to the tenants of a plan, given the virtual machines that it results in.
+    /// Returns the obstacles to the tenants of a plan, given the virtual machines after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -277,8 +277,7 @@ impl Daemon {
             there.push(tenant);
         }
         if there.len() > MAX_TENANTS {
-            let what =
-                format!("they would be {}, one daemon serves at most {MAX_TENANTS}; leave some out", there.len());
+            let what = format!("they would be {}, but one daemon serves at most {MAX_TENANTS}; omit some", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all tenants".to_owned(), what });
         }
         obstacles
@@ -291,7 +290,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The resulting virtual machines; existing ones come first because they have priority.
+        // The virtual machines after the plan; existing ones come first because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -311,7 +310,7 @@ impl Daemon {
             let mut refusals = check::vm(&vm, &self.spec, &cards, &there);
             refusals.extend(arrival.refused(&vm.card, &cards));
             obstacles.extend(refusals.into_iter().filter_map(|refusal| {
-                // Invalid values were already found.
+                // Invalid values were reported earlier.
                 let told = refusal.kind != RefusalKind::Invalid;
                 told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
@@ -322,7 +321,7 @@ impl Daemon {
         }
         let there: Vec<&VmSpec> = placed.iter().collect();
         if there.len() > MAX_VMS {
-            let what = format!("they would be {}, one daemon serves at most {MAX_VMS}; leave some out", there.len());
+            let what = format!("they would be {}, but one daemon serves at most {MAX_VMS}; omit some", there.len());
             obstacles.push(Obstacle { code: ErrorCode::Quota, of: "all VMs".to_owned(), what });
         }
         let shared = |step: &Step| step.kind == Kind::Card && step.changes.iter().any(|change| change.key != DRAINED);
@@ -338,14 +337,14 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Returns true if a CUDA card's owner carries out a step.
+    /// Returns true if a CUDA card's owner executes a step.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
     }
 
-    /// Carries out steps in order, and adds each to `done`. Needs `changing` and `tuning`, except for steps of the
-    /// owners of CUDA cards, which need neither.
+    /// Executes steps in order, and adds each to `done`. Needs `changing` and `tuning`, except for steps that the
+    /// owners of CUDA cards execute: these need neither.
     fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
         for Item { step, vm, tenant } in items {
             let result = match (step.action, step.kind) {
@@ -374,7 +373,7 @@ impl Daemon {
 }
 
 impl Daemon {
-    /// Changes the tables of a card that a step names. A card that is drained by this step keeps its tenants.
+    /// Changes the tables of a card that a step names. If the step drains the card, the card keeps its tenants.
     fn change_card(&self, step: &Step) -> Result<(), DaemonError> {
         let [scheduler, memory] = ["scheduler", "memory"].map(|table| within(step, table));
         if let Some(drained) = drained_by(step) {
@@ -445,17 +444,17 @@ impl Plan {
                 Kind::Tenant => "tenant",
             };
             let of = format!("{table}[{index}]");
-            self.say(ErrorCode::Invalid, of, "name: expected the name of what the table is of".to_owned());
+            self.say(ErrorCode::Invalid, of, "name: expected the name of the table's object".to_owned());
             return None;
         };
         if self.items.iter().any(|item| item.step.kind == kind && item.step.name == name) {
-            self.say(ErrorCode::Invalid, described(kind, name), "there are two tables of it, expected one".to_owned());
+            self.say(ErrorCode::Invalid, described(kind, name), "it has two tables, expected one".to_owned());
             return None;
         }
         Some(name.to_owned())
     }
 
-    /// Returns the changes from `now` that a table makes, and the result. Omitted keys count as their defaults.
+    /// Returns the changes of a table relative to `now`, and the result. Omitted keys get their defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -483,7 +482,7 @@ impl Plan {
     }
 }
 
-/// Returns the rank of a step: memory is freed before it is used.
+/// Returns the position of a step in the order: memory is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -512,7 +511,7 @@ fn code_of(kind: RefusalKind) -> ErrorCode {
     }
 }
 
-/// Returns the errors in the changeable settings of a card.
+/// Returns the errors in a card's changeable settings.
 fn card_mistakes(card: &CardSpec) -> Vec<String> {
     let told = |(key, what): (&str, String)| format!("{key}: {what}");
     if card.kind == CardKind::Cuda {
@@ -542,24 +541,24 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     let KeyChange { key, from, to } = change;
     let what = match step.kind {
         Kind::Vm => format!(
-            "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and apply again, \
-             or leave the key out",
+            "{key} is {from} and cannot become {to} while the VM exists; remove it (`mediatorctl vm remove {}`) and \
+             apply again, or omit the key",
             step.name
         ),
         Kind::Tenant => format!(
-            "{key} is {from} and cannot become {to} while the tenant exists; remove it (`mediatorctl tenant remove {}`) and apply \
-             again, or leave the key out",
+            "{key} is {from} and cannot become {to} while the tenant exists; remove it (`mediatorctl tenant remove \
+             {}`) and apply again, or omit the key",
             step.name
         ),
         Kind::Card | Kind::Daemon => format!(
-            "{key} is {from} and cannot become {to} while the daemon runs; change the configuration file and start the daemon \
-             again, or leave the key out"
+            "{key} is {from} and cannot become {to} while the daemon runs; change the configuration file and restart \
+             the daemon, or omit the key"
         ),
     };
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// Returns a step's changes in one of its tables, as a patch of the table.
+/// Returns a step's changes of one table, as a patch of this table.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

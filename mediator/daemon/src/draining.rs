@@ -1,4 +1,4 @@
-//! Draining of cards: a mark that keeps new virtual machines and tenants away, and moves of the existing ones.
+//! Draining of cards: a mark that rejects new virtual machines and tenants, and moves of the existing ones.
 //!
 //! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused. Each
 //! virtual machine is moved separately: in between, other changes are possible.
@@ -9,17 +9,17 @@ use config::check::{self, Refusal};
 use config::{CardSpec, TenantSpec, VmSpec, place};
 use events::NewEvent;
 
-/// Reason that a virtual machine or tenant is placed on a card.
+/// Reason why a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration file places it: a drained card may still accept it.
+    /// The configuration file assigns it to the card. A drained card may still accept it.
     Configured,
     /// An operator adds it now.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason that a card refuses this arrival, if it does.
+    /// Returns the reason why a card refuses this arrival, if the card refuses it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -42,7 +42,7 @@ impl State {
                 "it has its card by passthrough: its guest drives the card itself"
             }
             Life::Running(_) if entry.spec.xen_domain.is_some() => {
-                "it is a domain of Xen, which keeps the card that it has"
+                "it is a domain of Xen, which cannot change its card"
             }
             Life::Running(_) => return Ok(entry),
         };
@@ -73,7 +73,7 @@ impl Daemon {
         let spec = &state.movable(name)?.spec;
         let no = |why: String| Err(DaemonError::CannotMove { vm: name.to_owned(), to: to.to_owned(), why });
         if spec.card == to {
-            return no("it has that card already".to_owned());
+            return no("it already has that card".to_owned());
         }
         if let Some(why) = failed {
             return no(format!("the card is out of service: {why}"));
@@ -97,7 +97,7 @@ impl Daemon {
             return Ok(card.name.clone());
         }
         let why = place::nowhere(spec, &self.spec, &cards, &others).filter(|_| !cards.is_empty());
-        let why = why.map_or_else(|| "there is no other card that works".to_owned(), |refusal| refusal.what);
+        let why = why.map_or_else(|| "there is no other working card".to_owned(), |refusal| refusal.what);
         Err(DaemonError::Immovable { vm: name.to_owned(), why })
     }
 
@@ -106,10 +106,10 @@ impl Daemon {
     /// # Errors
     /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
-        self.move_for(name, card, expected, "an operator wants it")
+        self.move_for(name, card, expected, "requested by an operator")
     }
 
-    /// Same as [`Self::move_if`], for another reason, which is logged.
+    /// Same as [`Self::move_if`], for a different reason, which is logged.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -137,12 +137,12 @@ impl Daemon {
                 let Moved { from, pause_ms, memory_mib, total_ms, .. } = moved;
                 tracing::info!(vm = name, from, to = card, pause_ms, memory_mib, total_ms, reason, "the VM has moved");
                 let what =
-                    format!("moved from card `{from}` to card `{card}`, its guest waited {pause_ms} ms: {reason}");
+                    format!("moved from card `{from}` to card `{card}`, its guest waited for {pause_ms} ms: {reason}");
                 event(EventKind::Moved, what);
             }
             Err(error) => {
                 self.moves.failed();
-                tracing::warn!(vm = name, to = card, %error, reason, "the VM stays where it is");
+                tracing::warn!(vm = name, to = card, %error, reason, "the VM stays on its card");
                 event(EventKind::MoveFailed, error.to_string());
             }
         }
@@ -159,7 +159,7 @@ impl Daemon {
             tuning.drained = drained;
             state.tunings.insert(card.to_owned(), tuning);
             state.revision.next();
-            tracing::info!(card, drained, "whether the card takes VMs and tenants is set");
+            tracing::info!(card, drained, "the card's drained state is set");
             let (kind, what) = match drained {
                 true => (EventKind::DrainBegan, "takes no further VM or tenant"),
                 false => (EventKind::Undrained, "takes VMs and tenants again"),
@@ -170,7 +170,7 @@ impl Daemon {
     }
 
     /// Drains a card if the revision is still `expected`, and moves its virtual machines to other cards, one after the
-    /// other. Virtual machines that cannot move continue there and are reported; another call tries again.
+    /// other. Virtual machines that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
     /// If the card does not exist, the revision differs, or the change cannot be saved.
@@ -182,7 +182,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, mut left) = {
-            // Each arrival that was accepted before the mark is complete now, or has been refused.
+            // Each arrival that was accepted before the mark is now complete or refused.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -192,10 +192,10 @@ impl Daemon {
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
         left.extend(stayed);
-        // Saves changes that a move could not save, or reports the error.
+        // Saves changes that a failed save of a move left unsaved, or reports the error.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
-        let what = format!("drained: {} VMs were moved, {} VMs and tenants are left", moved.len(), left.len());
+        let what = format!("drained: {} VMs were moved, {} VMs and tenants remain", moved.len(), left.len());
         self.events.add(NewEvent::card(EventKind::Drained, card, what));
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
@@ -210,14 +210,14 @@ impl Daemon {
                 return Ok(None);
             }
             if !state.tuning(&self.known(card)?.spec).drained {
-                let why = format!("card `{card}` was undrained meanwhile");
+                let why = format!("card `{card}` was undrained during the move");
                 return Err(DaemonError::Immovable { vm: name.to_owned(), why });
             }
         }
         let to = self.other_card(name)?;
         let moved = self.move_counted(name, &to, "its card is drained")?;
         if let Err(error) = self.keep() {
-            tracing::warn!(vm = name, %error, "the VM's card is not kept yet");
+            tracing::warn!(vm = name, %error, "the VM's card is not saved yet");
         }
         Ok(Some(moved))
     }
@@ -237,12 +237,11 @@ impl Daemon {
 }
 
 fn tenant_left(tenant: &TenantSpec) -> Left {
-    let why =
-        "it is a tenant: what its programs have of the card cannot move; end them, or remove the tenant".to_owned();
+    let why = "it is a tenant: its programs' memory on the card cannot move; end them, or remove the tenant".to_owned();
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Machines without a target are retried as long as other
+/// Moves virtual machines with `move_off`, one after the other. Retries machines without a target as long as other
 /// machines leave, because an affinity may place a machine on another machine's new card.
 fn emptied(
     mut vms: Vec<String>,

@@ -17,7 +17,7 @@ use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An open endpoint that serves no client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, with its path unless the service manager created it. Early VMMs wait in its backlog.
+    /// A listening socket, with its path unless the service manager created it. Its backlog contains early VMMs.
     Socket(Listening),
     /// The domain with this name.
     Domain(DomainName),
@@ -100,7 +100,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns clients that another daemon has served, and connects their memory and interrupts to `link`.
+    /// Returns clients that another daemon served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
     /// If their state is not valid, or their memory cannot be mapped.
@@ -116,7 +116,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns the client of a daemon that was killed, and connects its memory and interrupts to `link`.
+    /// Returns the client of a killed daemon, and connects the client's memory and interrupts to `link`.
     ///
     /// # Errors
     /// Same as [`Self::parked`].

@@ -6,7 +6,7 @@ use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
 use listening::folders::FolderError;
 
-/// A failed request: the text is for people, [`DaemonError::code`] for programs.
+/// A failed request. The text is for people, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -40,14 +40,14 @@ pub enum DaemonError {
         /// All reasons for the refusal.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not answer: the card, and the time or reason.
+    /// The owner of a CUDA card does not respond. The text names the card, and the time or the reason.
     #[error("{0}")]
     Owner(String),
     /// Too many changes of a CUDA card are waiting.
-    #[error("too many changes of card `{0}` wait for each other already")]
+    #[error("too many changes of card `{0}` are already pending")]
     Crowded(String),
     /// A tenant was removed, but some of its processes have not ended.
-    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: what they have of the card is not free",
+    #[error("tenant `{tenant}` is removed, but its processes {} have not ended: their card memory is not free",
         .pids.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))]
     Lingering {
         /// Name of the tenant.
@@ -62,9 +62,9 @@ pub enum DaemonError {
     #[error("process {1} holds limits of tenant `{0}` already")]
     Leased(String, i32),
     /// The client's process cannot be watched.
-    #[error("the end of the client's process cannot be noticed: {0}")]
+    #[error("the end of the client's process cannot be detected: {0}")]
     Unwatched(String),
-    /// Too many tenants.
+    /// The limit on tenants is reached.
     #[error("there are {0} tenants already, as many as one daemon serves")]
     TooManyTenants(usize),
     /// The limit on virtual machines is reached.
@@ -106,10 +106,10 @@ pub enum DaemonError {
     /// A card has no scheduler.
     #[error("card `{0}` has no scheduler")]
     Unscheduled(String),
-    /// A card's scheduler cannot be recorded now.
+    /// A card's scheduler cannot be recorded at the moment.
     #[error("no record of card `{0}` can be made: no VM uses it, or one is being made already")]
     NoRecord(String),
-    /// Accesses of a VM cannot be counted now.
+    /// Accesses of a VM cannot be counted at the moment.
     #[error("accesses of VM `{0}` are being counted already")]
     Counting(String),
     /// A setting has an invalid value.
@@ -123,8 +123,8 @@ pub enum DaemonError {
     /// A value of a query is invalid.
     #[error("{0}")]
     Query(String),
-    /// The next daemon does not take over this one's state.
-    #[error("the daemon is not upgraded, and goes on as before: {0}")]
+    /// The next daemon has not taken over this daemon's state.
+    #[error("the daemon is not upgraded, and continues: {0}")]
     NotHandedOver(String),
     /// A virtual machine cannot move: the target card, and the reason.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
@@ -133,7 +133,7 @@ pub enum DaemonError {
         vm: String,
         /// Name of the target card.
         to: String,
-        /// Reason that the move is impossible.
+        /// Reason why the move is impossible.
         why: String,
     },
     /// A virtual machine could not be saved.
@@ -157,10 +157,10 @@ pub enum DaemonError {
     Immovable {
         /// Name of the virtual machine.
         vm: String,
-        /// Reason that no card is suitable.
+        /// Reason why no card is suitable.
         why: String,
     },
-    /// Another operator has changed the settings since.
+    /// Another operator has changed the settings meanwhile.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
         /// The revision that the request expected.
@@ -172,7 +172,7 @@ pub enum DaemonError {
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
     /// Some steps were completed before another one failed.
-    #[error("{error}; done before: {done}")]
+    #[error("{error}; completed changes: {done}")]
     Partly {
         /// The failure.
         #[source]
@@ -180,7 +180,7 @@ pub enum DaemonError {
         /// The completed steps.
         done: String,
     },
-    /// A change was made, but could not be saved: it will not outlive the daemon.
+    /// A change was made but could not be saved, so a restart of the daemon loses it.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.
@@ -248,15 +248,15 @@ impl DaemonError {
             Self::NoTenant(_) => "see `mediatorctl tenant list` for the names",
             Self::NoProfile(_) => "see `mediatorctl profile list` for the names",
             Self::Owner(_) => {
-                "try again: an owner that ends, or does not answer for 10 s, is started again, and its programs go on meanwhile; if \
-                 that does not help, see the daemon's log"
+                "try again: an owner that ends, or does not respond for 10 s, is restarted, and its programs continue; \
+                 if that does not help, see the daemon's log"
             }
             Self::Crowded(_) => "wait until some are done, then try again",
-            Self::Lingering { .. } => "end them; those of other users the daemon may kill only with CAP_KILL",
+            Self::Lingering { .. } => "end them; the daemon needs CAP_KILL to kill processes of other users",
             Self::Leased(..) => {
-                "wait until it has ended, or leave --memory and --weight out; `mediatorctl tenant set` sets limits that stay"
+                "wait until it has ended, or omit --memory and --weight; `mediatorctl tenant set` sets permanent limits"
             }
-            Self::Unwatched(_) => "ask on the daemon's host, or set limits that stay with `mediatorctl tenant set`",
+            Self::Unwatched(_) => "try on the daemon's host, or set permanent limits with `mediatorctl tenant set`",
             Self::NoVm(_) => "see `mediatorctl vm list` for the names",
             Self::NoCard(_) => "see `mediatorctl card show` for the names",
             Self::Busy(..) => "wait until that is done, then try again",
@@ -266,34 +266,34 @@ impl DaemonError {
             Self::NoAccount { .. } => "name an existing one, or its number",
             Self::Quota { what_to_do, .. } => what_to_do,
             Self::NoDomain(_) => "add it with `xen_domain` to have a domain with its vGPU, or name another VMM",
-            Self::IsDomain(..) => "ask for --vmm xen",
-            Self::NoScheduler(_) => "to have it share the card's time, remove it and add it without passthrough",
+            Self::IsDomain(..) => "use --vmm xen",
+            Self::NoScheduler(_) => "remove it and add it without passthrough, so that it shares the card's time",
             Self::Unscheduled(_) => "see `mediatorctl card show` for the cards",
             Self::Counting(_) => "try again when that is done",
             Self::NoRecord(_) => "try again when the other record is done, or a VM has been added",
-            Self::Folder(_) => "name another path, or remove what is in the folder's place",
-            Self::Setting { .. } => "correct the value; keys that are left out stay as they are",
+            Self::Folder(_) => "name another path, or remove the file at the folder's path",
+            Self::Setting { .. } => "correct the value; omitted keys keep their values",
             Self::Query(_) => "correct the value",
-            Self::CannotMove { .. } => "see to what is in the way, or name another card; the VM goes on where it is",
+            Self::CannotMove { .. } => "remove the obstacle, or name another card; the VM continues on its card",
             Self::NotSaved { .. } => {
-                "see to what is in the way, and try again; the VM goes on, and what was written is no saved VM"
+                "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }
-            Self::NotRestored { .. } => "see to what is in the way, or take another file; the VM goes on as it was",
-            Self::Immovable { .. } => "make room on another card, or remove the VM; it goes on where it is",
-            Self::Changed { .. } => "look again (`mediatorctl export`), and repeat what is still right",
+            Self::NotRestored { .. } => "remove the obstacle, or use another file; the VM continues unchanged",
+            Self::Immovable { .. } => "make room on another card, or remove the VM; it continues on its card",
+            Self::Changed { .. } => "read the state again (`mediatorctl export`), and repeat what is still correct",
             Self::Desired(_) => match self.code() {
                 ErrorCode::Conflict => "nothing was changed; see above for what to do with each",
                 ErrorCode::NotFound => "nothing was changed; see `mediatorctl card show` for the cards",
                 ErrorCode::Quota => {
-                    "nothing was changed; ask for less, lower what other VMs are guaranteed, or remove one"
+                    "nothing was changed; request less, lower the guarantees of other VMs, or remove one"
                 }
                 _ => "nothing was changed; correct the values",
             },
-            Self::Partly { .. } => "see to what failed, and apply it again: what is done stays",
+            Self::Partly { .. } => "resolve the failure, and apply the file again: completed changes are kept",
             Self::NotHandedOver(_) => {
-                "mend what is named, and ask again; `mediatord --check` looks at the configuration alone"
+                "correct the named problem, and try again; `mediatord --check` checks only the configuration"
             }
-            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change writes all again",
+            Self::NotKept(_) => "make room or correct the rights of `state_dir`; the next change saves the whole state",
             Self::Failed(_) => "see the daemon's log",
             Self::ShuttingDown => "start it again",
             Self::Socket(_) => match self.code() {
@@ -303,8 +303,8 @@ impl DaemonError {
             },
             Self::Refused { .. } | Self::TenantRefused { .. } => match self.code() {
                 ErrorCode::NotFound => "see `mediatorctl card show` for the cards",
-                ErrorCode::Conflict => "choose another value, or remove what is in the way",
-                ErrorCode::Quota => "ask for less, lower what other VMs are guaranteed, or remove one",
+                ErrorCode::Conflict => "choose another value, or remove the obstacle",
+                ErrorCode::Quota => "request less, lower the guarantees of other VMs, or remove one",
                 _ => "correct the value",
             },
         }

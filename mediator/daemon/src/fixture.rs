@@ -43,7 +43,7 @@ const BAR0_BYTES: usize = 4096;
 /// Names of virtual machines whose backends have been released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and records released VMs.
+/// Opens cards that serve plain memory, and records the released VMs.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -241,7 +241,7 @@ pub fn daemon_table(folder: &Path) -> String {
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until `so` returns true, because of another thread's action.
+/// Waits until `so` returns true because of another thread's action.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {

@@ -1,7 +1,7 @@
 //! Limits of tenants that end with a process: `POST /v1/tenants/NAME/lease`.
 //!
 //! A lease sets keys of a tenant until the client's process ends. The daemon then restores each key that still has the
-//! leased value. `state_dir` never has leased values: `leases.json` in `socket_dir` has them for the next daemon.
+//! leased value. Leased values are not in `state_dir`. The next daemon gets them from `leases.json` in `socket_dir`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +14,17 @@ use overrides::lease::{self, Lease, Process};
 
 use super::{Daemon, DaemonError};
 
-/// Name of the file.
+/// Name of the file with the leases.
 const FILE: &str = "leases.json";
-/// Interval at which a process is looked at.
+/// Interval at which the daemon checks a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Delay before a failed restoration is tried again.
+/// Delay before the daemon retries a failed restoration.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Writes the leases for the next daemon.
     pub(super) fn keep_leases(&self) -> Result<(), DaemonError> {
-        // Another thread must not replace the file with an earlier state.
+        // Another thread must not overwrite the file with an earlier state.
         let _one_at_a_time = self.override_store.lock();
         let saved = {
             let state = self.state.lock();
@@ -67,7 +67,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next look, if there is one.
+    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();
@@ -97,7 +97,7 @@ impl Daemon {
         None
     }
 
-    /// Reads the leases of an earlier daemon. Returns the tenants with the limits of processes that still run.
+    /// Reads the leases of an earlier daemon. Returns the tenants with the limits of running processes.
     pub(super) fn resume_leases(&self, tenants: Vec<TenantSpec>) -> Vec<TenantSpec> {
         let mut saved = lease::read(&self.spec.socket_dir.join(FILE)).unwrap_or_else(|error| {
             tracing::warn!(%error, "limits that end with a process are not read");
@@ -123,7 +123,7 @@ impl Daemon {
     }
 }
 
-/// Restores the keys of a tenant's lease once its process has ended. Ends with the lease or the runtime.
+/// Restores the keys of a tenant's lease once its process has ended. The task ends with the lease or the runtime.
 pub(crate) async fn watch(daemon: Arc<Daemon>, tenant: String) {
     let mut lease = None;
     loop {

@@ -1,4 +1,4 @@
-//! The daemon's core: the cards and virtual machines, and how they are added and removed.
+//! The daemon's core: the cards and virtual machines, and their addition and removal.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
@@ -8,8 +8,8 @@
 //! (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API),
 //! `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`).
 //!
-//! Each virtual machine has one thread, which runs its vfio-user server; the admin API runs on another thread. Virtual
-//! machines are added and removed one at a time, which may take long (memory is scrubbed); readers never wait for this.
+//! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
+//! machines are added and removed one at a time. This may take long (memory is scrubbed), but readers never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -126,7 +126,7 @@ impl State {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
 
-    /// Returns the amount of RAM that a virtual machine may lend to a card.
+    /// Returns the settings for the RAM that a virtual machine may lend to a card.
     fn ram(&self, vm: &VmSpec, card: &CardSpec) -> RamSpec {
         vm.memory.ram.on(&self.tuning(card).memory)
     }
@@ -169,7 +169,7 @@ pub struct Daemon {
     /// Saves changes to the file that outlives the daemon.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
-    /// The previous daemon, and the next one.
+    /// The previous daemon and the next one.
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
@@ -177,10 +177,10 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Opens the cards and starts the virtual machines of a configuration. `override_store` stores all later changes.
+    /// Opens the cards and starts the virtual machines of a configuration. `override_store` saves all later changes.
     ///
     /// # Errors
-    /// If a card or a virtual machine is not available; everything started so far is taken down.
+    /// If a card or a virtual machine is not available. Everything that was started so far is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -198,7 +198,7 @@ impl Daemon {
                 let name = vm.name.clone();
                 if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                     daemon.shut_down();
-                    // Virtual machines that a previous run has started are saved for the next run.
+                    // Virtual machines that an operator added during a previous run stay saved for the next run.
                     tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                     return Err(error);
                 }
@@ -234,7 +234,7 @@ impl Daemon {
         Ok(cards)
     }
 
-    /// Creates a daemon with these cards, without virtual machines and tenants.
+    /// Creates a daemon with these cards, and without virtual machines or tenants.
     fn with(
         config: Config,
         cards: BTreeMap<String, Card>,
@@ -270,7 +270,7 @@ impl Daemon {
         }
     }
 
-    /// Sets how another daemon is started to take over everything from this one.
+    /// Sets how this daemon starts its successor.
     pub(crate) fn continues_by(&self, succession: UpgradeChain) {
         self.line.continues_by(succession);
     }
@@ -289,20 +289,20 @@ impl Daemon {
         }
     }
 
-    /// Returns the revision of the settings that operators can change: it differs after each change.
+    /// Returns the revision of the settings that operators can change. Each change results in a different revision.
     #[must_use]
     pub fn revision(&self) -> String {
         self.state.lock().revision.to_string()
     }
 
-    /// Saves changes to the file that outlives the daemon; called after each change.
+    /// Saves changes in the file that outlives the daemon. Called after each change.
     ///
     /// # Errors
     /// If the file cannot be written. The change is still in effect.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // The missing virtual machines were not removed by an operator.
+            // No operator removed the missing virtual machines.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -315,14 +315,14 @@ impl Daemon {
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
         let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-        // Leased values end with a process.
+        // Leased values end with a process, so they are not saved.
         let without_lease = |spec: &TenantSpec| state.leases.get(&spec.name).map(|lease| lease.without(spec));
         let tenants =
             tenants.map(|(name, spec)| (name.clone(), without_lease(spec).unwrap_or_else(|| spec.clone()))).collect();
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Compares the state with the last one, and adds the events that this shows.
+    /// Compares the state with the previous one, and logs the differences as events.
     pub(crate) fn observe(&self) {
         let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
@@ -408,7 +408,7 @@ impl Daemon {
         let name = &spec.name;
         let card = self.cards.get(&spec.card).ok_or_else(|| DaemonError::NoCard(spec.card.clone()))?;
         let failed = |what: &dyn std::fmt::Display| DaemonError::Failed(format!("VM `{name}` cannot be added: {what}"));
-        // The endpoint is opened first: this step fails most often, and costs nothing to undo.
+        // The endpoint is opened first, because this step fails most often and costs nothing to undo.
         let endpoint = Endpoint::open(spec, &self.spec.socket_dir, &self.sockets)?;
         let ram = self.state.lock().ram(spec, &card.spec);
         let (server, path) = endpoint.serve(name, memory_limits(spec, &ram), &self.sockets)?;
@@ -450,7 +450,7 @@ impl Daemon {
             }
             Err(error) => error.to_string(),
         };
-        tracing::error!(vm = name, why, "the VMM of a daemon that was killed has lost its device");
+        tracing::error!(vm = name, why, "the VMM of a killed daemon has lost its device");
         None
     }
 
@@ -478,7 +478,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. Needs `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The counts of its kills are lost with it. The daemon finds these events, not the author of the removal.
+        // The removal discards the counts of kills. The daemon, not the removal's author, is the author of these
+        // events.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
@@ -539,7 +540,7 @@ impl Daemon {
         self.cards.values().map(|card| self.show_card(card)).collect()
     }
 
-    /// Returns true if all cards have failed, so that the daemon cannot serve; false without cards.
+    /// Returns true if all cards have failed, so that the daemon cannot serve. Returns false without cards.
     #[must_use]
     pub(crate) fn has_failed(&self) -> bool {
         !self.line.is_gone()
@@ -574,12 +575,12 @@ impl Daemon {
         let cuda = spec.kind == CardKind::Cuda;
         let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter(|vm| vm.cuda.is_none()).filter_map(|vm| vm.vram_mib);
-        // For a CUDA card, only guarantees count: other memory of tenants is not reserved.
+        // For a CUDA card, only guarantees count, because other memory of tenants is not reserved.
         let of_vms = users.iter().filter(|vm| vm.cuda.is_some()).filter_map(|vm| vm.memory.guarantee_mib);
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // The lower of two bounds: the unassigned rest of the configuration, and the card's free VRAM.
+        // The smaller of two bounds: the unassigned rest of the configured memory, and the card's free VRAM.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {
@@ -636,7 +637,7 @@ impl Drop for Daemon {
 
 /// Returns the bounds of the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which may change; a passed-through card has no other user.
+    // The card's owner enforces the quota, which may change. A passed-through card has no other user.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -646,7 +647,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns the reason that a VM may not take a tenant's name.
+/// Returns the reason why a VM may not take a tenant's name.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

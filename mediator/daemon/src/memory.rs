@@ -1,4 +1,4 @@
-//! Memory of cards: shows its placement and changes its settings while guests work.
+//! Memory of cards: reports its placement, and changes its settings while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Daemon {
     /// Returns how a card's memory is used.
     ///
     /// # Errors
-    /// If no card has the name, or a virtual machine has it by passthrough.
+    /// If no card has the name, or a virtual machine uses the card by passthrough.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -121,7 +121,7 @@ impl Daemon {
         if let Some(tuning) = state.tunings.get_mut(card) {
             tuning.memory = memory;
         }
-        tracing::info!(card, ?memory, "the division of the card's memory is set");
+        tracing::info!(card, ?memory, "the division of the card's memory has changed");
         self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("memory", patch)));
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's memory.
     ///
     /// # Errors
-    /// If no virtual machine has the name, it is being created or removed, or has its card by passthrough.
+    /// If no virtual machine has the name, or it is being created or removed, or uses its card by passthrough.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -183,7 +183,7 @@ impl Daemon {
 
     /// Changes a virtual machine's settings for its card's memory. Needs `tuning`.
     ///
-    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again; if a check
+    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again. If a check
     /// fails, the virtual machine gets its previous settings back.
     pub(super) fn tune_vm_memory(
         &self,
@@ -199,7 +199,7 @@ impl Daemon {
         };
         let restore_limits = || {
             if let Some(Err(error)) = before.map(|before| host.lock().memory_mut().set_limits(*vm, before)) {
-                tracing::debug!(vm = name, %error, "limits of memory were not taken back: the VM is gone");
+                tracing::debug!(vm = name, %error, "memory limits were not restored: the VM no longer exists");
             }
         };
         host.make_room(|state| state.memory_mut().set_limits(*vm, *limits))
@@ -228,7 +228,7 @@ impl Daemon {
             Ok(())
         })?;
         state.revision.next();
-        tracing::info!(vm = name, ?limits, "the VM's limits of memory are set");
+        tracing::info!(vm = name, ?limits, "the VM's memory limits have changed");
         self.events.add(NewEvent::vm(EventKind::Changed, name, changed_in("memory", patch)));
         Ok(tuning.settings)
     }
@@ -311,7 +311,7 @@ impl Daemon {
         Ok(api::MoveReport { moved_bytes: done.bytes, stayed_bytes, suspended_ns: done.suspended_ns, reason })
     }
 
-    /// Starts to count how often a guest's VRAM is accessed, until the record is [ended](AccessRecord::end) or dropped.
+    /// Starts to count the accesses to a guest's VRAM, until the record is [ended](AccessRecord::end) or dropped.
     ///
     /// # Errors
     /// Same as for [`Self::vm_memory`]; also if a record is already running.
@@ -382,14 +382,14 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client has disconnected; discard the record.
+        // The client disconnected, so the record is discarded.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
     }
 }
 
-/// Returns the error for a request for more host memory than at the start.
+/// Returns the error for a request for more host memory than the daemon reserved at its start.
 pub(super) fn more_host_memory(mib: u64, most: u64) -> String {
     format!(
         "memory.host_mib: {mib}, expected at most the {most} that the daemon was started with; change the configuration file and \
@@ -412,12 +412,12 @@ pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the amount of RAM in bytes that the daemon may touch before the virtual machine itself touches it.
+/// Returns the amount of RAM in bytes that the daemon may touch before the guest touches it.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
 
-/// Returns the RAM that a virtual machine may lend, in the form for the card's owner.
+/// Returns the settings for a virtual machine's lent RAM, in the form for the card's owner.
 pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
@@ -434,14 +434,14 @@ impl Lent {
         for (host, &(vm, share)) in self.host.iter().flat_map(|host| self.shares.iter().rev().map(move |of| (host, of)))
         {
             if let Err(error) = host.lock().set_ram(vm, share) {
-                tracing::error!(%vm, %error, "the VM does not get back the bus addresses that it had");
+                tracing::error!(%vm, %error, "the VM does not get its previous bus addresses");
             }
         }
     }
 }
 
-/// Sets the RAM that each virtual machine of a card may lend for new `memory` settings of the card. If one fails, no
-/// amount changes.
+/// Applies new `memory` settings of a card to the RAM that each of its virtual machines may lend. If one change fails,
+/// all amounts stay unchanged.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();
@@ -477,11 +477,11 @@ fn outside(vm: &str, range: api::Range, vram_bytes: u64) -> Result<(), DaemonErr
 }
 
 fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
-    let none = || DaemonError::Failed(format!("card `{}` is not the mediator's", card.spec.name));
+    let none = || DaemonError::Failed(format!("the mediator does not own card `{}`", card.spec.name));
     card.backend.mediated().ok_or_else(none)
 }
 
-/// Adds facts about the memory of a virtual machine that only this kind of card has.
+/// Adds data about a virtual machine's memory that only this kind of card has.
 fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
     let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
     let refused = holdings.refusals.counts_for(vm).into_iter();

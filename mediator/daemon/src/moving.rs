@@ -1,8 +1,8 @@
 //! Moves a virtual machine to another card while its guest works.
 //!
-//! The virtual machine is created on the other card, and its memory leaves the current card, while its guest works.
-//! Then its VMM waits: the guest's state on the card is copied (`vgpu`), and the connection continues with the device
-//! of the other card. Until then, the virtual machine resumes on its current card if anything fails.
+//! The virtual machine is created on the other card, and its memory is evicted from the current card, while its guest
+//! works. Then its VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the
+//! other card. If anything fails before that, the virtual machine resumes on its current card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,12 +15,12 @@ use super::draining::Arrival;
 use super::vm::{Rest, Running};
 use super::{Card, Daemon, DaemonError, Life, memory};
 
-/// Time limit for a virtual machine's VMM connection to quiesce.
+/// Time limit for quiescing a virtual machine's VMM connection.
 // TIMEOUT: covers an incomplete request, or a write that waits up to a second for memory.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for the work to leave the engines; remaining work is then treated as a hang.
-// TIMEOUT: twice the limit of an upgrade, since only this VM waits. Compute work of a guest ends within milliseconds,
-// or takes longer than guests' drivers wait.
+/// Time limit for the work to leave the engines. Work that remains is then treated as hung.
+// TIMEOUT: twice the limit of an upgrade, because only this VM waits. A guest's compute work either ends within
+// milliseconds, or exceeds the time that guests' drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Size of a MiB in bytes.
 pub(super) const MIB: u64 = 1 << 20;
@@ -45,13 +45,14 @@ impl Daemon {
     }
 
     /// Moves a virtual machine to another card, after a successful [`Self::may_move`]. If the virtual machine or its
-    /// card has failed, it is created again on the other card: its VMM has lost its device already. Needs `changing`.
+    /// card has failed, the machine is created again on the other card, because its VMM has lost its device. Needs
+    /// `changing`.
     ///
     /// # Errors
     /// Same as for [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
-        // The next card counts its kills from zero.
+        // The next card starts its count of kills at zero.
         author::acting(author::daemon(), || self.observe());
         let plan = self.plan_move(name, card)?;
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
@@ -88,20 +89,20 @@ impl Daemon {
         Ok(Plan { running, from, to, spec })
     }
 
-    /// Removes a virtual machine that has failed or has a failed card, and adds it to another card.
+    /// Removes a virtual machine that has failed or is on a failed card, and adds it to another card.
     fn place_anew(&self, name: &str, spec: VmSpec) -> Result<(), DaemonError> {
         let to = spec.card.clone();
         self.take_out(name, None)?;
         let added = self.reserve(spec, None, Arrival::New).and_then(|spec| self.fill(&spec));
         added.map(drop).map_err(|error| {
             DaemonError::Failed(format!(
-                "VM `{name}` had failed and was taken out, but cannot be added to card `{to}`; see to this and add it again: {error}"
+                "VM `{name}` had failed and was removed, but cannot be added to card `{to}`; resolve this and add it again: {error}"
             ))
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the time that it waited, and the number of bytes copied between
-    /// the cards.
+    /// Moves a virtual machine to another card. Returns the duration of the pause, and the number of bytes copied
+    /// between the cards.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -124,10 +125,10 @@ impl Daemon {
             drop(device);
             host.stays(here.id());
             if let Err(error) = vm.release() {
-                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+                tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This is the slow part; the guest works meanwhile.
+        // This is the slow part, and the guest works meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));
@@ -173,7 +174,7 @@ impl Daemon {
         }
     }
 
-    /// Resumes a virtual machine with the device of another card.
+    /// Resumes a virtual machine with a device on another card.
     pub(super) fn goes_on(
         &self,
         name: &str,

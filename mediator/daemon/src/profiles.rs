@@ -1,4 +1,4 @@
-//! Profiles: expands tables that name a profile, and counts the further users of each profile that fit on the cards.
+//! Profiles: expands tables that name a profile, and counts how many further users of each profile fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -18,7 +18,7 @@ impl Daemon {
     /// Returns the virtual machine that the body of a request describes.
     ///
     /// # Errors
-    /// The error, with its key.
+    /// If a key is invalid; the error names the key.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
@@ -26,7 +26,7 @@ impl Daemon {
     /// Returns the tenant that the body of a request describes.
     ///
     /// # Errors
-    /// The error, with its key.
+    /// If a key is invalid; the error names the key.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
@@ -57,8 +57,8 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Counts users of a profile by adding them to a copy of the state until a card refuses one. The result is bounded
-    /// by the total number that a daemon serves.
+    /// Counts further users of a profile: adds users to a copy of the state until every card refuses one. The count is
+    /// limited to the maximum number of users of a daemon.
     fn capacity(
         &self,
         profile: &ProfileSpec,

@@ -1,4 +1,4 @@
-//! Runs the program: a daemon that starts without state, or one that takes over from another daemon.
+//! Runs the program: a daemon that starts without state, or a daemon that takes over from another daemon.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -23,7 +23,7 @@ use crate::{Daemon, account, serving};
 /// Runs the program to its end.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Read the path before a package upgrade: afterwards, it names the next version.
+    // Read the path before a package upgrade, because afterwards it names the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -69,7 +69,7 @@ fn begin(
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     descriptors::raise_limit();
-    // The admin socket is opened first: a second daemon fails at this step, before it touches a card.
+    // The admin socket is opened first, so that a second daemon fails here, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
@@ -131,7 +131,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path belongs to this daemon, with its name for another daemon.
+    /// Duplicates each socket whose path belongs to this daemon, with its name in the package for another daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -145,7 +145,7 @@ impl Admin {
 /// Listens for browsers.
 fn page_at(address: SocketAddr) -> anyhow::Result<TcpListener> {
     status_page::listen(address).map_err(|error| {
-        // The unit of the package permits UNIX sockets only.
+        // The package's unit permits only UNIX sockets.
         let refused = error.raw_os_error() == Some(Errno::AFNOSUPPORT.raw_os_error());
         let advice = "; the service needs the drop-in page.conf, which is an example of the package";
         anyhow::Error::new(error).context(format!("the page's address {address}{}", if refused { advice } else { "" }))
@@ -168,7 +168,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Does not wait for running requests; the daemon refuses changes from now on.
+    // Does not wait for running requests. The daemon refuses changes from now on.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

@@ -1,7 +1,7 @@
 //! Automatic moves of virtual machines from full cards to empty ones.
 //!
-//! The crate [`rebalance`] decides which virtual machines move, and when. This module describes the cards to this
-//! crate, and makes the chosen moves in the same way as an operator's moves.
+//! The crate [`rebalance`] decides which virtual machines move, and when. This module passes it the state of the cards,
+//! and executes its moves like an operator's moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -31,13 +31,13 @@ impl Daemon {
         let (cards, vms) = self.loads(window_ms);
         let Some(Advice { vm, to, why }) = rebalancer.round(began.elapsed(), &cards, &vms) else { return };
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
-            tracing::warn!(vm, to, why, %error, "the VM was to move by itself, and has not");
+            tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
         // A virtual machine that cannot move is not retried in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 
-    /// Returns the cards between which virtual machines may move, and the movable virtual machines.
+    /// Returns the cards that support moves, and the movable virtual machines.
     fn loads(&self, window_ms: u64) -> (Vec<CardLoad>, Vec<VmLoad>) {
         let shared = |card: &api::Card| {
             let of_tenants = self.known(&card.name).is_ok_and(|card| card.cuda.is_some());
@@ -90,7 +90,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
         match round.await {
             Ok(after) => rebalancer = after,
             Err(error) => {
-                tracing::error!(%error, "cards are not rebalanced any more; restart the daemon");
+                tracing::error!(%error, "cards are no longer rebalanced; restart the daemon");
                 return;
             }
         }

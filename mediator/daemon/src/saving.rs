@@ -1,8 +1,8 @@
 //! Saves a virtual machine's vGPU as a stream of bytes, and restores it from such a stream.
 //!
-//! The stream is exchanged with a client of the admin API, in chunks, through an unnamed file, so that neither the VM
-//! nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored vGPU is created
-//! next to the current one, on the same card, and replaces it once the whole stream has been read and checked; on any
+//! The daemon exchanges the stream in chunks with a client of the admin API through an unnamed file, so that neither
+//! the VM nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored vGPU is
+//! created on the same card as the current one, and replaces it once the whole stream has been read and checked. On any
 //! failure, the virtual machine continues unchanged.
 
 use std::time::Instant;
@@ -16,9 +16,9 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Maximum overhead of a stream for its parts, as a divisor of the VM's memory.
+/// Maximum overhead of a stream for its parts, as a divisor of the VM's memory size.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream in addition to the memory, in bytes: kept page tables and all channels need less.
+/// Maximum size of a stream in bytes, not counting the memory. Kept page tables and all channels need less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
@@ -39,7 +39,7 @@ impl Daemon {
         saved.map(drop)
     }
 
-    /// Adds an event about a virtual machine on its card; none if the virtual machine does not exist.
+    /// Logs an event about a virtual machine on its card. Does nothing if the virtual machine does not exist.
     fn note_saved(&self, kind: EventKind, name: &str, text: String) {
         let card = self.state.lock().vms.get(name).map(|entry| entry.spec.card.clone());
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
@@ -100,8 +100,8 @@ impl Daemon {
     /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty part at the end.
     ///
     /// # Errors
-    /// If the bytes are not a virtual machine that can resume on this card, or `next` fails. The virtual machine then
-    /// continues unchanged.
+    /// If the bytes do not describe a virtual machine that can resume on this card, or `next` fails. The virtual
+    /// machine then continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
@@ -186,19 +186,19 @@ impl Daemon {
         });
         let (bytes, rest, left) = taken.inspect_err(|_| {
             if let Err(error) = vm.release() {
-                tracing::error!(vm = name, %error, "the card keeps something of a VM that does not come");
+                tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         })?;
         self.goes_on(name, running, rest, &plan.spec, Built { device, backend: vm })?;
         let waited = paused.elapsed();
-        // No VM waits for the scrub of the previous memory.
+        // The VM does not wait while its previous memory is scrubbed.
         drop(left);
         self.keep()?;
         tracing::info!(
             vm = name,
             mib = bytes / MIB,
             waited_ms = waited.as_millis(),
-            "a VM goes on from what was saved"
+            "a VM continues from its saved state"
         );
         Ok(api::Restored {
             vm: name.to_owned(),
@@ -208,7 +208,7 @@ impl Daemon {
         })
     }
 
-    /// Returns a plan to create a working virtual machine again on its card, or the reason that this is impossible.
+    /// Returns a plan for creating a working virtual machine again on its card, or the reason why this is impossible.
     fn plan_at_home(
         &self,
         name: &str,

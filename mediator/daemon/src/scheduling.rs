@@ -1,4 +1,4 @@
-//! Time of cards: shows how it is shared, and changes this while guests work.
+//! Time of cards: reports how it is shared, and changes the shares while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 /// Maximum size of a scheduler's record in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Same for the record of a CUDA card, which its owner sends as one message: about 50,000 events.
+/// Maximum size for the record of a CUDA card, which its owner sends as one message: about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Text of an operator's release from quarantine.
-pub(super) const RELEASED: &str = "released from quarantine, and its strikes are forgotten";
+pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
 /// Default window over which received shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
     /// Returns how a card's time is shared, with the parts received in the last `window_ms` complete milliseconds. The
-    /// window is rounded to whole intervals of the history.
+    /// window is rounded up to whole intervals of the history.
     ///
     /// # Errors
     /// If no card has the name, it is passed through, or the window is out of bounds.
@@ -115,12 +115,12 @@ impl Daemon {
             }
         }
         self.known(card)?.backend.set_scheduler(config);
-        tracing::info!(card, policy = config.policy.name(), "the card's scheduler is set");
+        tracing::info!(card, policy = config.policy.name(), "the card's scheduler settings have changed");
         self.events.add(NewEvent::card(EventKind::Changed, card, changed_in("scheduler", patch)));
         Ok(())
     }
 
-    /// Returns the card time that its virtual machines used in the last `since_ms` milliseconds.
+    /// Returns the card time that a card's virtual machines used in the last `since_ms` milliseconds.
     ///
     /// # Errors
     /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
@@ -207,7 +207,7 @@ impl Daemon {
             params.check().map_err(|error| wrong(error.to_string()))?;
             spec.time = time;
             card.backend.set_share(vm, params);
-            tracing::info!(vm = name, ?params, "the VM's share of the card's time is set");
+            tracing::info!(vm = name, ?params, "the VM's share of the card's time has changed");
             Ok(params.into())
         };
         let mut state = self.state.lock();
@@ -257,14 +257,14 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns the division of a card's time, with uses of the last `recent_ns` nanoseconds at least.
+    /// Returns the division of a card's time, including at least the uses of the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
             let seen = cuda.seen()?;
             let settings = self.state.lock().tuning(cuda.spec()).scheduler;
             let killed = seen.card.tenants.values().map(|tenant| (tenant.name.clone(), tenant.killed)).collect();
-            // The owner may still have a tenant that was removed.
+            // The owner may still list a tenant that was removed.
             let specs = self.tenant_specs(Some(card)).into_iter();
             let names = specs.filter_map(|spec| Some((seen.tenant(&spec.name)?.0, spec.name))).collect();
             return Ok(CardTime { settings, view: seen.card.time.clone(), names, overdue: BTreeMap::new(), killed });
@@ -288,7 +288,7 @@ impl Daemon {
     }
 }
 
-/// The division of a card's time, with facts that only one kind of card has, by tenant.
+/// The division of a card's time, by tenant, with data that only one kind of card has.
 struct CardTime {
     settings: sched::Config,
     view: TimeView,
@@ -322,11 +322,11 @@ impl Daemon {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             return match cuda.change()?.ask(&format!("card `{card}`"), Request::EndRecord)? {
                 Answer::Record(lines) => Ok(lines.into_bytes()),
-                other => Err(DaemonError::Failed(format!("the owner of card `{card}` answers {other:?}"))),
+                other => Err(DaemonError::Failed(format!("the owner of card `{card}` responds {other:?}"))),
             };
         }
         let record = self.known(card)?.backend.end_record();
-        record.ok_or_else(|| DaemonError::Failed(format!("card `{card}` is not the mediator's any more")))
+        record.ok_or_else(|| DaemonError::Failed(format!("the mediator no longer owns card `{card}`")))
     }
 }
 
@@ -335,9 +335,9 @@ impl Drop for SchedulerRecord {
         if self.over {
             return;
         }
-        // The client no longer exists; discard the record. The owner of a CUDA card may answer slowly.
+        // The client has disconnected, so the record is discarded. The owner of a CUDA card may respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
-        // Without a thread the record ends when it is full.
+        // If no thread can be created, the record ends when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));
     }
 }

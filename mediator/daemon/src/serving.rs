@@ -1,4 +1,4 @@
-//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its reason to end.
+//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its exit reason.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// If the API cannot be served, or all cards have failed: a new daemon initializes them again.
+/// If the API cannot be served, or all cards have failed. A new daemon then initializes the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
@@ -27,7 +27,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         let reason = tokio::select! {
             _ = terminate.recv() => "SIGTERM",
             _ = interrupt.recv() => "SIGINT",
-            () = leaving.line.left() => "another daemon goes on with all that there was",
+            () = leaving.line.left() => "another daemon continues with all cards and VMs",
             () = look_around(failed) => {
                 found.store(true, Ordering::Relaxed);
                 "all cards have failed"
@@ -45,7 +45,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
         tokio::spawn(watch(Arc::clone(daemon), limit, || notify(NotifyState::Watchdog)));
     }
     if let Some(spec) = daemon.spec().rebalance {
-        tracing::info!(?spec, "VMs move by themselves from full cards to empty ones");
+        tracing::info!(?spec, "VMs move automatically from full cards to empty cards");
         tokio::spawn(rebalancing::run(Arc::clone(daemon), spec));
     }
     tokio::spawn(observe(Arc::clone(daemon)));
@@ -69,7 +69,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // If the cards belong to another daemon, this one has no state of them.
+            // If the cards belong to another daemon, this daemon has no state of them.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();
@@ -92,7 +92,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice in `limit` while the daemon is responsive: requests do not block each other.
+/// Calls `tell` at least twice per `limit` while the daemon is responsive, because requests do not block each other.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {
@@ -106,6 +106,6 @@ pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl F
 
 fn notify(state: NotifyState) {
     if let Err(error) = sd_notify::notify(&[state]) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "the service manager cannot be notified");
     }
 }

@@ -95,7 +95,7 @@ pub(super) fn show(Found { spec, life, ram }: Found) -> api::Vm {
     }
 }
 
-/// Returns the counters of a connection as a flat map, with the prefix `messages_` for counters of messages.
+/// Returns the counters of a connection as a flat map. Counters of messages have the prefix `messages_`.
 fn transport(link: &Link) -> BTreeMap<String, u64> {
     let Ok(serde_json::Value::Object(counts)) = serde_json::to_value(link.counters().snapshot()) else {
         return BTreeMap::new();

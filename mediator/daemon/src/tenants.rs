@@ -1,6 +1,6 @@
-//! Tenants of CUDA cards: adds, removes and shows them, and changes their settings while their programs run.
+//! Tenants of CUDA cards: adds, removes and reports them, and changes their settings while their programs run.
 //!
-//! A change waits for the owner of its card while only that card's lock is held: readers and other changes do not wait.
+//! A change holds only its card's lock while it waits for the owner, so readers and other changes do not wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use overrides::Tuning;
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time limit for a removed tenant's processes to end.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it; then the operator is notified.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it. The operator is notified in that case.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -42,7 +42,7 @@ impl State {
         check::tenant(spec, &daemon.spec, &daemon.specs, &vms, &others)
     }
 
-    /// Returns the VMs on CUDA cards, as tenants of these.
+    /// Returns the VMs on CUDA cards, as tenants of their cards.
     fn cuda_vms(&self) -> impl Iterator<Item = TenantSpec> {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
@@ -53,7 +53,7 @@ impl State {
         entry.spec.cuda.is_some().then(|| entry.spec.as_tenant())
     }
 
-    /// Returns a tenant of a CUDA card, VMs among them.
+    /// Returns a tenant of a CUDA card, which may be a VM.
     fn tenant(&self, name: &str) -> Option<TenantSpec> {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// Assigns a tenant that names no card to the card with most room.
+    /// Assigns a tenant that names no card to the card with the most room.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -96,20 +96,20 @@ impl Daemon {
         self.known(card)?.cuda.as_deref().ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns true if a tenant of a CUDA card has the name, or a VM on such a card.
+    /// Returns true if a tenant of a CUDA card, or a VM on such a card, has this name.
     pub(super) fn is_tenant(&self, name: &str) -> bool {
         self.state.lock().tenant(name).is_some()
     }
 
-    /// Returns the configured tenants, of a card or of all.
+    /// Returns the configured tenants of one card or of all cards.
     pub(super) fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
         let all = state.tenants.values().cloned().chain(state.cuda_vms());
         all.filter(|spec| card.is_none_or(|card| spec.card == card)).collect()
     }
 
-    /// Returns all tenants, by name, without waiting for owners: if an owner does not answer, the tenants of its card
-    /// are shown without their programs.
+    /// Returns all tenants by name, without waiting for owners. If an owner does not respond, the tenants of its card
+    /// are returned without their programs.
     #[must_use]
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
@@ -139,14 +139,14 @@ impl Daemon {
         self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the card of a tenant. Also returns the tenant's state at that time.
+    /// Waits until no other thread changes the tenant's card. Also returns the tenant's state at that time.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
             let card = self.tenant_spec(name)?.card;
             let turn = self.cuda(&card)?.change()?;
             let spec = self.tenant_spec(name)?;
             if self.state.lock().coming.contains(name) {
-                // The tenant is being added, which waits for memory.
+                // The tenant is still being added, which waits for memory.
                 drop(turn);
                 locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
@@ -169,7 +169,7 @@ impl Daemon {
         self.tenant(&name)
     }
 
-    /// Adds a tenant, without saving the change.
+    /// Adds a tenant without saving the change.
     pub(super) fn put_tenant(
         &self,
         spec: TenantSpec,
@@ -203,7 +203,7 @@ impl Daemon {
             if !refusals.is_empty() {
                 return Err(refused(refusals));
             }
-            // From here on the tenant's name and guarantees are reserved.
+            // From here on, the tenant's name and guarantees are reserved.
             state.tenants.insert(spec.name.clone(), spec.clone());
             state.coming.insert(spec.name.clone());
         }
@@ -232,11 +232,11 @@ impl Daemon {
         Ok(())
     }
 
-    /// Removes a tenant if the revision is still `expected`: its programs end according to its policy, its socket is
-    /// removed, and its memory is freed.
+    /// Removes a tenant if the revision is still `expected`: ends its programs according to its policy, removes its
+    /// socket, and frees its memory.
     ///
     /// # Errors
-    /// If no tenant has the name, its card's owner does not answer, or its programs do not end.
+    /// If no tenant has the name, its card's owner does not respond, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -245,10 +245,10 @@ impl Daemon {
         done
     }
 
-    /// Removes a tenant, without saving the change.
+    /// Removes a tenant without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.state.lock().cuda_vm(name).is_some() {
-            // It is removed as a VM.
+            // The VM's own command removes it.
             return Err(DaemonError::NoTenant(name.to_owned()));
         }
         let (spec, turn) = self.tenant_turn(name)?;
@@ -281,8 +281,8 @@ impl Daemon {
     /// Changes a tenant's settings for its card, from now on; keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// If no tenant has the name, the revision is not `expected`, its card's owner does not answer, or a setting is
-    /// invalid; in these cases nothing changes.
+    /// If no tenant has the name, the revision is not `expected`, its card's owner does not respond, or a setting is
+    /// invalid. In these cases nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -297,7 +297,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Changes the changeable keys of a tenant, without saving the change. The event ends with `why`.
+    /// Changes the changeable keys of a tenant without saving the change. The text of the event ends with `why`.
     pub(super) fn tune_tenant(
         &self,
         name: &str,
@@ -331,7 +331,7 @@ impl Daemon {
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
-        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card is set");
+        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card has changed");
         let (card, what) = (spec.card.clone(), changed(patch) + why);
         let mut state = self.state.lock();
         let is_vm = state.store_tenant(spec);
@@ -352,7 +352,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes how a CUDA card is shared, from now on; keys that the patches omit keep their values.
+    /// Changes how a CUDA card is shared, from now on. Keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,
@@ -384,7 +384,7 @@ impl Daemon {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
         turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
-        tracing::info!(card = spec.name, ?tuning, "how the CUDA card is shared is set");
+        tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
         self.events.add(NewEvent::card(EventKind::Changed, &spec.name, changed(&patch)));

@@ -109,7 +109,7 @@ fn socket_in_use_is_refused_and_the_name_stays_free() {
     assert!(error.to_string().contains("a.sock is in use"), "{error}");
     assert!(fixture.daemon.vms().is_empty());
 
-    // No process listens on this socket, so it is replaced.
+    // No process listens on this socket, so the daemon replaces it.
     drop(other);
     assert!(fixture.path("a.sock").exists());
     fixture.daemon.add(VmSpec::new("a", "card0", 64)).unwrap();

@@ -1,10 +1,10 @@
 //! One daemon takes over the cards, virtual machines and sockets of another daemon while they work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)): `sender` is the running
-//! daemon's side, and `receiver` the next daemon's; `cuda` has both for cards with an owner process. Until the next
-//! daemon reports that it has rebuilt its state, the first daemon resumes on any failure. `roster` is the state that
-//! cards and virtual machines do not serialize themselves; at `points`, tests kill one of the two daemons.
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the running
+//! daemon's side, and `receiver` the next daemon's; `cuda` contains both for cards with an owner process. If anything
+//! fails before the next daemon reports that it has rebuilt its state, the first daemon resumes. `roster` is the state
+//! that cards and virtual machines do not serialize themselves. At `points`, tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -32,32 +32,32 @@ use roster::{CudaPart, EventsPart, Roster};
 /// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
-/// Time limit for the next daemon to rebuild everything while virtual machines wait; otherwise the upgrade is refused.
-// TIMEOUT: QEMU gives up on a request that is not answered within 5 s.
+/// Time limit for the next daemon to rebuild everything while virtual machines wait; otherwise the upgrade is canceled.
+// TIMEOUT: QEMU gives up on a request that gets no response within 5 s.
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Time limit for a channel to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for the next daemon to receive the state, and the message that it owns the state. The other daemon has
-/// shorter limits, and its end is noticed immediately. If the other daemon is only delayed and this one gives up, the
-/// state has no owner.
+/// shorter limits, and its end is detected immediately. If this daemon gave up while the other is only slow, no daemon
+/// would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Prefix of the names of descriptors: listening sockets, by their names in the service manager's store.
 const SOCKET: &str = "socket:";
-/// Prefix for sockets of the service manager's units.
+/// Prefix of the names of sockets from the service manager's units.
 const UNIT: &str = "unit:";
-/// Prefix for a card's memory.
+/// Prefix of the descriptor of a card's memory.
 const VRAM: &str = "vram:";
-/// Prefix for host memory of a card's chunks.
+/// Prefix of the descriptor of the host memory for a card's chunks.
 const HOST_MEMORY: &str = "host-memory:";
-/// Prefix for the memory of a VM's apertures, which its VMM maps.
+/// Prefix of the descriptor of the memory behind a VM's apertures, which its VMM maps.
 const APERTURES: &str = "apertures:";
-/// Prefix for descriptors of a virtual machine's clients.
+/// Prefix of the descriptors of a virtual machine's clients.
 const CLIENTS: &str = "clients:";
-/// Prefix for the pipes of the owner of a CUDA card, and the descriptor of its process.
+/// Prefix of the pipes of a CUDA card's owner, and of the descriptor of its process.
 const OWNER: &str = "owner:";
-/// Prefix for the window of a VM's CUDA function, and the links of its workers.
+/// Prefix of the window of a VM's CUDA function, and of the links of its workers.
 const FUNCTION: &str = "function:";
 /// Name of the state folder's lock.
 const STATE_LOCK: &str = "state-lock";
@@ -98,7 +98,7 @@ impl Generations {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Records that another daemon owns everything from now on: status reports of cards in this process are
+    /// Records that another daemon owns everything from now on. Status reports of cards in this process are then
     /// meaningless.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
@@ -124,7 +124,7 @@ impl Generations {
         self.failures.load(Ordering::Relaxed)
     }
 
-    /// Returns the upgrade in which this daemon has taken over; `None` in the first daemon.
+    /// Returns the upgrade in which this daemon took over; `None` in the first daemon.
     pub(crate) fn last(&self) -> Option<handover::Takeover> {
         self.last.get().copied()
     }
@@ -140,7 +140,7 @@ fn known() -> Vec<Known> {
     known
 }
 
-/// Returns the parts to write for a reader of `reads`, in the newest versions that both sides know.
+/// Returns the parts to write for a reader of `reads`, in the newest versions that both sides support.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {

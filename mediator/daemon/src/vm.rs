@@ -24,14 +24,14 @@ use listening::SocketPath;
 /// Interval at which the end of a thread is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status that the device has reported in its calls, for the operator.
+/// Status for the operator that the device has reported through its calls.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// Guest memory is private to the current VMM, or to the previous one if no VMM is connected.
+    /// True if the guest memory is private to the current VMM, or to the previous one if no VMM is connected.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
-    /// Reason that the thread ended early.
+    /// Reason why the thread ended early.
     pub failed: Mutex<rank::Failure, Option<String>>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client gets no message.
+/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client receives no message.
 pub(super) struct Rest {
     work: Work,
     /// The suspended clients.
@@ -65,7 +65,7 @@ impl Rest {
     }
 }
 
-/// Client of an earlier daemon, if any, and the status that its device had reported.
+/// Client of an earlier daemon, if any, and the status that its device reported.
 pub struct EarlierClient {
     /// The suspended client.
     pub parked: Option<SuspendedClient>,
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client of `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -116,7 +116,7 @@ impl Running {
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
-                return Err("it does not come to rest: its client, or its memory, is waited for");
+                return Err("it does not become quiescent: the daemon waits for its client or its memory");
             }
             std::thread::sleep(POLL_INTERVAL);
         }
@@ -126,7 +126,7 @@ impl Running {
         rest.ok_or("it has failed just now")
     }
 
-    /// Resumes after [`Self::rested`].
+    /// Resumes the virtual machine after [`Self::rested`].
     ///
     /// # Errors
     /// If the host cannot create a thread.
@@ -149,7 +149,7 @@ impl Running {
             Ok(Err(error)) => {
                 tracing::error!(vm = name, %error, "the VM is out of service; remove it and add it again");
             }
-            Err(why) => tracing::error!(vm = name, why, "the VM does not go on"),
+            Err(why) => tracing::error!(vm = name, why, "the VM does not continue"),
         });
     }
 
@@ -179,13 +179,13 @@ impl Running {
         self.stop.stop();
     }
 
-    /// Ends the thread, disconnects the client, and frees its resources on the card. The socket is removed, unless it
-    /// must outlive the daemon.
+    /// Ends the thread, disconnects the client, and frees the virtual machine's resources on the card. Removes the
+    /// socket, unless it must outlive the daemon.
     pub fn end(&self, name: &str, how: End) {
         self.stop();
         let thread = self.thread.lock().take();
         if thread.is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(vm = name, "the thread of a VM ended by a panic while it was taken down");
+            tracing::error!(vm = name, "the thread of a VM panicked while the VM was removed");
         }
         give_back(name, &*self.backend);
         match how {
@@ -195,12 +195,12 @@ impl Running {
     }
 }
 
-/// Reason that a virtual machine ends.
+/// Reason why a virtual machine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// An operator removes the virtual machine.
     Removed,
-    /// The daemon ends, and may be started again.
+    /// The daemon ends, and may be restarted.
     Daemon,
 }
 
@@ -212,7 +212,7 @@ fn forget(socket: &Mutex<rank::SocketPath, Option<SocketPath>>) {
 
 fn give_back(name: &str, backend: &dyn VmBackend) {
     if let Err(error) = backend.release() {
-        tracing::error!(vm = name, %error, "the card keeps something of a VM that was removed");
+        tracing::error!(vm = name, %error, "the card keeps resources of a removed VM");
     }
 }
 

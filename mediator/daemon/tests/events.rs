@@ -1,4 +1,5 @@
-//! `mediatorctl events -f` across an upgrade and a restart of the daemon, with the tool and both daemons as processes.
+//! Tests `mediatorctl events -f` across an upgrade and a restart of the daemon. The tool and both daemons are
+//! processes.
 
 mod support;
 
@@ -18,7 +19,7 @@ const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napert
 struct Follower {
     _process: Service,
     lines: std::io::Lines<BufReader<ChildStdout>>,
-    /// The events so far, and the notes about lost events.
+    /// The events so far, including notes about lost events.
     events: Vec<Value>,
     notes: Vec<String>,
 }
@@ -80,7 +81,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     // A new client finds the same events.
     let listed = place.ctl_json(&["events"]);
     assert_eq!(listed["events"].as_array().unwrap()[..follower.events.len()], follower.events);
-    // The daemon is killed, and started again.
+    // Kill the daemon, and start it again.
     let pid = i32::try_from(next["pid"].as_i64().unwrap()).unwrap();
     kill_process(Pid::from_raw(pid).unwrap(), Signal::KILL).unwrap();
     drop(guest);

@@ -1,4 +1,4 @@
-//! A bound on the log lines that arbitrary clients and guests can cause, and a count of the suppressed lines.
+//! A bound on the number of log lines that arbitrary clients and guests can cause, and a count of the suppressed lines.
 
 mod support;
 
@@ -25,7 +25,7 @@ fn place() -> Place {
     )
 }
 
-/// Number of events that the log reports as suppressed.
+/// Returns the number of events that the log reports as suppressed.
 fn held_back(log: &str) -> usize {
     let counts = log.lines().filter(|line| line.contains("log events were held back"));
     counts.filter_map(|line| line.split("count=").nth(1)?.split(' ').next()?.parse::<usize>().ok()).sum()
@@ -51,10 +51,10 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
 }
 
-/// Number of different files that each hostile VMM tries to lend, and of such VMMs: more than the daemon may open.
+/// Number of hostile VMMs, and of different files that each one tries to lend: more than the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
-/// Value of ENOSPC.
+/// The error number of ENOSPC.
 const NO_ROOM: u32 = 28;
 
 #[test]
@@ -82,7 +82,7 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // Lent memory stays lent. Several parts of a file count once, and a file that is taken back no longer
+            // Lent memory stays lent. Several parts of one file count as one file. A file that is taken back no longer
             // counts towards the limit.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
@@ -114,7 +114,7 @@ fn guest_with_repeated_invalid_queues_does_not_flood_log() {
     guest.write(vmm_glue::RegionIndex::Config, 4, &6u16.to_le_bytes());
     assert!(Interface::set_up(&mut guest, 0, u32::MAX));
     for _ in 0..TIMES {
-        // The rings are in unmapped memory, which the crate `virtio_queue` reports as an error.
+        // The rings are in unmapped memory, so the crate `virtio_queue` reports an error.
         assert!(!Interface::set_up(&mut guest, 1 << 40, u32::MAX));
     }
     guest.leave();

@@ -1,4 +1,4 @@
-//! Host processes that are tenants of a card without a VM: gdev's backend `vgpu`, through the daemon's sockets.
+//! Host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's sockets.
 
 mod support;
 
@@ -159,7 +159,7 @@ fn wrong_sockets_and_missing_channels_are_named() {
     assert!(error.to_string().contains("see `channels` in its configuration"), "{error}");
     drop(contexts);
     let mut again = open(&place.path("a.sock")).expect("channels are free again");
-    // The VM disappears under the context.
+    // The VM is removed while the context exists.
     assert!(place.ctl(&["vm", "remove", "a"]).status.success());
     let memory = again.allocate(Memory::Vram, 1 << 20);
     assert!(matches!(memory, Err(Error::Lost(_))), "{memory:?}");

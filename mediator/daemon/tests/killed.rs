@@ -1,4 +1,4 @@
-//! The daemon is killed while it serves a VMM: the next daemon takes over the connection, with a device after reset.
+//! The daemon is killed while it serves a VMM. The next daemon takes over the connection, with a device after reset.
 
 mod support;
 
@@ -22,10 +22,10 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of kills while a VMM is busy.
 const KILLS: u32 = 24;
-/// Number of kills that may leave a request without an answer. Such a kill happens between the mark of an answer and
+/// Number of kills that may leave a request without a response. Such a kill happens between the mark of a response and
 /// its sending, which takes a few hundred nanoseconds per request (decision 129).
 const UNANSWERED: u32 = 2;
-/// Time after which an answer is considered lost.
+/// Time after which a response counts as lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The store's contents for a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
@@ -55,7 +55,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    /// Connects with memory, an interrupt, and a configuration like that of an operating system.
+    /// Connects with memory, an interrupt, and a configuration like an operating system's.
     fn new(place: &Place) -> Self {
         let mut client = connect(place);
         let file = memory_file(0x4000, true).unwrap();
@@ -104,7 +104,7 @@ fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     let one_page = stored() - before;
     println!("one page, 1,000 times: {one_page} messages in {:?}", begin.elapsed());
     assert!(one_page <= bound(), "{one_page} of at most {}", bound());
-    // The VMM lends files that the service manager does not have, so it waits.
+    // The VMM lends files that are not in the service manager's store yet, so it waits.
     (0..100).for_each(|_| turn(&mut vmm, &memory_file(0x1000, true).unwrap()));
     let sent = stored() - before;
     println!("100 files more: {sent} messages in {:?}", begin.elapsed());
@@ -137,7 +137,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         // PMC_BOOT_0: the device answers.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // The interrupt works: a card without configured interrupts has none pending, so no interrupt has arrived by
+    // The interrupt works. A card without configured interrupts has none pending, so no interrupt has arrived by
     // itself.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
     // The VMM takes back the memory that it lent, and the store is updated.
@@ -166,7 +166,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
     // Each entry is a region, an offset in its mapped part, and the mapping.
     let places = [(0, 0x70_1000), (1, 20 << 20), (3, 1 << 20)];
     let apertures = places.map(|(region, at)| (region, at, vmm.client.map_region(region).unwrap()));
-    // The store has three more files than for a VMM that maps nothing.
+    // The store contains three more files than for a VMM without mappings.
     let whole = [&WHOLE[..], &["vmm/web/2", "vmm/web/3", "vmm/web/4"]].concat();
     let mut whole: Vec<_> = whole.into_iter().collect();
     whole.sort_unstable();
@@ -183,7 +183,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
             let mut seen = [1; 21];
             mapped.read(*at, &mut seen).unwrap();
             assert_eq!(seen, [0; 21], "region {region}, death {deaths}");
-            // A new mapping of the device's memory shows the same memory.
+            // A new mapping of the device's memory contains the same data.
             let now = vmm.client.map_region(*region).unwrap();
             mapped.write(*at, &[7]).unwrap();
             let mut byte = [0];
@@ -202,7 +202,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
 fn request_in_socket_is_answered_by_next_daemon() {
     let place = Place::new(&format!("{CARD}{WEB}"));
     let (manager, mut daemon, mut vmm) = served(&place);
-    // The VMM sends a read.
+    // The VMM sends a read request.
     stop(&daemon);
     let access = RegionAccess { offset: 0, region: CONFIG, count: 4 };
     let id = vmm.client.send(Command::REGION_READ, 0, access.as_bytes(), &[]).unwrap();
@@ -210,7 +210,7 @@ fn request_in_socket_is_answered_by_next_daemon() {
     daemon = manager.start();
     let answer = vmm.client.reply(id).unwrap();
     assert_eq!(answer.body[16..], 0x06d8_10deu32.to_le_bytes());
-    // The VMM sends memory, with its file.
+    // The VMM lends memory by sending a file.
     stop(&daemon);
     let body = DmaMap { argsz: 32, flags: 3, offset: 0x3000, address: 0x10_0000, size: 0x1000 };
     let id = vmm.client.send(Command::DMA_MAP, 0, body.as_bytes(), &[vmm.file.as_fd()]).unwrap();
@@ -242,7 +242,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // The number is checked too: a duplicate answer does not match the expected number.
+                    // The sequence number is also checked: a duplicate response does not match the expected number.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -262,7 +262,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // Some descriptors were lost with the daemon before the service manager received them: their VMM has read
+            // Some descriptors were lost with the daemon before the service manager received them. Their VMM has read
             // the end of the connection.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
@@ -334,7 +334,7 @@ fn invalid_or_orphaned_journal_is_removed_and_others_survive() {
     let kept = |names: &[String]| manager.until_kept(&names.iter().map(String::as_str).collect::<Vec<_>>());
     kept(&all(&names));
     drop(daemon);
-    // The store has garbage next to and in place of a journal, and for VMs that do not exist.
+    // The store contains garbage next to and in place of a journal, and for VMs that do not exist.
     let garbage = || memfd_create("garbage", MemfdFlags::CLOEXEC).unwrap();
     manager.wait(|heard| {
         heard.kept.iter_mut().filter(|(name, _)| name == "vmm/web/journal").for_each(|(_, fd)| *fd = garbage());
@@ -370,7 +370,7 @@ fn vmm_is_disconnected_if_fd_store_is_full_and_log_has_remedy() {
     assert!(log.contains("FileDescriptorStoreMax=1026"), "{log}");
     drop(daemon);
     let daemon = start();
-    // The requests of the daemon come first.
+    // The daemon's requests arrive first.
     let end = std::iter::from_fn(|| Some(vmm.client.receive_message())).find_map(Result::err);
     assert!(matches!(end, Some(ClientError::Closed)), "{end:?}");
     manager.until_kept(&["daemon/admin", "vm/web"]);

@@ -100,7 +100,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();
-        // The daemon refuses either the corrupt part, or the end of the stream.
+        // The daemon refuses either the corrupt part or the end of the stream.
         let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
         client.set_device_state(STATE_RUNNING).unwrap_err();
         assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
@@ -109,7 +109,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
         assert_eq!(client.device_state().unwrap(), STATE_RUNNING);
         beside.check();
     }
-    // A state that is longer than any valid state also ends, without blocking other VMs.
+    // A state that is longer than any valid state is also rejected, without blocking other VMs.
     client.set_device_state(STATE_RESUMING).unwrap();
     let endless = std::iter::repeat_with(|| client.migration_write(&vec![0x5a; 60_000])).take(200);
     assert!(endless.filter(Result::is_err).count() >= 199);
@@ -129,7 +129,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     drop(daemon);
 }
 
-/// Sends a request, and reads only the head of its answer.
+/// Sends a request, and reads only the head of its response.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -166,7 +166,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // Restoring from a slow client blocks nothing either.
+    // Restoring from a slow client blocks no other VM either.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

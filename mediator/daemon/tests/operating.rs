@@ -1,4 +1,4 @@
-//! The commands of docs/guides/operating.md, run as printed.
+//! Runs the commands of docs/guides/operating.md exactly as printed.
 
 mod support;
 
@@ -19,7 +19,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 /// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the blocks with this mark: shell commands, or those of a maintenance window.
+/// Returns the blocks with this mark: shell commands, or commands of a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which has no parent after an upgrade; the process ends with the test.
+/// The daemon's process, which has no parent after an upgrade. It ends with the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {
@@ -184,15 +184,17 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
         assert!(metrics.contains(sample), "{sample}\n{metrics}");
     }
     let log = fs::read_to_string(place.path("log")).unwrap();
-    for event in
-        ["the next daemon goes on with all that this one had", "the other daemon's VMs go on", "the VM has moved"]
-    {
+    for event in [
+        "the next daemon continues with all cards and VMs",
+        "the VMs of the previous daemon continue",
+        "the VM has moved",
+    ] {
         assert!(log.contains(event), "{event}\n{log}");
     }
     drop(running);
 }
 
-/// Returns the body of an answer on the admin socket.
+/// Returns the body of a response on the admin socket.
 fn get(place: &Place, path: &str) -> String {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     write!(stream, "GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();

@@ -177,7 +177,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     let file = place.path("run.jsonl");
     let path = file.display().to_string();
     let record = |time: &str| place.ctl(&["sched", "record", "card0", "--for", time, "--out", &path]);
-    assert_eq!(record("1s").status.code(), Some(4), "of a card that nobody uses");
+    assert_eq!(record("1s").status.code(), Some(4), "a card without users has no record");
     for index in 0..WEIGHTS.len() {
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();

@@ -72,7 +72,7 @@ fn next_daemon_killed_before_ready_changes_nothing() {
         let ended = place.ctl(&["daemon", "upgrade"]);
         let said = String::from_utf8_lossy(&ended.stderr).into_owned();
         assert_eq!(ended.status.code(), Some(4), "{point}: {said}");
-        assert!(said.contains("goes on as before"), "{point}: {said}");
+        assert!(said.contains("and continues"), "{point}: {said}");
         assert!(daemon.0.try_wait().unwrap().is_none(), "{point}");
         guests.iter_mut().for_each(Guest::check);
     }
@@ -100,7 +100,7 @@ fn vms_get_reset_devices_if_daemon_is_killed_before_hand_over() {
         manager.until_kept(&kept);
         guest.begin();
         fs::write(place.path("dies"), point).unwrap();
-        // No daemon remains to answer.
+        // No daemon remains to respond.
         let ended = place.ctl(&["daemon", "upgrade"]);
         assert_ne!(ended.status.code(), Some(0), "{point}");
         daemon.0.wait().unwrap();

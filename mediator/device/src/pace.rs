@@ -2,16 +2,16 @@
 //!
 //! One register write or one flush of a guest can move all pages of an aperture. Each page takes the card's lock and
 //! some bandwidth of the card's bus from other VMs. Therefore a VM has a budget of pages, which suffices for the start
-//! of a driver. Beyond the budget, the guest's next move waits in the VM's own thread, without a lock.
+//! of a driver. If the budget is used up, the guest's next move waits in the VM's own thread, without a lock.
 
 /// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times. This is enough
 /// for several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second: enough for 64 moves of the window per second, each with 256 pages out and
-/// 256 pages in.
+/// Growth of the budget in pages per second. It suffices for 64 moves of the window per second, each with 256 pages out
+/// and 256 pages in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
 /// Maximum wait for one move, in ns. A move of all apertures charges less.
-// TIMEOUT: QEMU gives up on a request that is not answered within 5 s, and a daemon's upgrade waits for 4 s.
+// TIMEOUT: QEMU gives up on a request that gets no response within 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -37,7 +37,7 @@ impl Pace {
     }
 }
 
-/// Returns the time in which the budget grows by `pages`, in ns.
+/// Returns the time in ns during which the budget grows by `pages`.
 fn cost_ns(pages: u64) -> u64 {
     pages.saturating_mul(SECOND_NS / PAGES_PER_SECOND)
 }

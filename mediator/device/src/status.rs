@@ -19,10 +19,10 @@ pub enum InterruptKind {
     Msi,
 }
 
-/// Denied accesses to one place, for one reason.
+/// Denied accesses to one location, for one reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeniedAccess {
-    /// Name of a register, or of another place.
+    /// Name of a register or of another location.
     pub place: String,
     /// Offset in BAR0 in bytes, for a register.
     pub offset: Option<u32>,
@@ -47,13 +47,13 @@ pub struct DeviceStatus {
     pub bus_master: bool,
     /// Interrupt mode selected by the guest's driver.
     pub interrupts: InterruptKind,
-    /// Denied accesses, by place and reason.
+    /// Denied accesses, by location and reason.
     pub denied: Vec<DeniedAccess>,
     /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
 }
 
-/// Reason that a device cannot be created.
+/// Reason why a device cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// A memory limit prevents the creation.

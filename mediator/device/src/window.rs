@@ -1,5 +1,5 @@
-//! Host memory behind a part of an aperture: either a file that is mapped by the VMM, by this process and for the card,
-//! or pages that a Xen domain has mapped.
+//! Host memory behind a part of an aperture. It is either a file that is mapped by the VMM, by this process and for the
+//! card, or pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -24,7 +24,7 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// Set if the memory is that of the file, and not pages that a client has lent.
+    /// Set if the memory belongs to the file, and does not consist of pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
@@ -92,7 +92,7 @@ impl WindowMemory {
 
     /// Returns the memory of a file from another process. It is not mapped for a card yet.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let look = |error| ManagerError::host("memory of an aperture cannot be looked at", error);
+        let look = |error| ManagerError::host("the state of an aperture's memory file cannot be read", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
         let sound = seals.contains(SealFlags::SHRINK | SealFlags::GROW) && u64::try_from(stat.st_size) == Ok(end);
         Invalid::unless(sound, || {
@@ -153,17 +153,17 @@ impl WindowMemory {
     }
 
     /// Replaces the file with pages that the client has lent, also for the card. The memory must be unused, and the
-    /// card must not access it. The pages are zeroed.
+    /// card must not access it. The new pages are zeroed.
     ///
     /// # Errors
     /// If the number of pages differs, or the card refuses them. In both cases nothing changes.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
-            return Err(ManagerError::host("other memory than is under an aperture", error));
+            return Err(ManagerError::host("memory that is not under an aperture", error));
         }
         if !self.take_back(host) {
-            return Err(ManagerError::host("memory under an aperture stays", io::ErrorKind::ResourceBusy));
+            return Err(ManagerError::host("memory under an aperture cannot be released", io::ErrorKind::ResourceBusy));
         }
         let old =
             (std::mem::replace(&mut self.region, shared_memory(pages)), std::mem::replace(&mut self.is_files, false));
@@ -179,8 +179,8 @@ impl WindowMemory {
     /// Zeroes all memory, including the client's writes to unmapped parts. The card must not access the memory
     /// meanwhile.
     ///
-    /// The memory is zeroed in place: with an IOMMU, unmapping and mapping takes a call per page, and QEMU waits only 5
-    /// s for a reset.
+    /// The memory is zeroed in place, because unmapping and mapping with an IOMMU takes a call per page, and QEMU waits
+    /// only 5 s for a reset.
     ///
     /// # Errors
     /// If the file cannot report which parts were written.
@@ -222,7 +222,7 @@ impl WindowMemory {
         }
     }
 
-    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still have translations to the
+    /// Unmaps the memory from the card. If `reachable` is true, the card's TLBs may still contain translations to the
     /// memory, so its I/O addresses are never used again.
     pub fn close(self, host: &ManagedCard, reachable: bool) {
         if self.take_back(host) && !reachable {
@@ -250,6 +250,6 @@ impl WindowMemory {
 /// Waits until the card's writes have arrived.
 fn barrier(host: &ManagedCard) {
     if let Err(error) = host.lock().vram().memory.barrier() {
-        tracing::error!(%error, "what was written under an aperture last is lost");
+        tracing::error!(%error, "the last writes under an aperture are lost");
     }
 }

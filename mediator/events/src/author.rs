@@ -1,5 +1,5 @@
 //! The author of a change. The author follows a request from the connection to the threads that work for it, so that
-//! the code in between need not pass the author along.
+//! the code in between need not pass the author as an argument.
 
 use std::cell::RefCell;
 
@@ -25,7 +25,7 @@ pub const fn configuration() -> Author {
     Author { kind: AuthorKind::Configuration, uid: None, pid: None, program: None }
 }
 
-/// Returns the client at the other end of a connection as an author. The process's name is read now, because the
+/// Returns the client at the other end of a connection as an author. Reads the process's name immediately, because the
 /// process may end before its request.
 #[must_use]
 pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
@@ -41,7 +41,7 @@ pub(crate) fn current() -> Author {
     OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
 }
 
-/// Calls `work`. Changes that `work` makes on this thread have this author.
+/// Calls `work`. Changes that `work` makes on this thread are attributed to this author.
 pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
     /// Restores the previous author, even after a panic, because threads are reused.
     struct Before(Option<Author>);

@@ -31,7 +31,7 @@ pub enum BadCursor {
 
 impl BadCursor {
     /// Advice for the client.
-    pub const ADVICE: &str = "give `next` of an earlier answer or `cursor` of an event, or leave `after` out";
+    pub const ADVICE: &str = "give `next` of an earlier response or `cursor` of an event, or omit `after`";
 }
 
 impl FromStr for Cursor {

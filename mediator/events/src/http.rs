@@ -1,7 +1,7 @@
 //! `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each request.
 //!
-//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that it
-//! has not read, and its next page contains the number of lost events.
+//! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that
+//! the follower has not read. Its next page then contains the number of lost events.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -33,8 +33,8 @@ const DEFAULT_LIMIT: usize = 256;
 const MAX_LIMIT: usize = 1024;
 /// Maximum time to wait for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
-/// Maximum time that a follower may take to accept a page.
-// TIMEOUT: a terminal's output may be stopped. The follower then continues with its cursor in a new request.
+/// Time limit for a follower to accept a page.
+// TIMEOUT: a terminal's output may be stopped. The follower then sends a new request with its cursor.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -98,19 +98,19 @@ async fn events(
     let limit = limit.unwrap_or(DEFAULT_LIMIT);
     if !(1..=MAX_LIMIT).contains(&limit) {
         let error = format!("limit = {limit} is not between 1 and {MAX_LIMIT}");
-        return Err(Refused::invalid(error, "ask for fewer, and continue with `next`"));
+        return Err(Refused::invalid(error, "request fewer, and continue with `next`"));
     }
     if wait_s > MAX_WAIT_S {
         let error = format!("wait_s = {wait_s} is not between 0 and {MAX_WAIT_S}");
-        return Err(Refused::invalid(error, "ask again after the wait, or set `follow`"));
+        return Err(Refused::invalid(error, "send the request again after the wait, or set `follow`"));
     }
     let page = log.page(after.as_deref(), limit)?;
     if !follow && (wait_s == 0 || !page.events.is_empty() || page.note.is_some()) {
         return Ok(Json(page).into_response());
     }
     let Ok(place) = followers.try_acquire_owned() else {
-        let error = format!("{MAX_FOLLOWERS} clients of this socket wait for events already");
-        let what_to_do = "end one of them (`mediatorctl events -f`), or ask without `follow` and `wait_s`".to_owned();
+        let error = format!("{MAX_FOLLOWERS} clients of this socket already wait for events");
+        let what_to_do = "end one of them (`mediatorctl events -f`), or omit `follow` and `wait_s`".to_owned();
         return Err(Refused(StatusCode::CONFLICT, api::Error { code: ErrorCode::Conflict, error, what_to_do }));
     };
     if follow {

@@ -1,5 +1,5 @@
-//! Limits the events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`] events
-//! pass, and one further event represents the rest.
+//! Limits the number of events of one kind about one subject: in each window of length [`WINDOW`], the first [`BURST`]
+//! events pass, and one further event represents the rest.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Returns the event and its author if it passes; otherwise counts the event.
+    /// Returns the event and its author if the event passes. Otherwise counts the event.
     pub fn admit(&mut self, event: NewEvent, author: Author, now: Duration) -> Option<(NewEvent, Author)> {
         let key = (event.kind, event.subject.clone());
         if self.windows.len() >= MAX_WINDOWS && !self.windows.contains_key(&key) {
@@ -101,7 +101,7 @@ mod tests {
         let mut limits = Limits::default();
         let passed = (0..42).filter(|ms| admit(&mut limits, "loud", EventKind::Connected, *ms)).count();
         assert_eq!(passed, 5);
-        // Other kinds and other subjects have their own windows.
+        // Other kinds and other subjects have separate windows.
         assert!(admit(&mut limits, "loud", EventKind::Quarantined, 50));
         assert!(admit(&mut limits, "quiet", EventKind::Connected, 50));
         assert!(limits.ended(Duration::from_millis(9_999)).is_empty());
@@ -115,7 +115,7 @@ mod tests {
     fn event_after_ended_window_waits_for_report_of_that_window() {
         let mut limits = Limits::default();
         assert_eq!((0..6).filter(|ms| admit(&mut limits, "a", EventKind::Killed, *ms)).count(), 5);
-        // The report comes first, so that events are in chronological order.
+        // The report precedes the event, so that events are in chronological order.
         assert!(!admit(&mut limits, "a", EventKind::Killed, 20_000));
         assert_eq!(limits.ended(Duration::from_secs(20))[0].2, 2);
         assert!(admit(&mut limits, "a", EventKind::Killed, 20_001));

@@ -13,7 +13,7 @@ use crate::limits::Limits;
 use crate::shelf::Shelf;
 use crate::time::rfc3339;
 
-/// Maximum length of a text in bytes; the rest is cut off.
+/// Maximum length of a text in bytes. The rest is truncated.
 const MAX_TEXT: usize = 1024;
 /// Maximum number of events that wait while the log is handed over.
 const MAX_DEFERRED: usize = 64;
@@ -148,7 +148,7 @@ impl Log {
         SavedLog { epoch: books.epoch, count: books.count, events }
     }
 
-    /// Adds the events that arrived since [`Self::freeze`], because the next daemon does not take over.
+    /// Adds the events that have arrived since [`Self::freeze`], because the next daemon does not take over.
     pub fn thaw(&self) {
         let mut books = self.books.lock();
         for (event, author, suppressed) in books.deferred.take().unwrap_or_default() {
@@ -178,7 +178,7 @@ impl Log {
 pub struct SavedLog {
     epoch: u64,
     count: u64,
-    /// The events as JSON, whose keys may differ between the daemons.
+    /// The events as JSON. The keys may differ between the daemons.
     events: Vec<String>,
 }
 
@@ -222,8 +222,10 @@ impl Books {
 fn note(epoch: u64, has_cursor: bool, restarted: bool, lost: u64) -> Option<String> {
     let begin = || rfc3339(UNIX_EPOCH + Duration::from_millis(epoch));
     let gone = (lost > 0).then(|| match has_cursor {
-        true if !restarted => format!("{lost} events after the cursor are gone: the log has room for newer ones only"),
-        _ => format!("{lost} events since {} are gone: the log has room for newer ones only", begin()),
+        true if !restarted => {
+            format!("{lost} events after the cursor are lost: the log has room only for newer events")
+        }
+        _ => format!("{lost} events since {} are lost: the log has room only for newer events", begin()),
     });
     let restart = restarted.then(|| {
         format!(

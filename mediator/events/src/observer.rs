@@ -1,10 +1,11 @@
-//! Finds events by comparing successive states of the daemon, as the API shows them: long overruns, long waits,
-//! failures, connections. For virtual machines, it also finds kills and strikes, which are counted, and quarantines,
-//! which last for at least a second.
+//! Finds events by comparing successive states of the daemon in the API's form: long overruns, long waits, failures,
+//! connections. For virtual machines, it also finds kills and strikes, which are counted, and quarantines, which last
+//! for at least a second.
 //!
-//! Other changes that begin and end between two states are missed. Therefore the code that acts adds its own events:
-//! the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and quarantines of tenants. The
-//! daemon compares states before it removes a virtual machine, because the machine's counts are then lost.
+//! This method misses other changes that begin and end between two states. Therefore the code that makes such a change
+//! adds its own event: the daemon for changes and moves, and the owner of a CUDA card for kills, strikes and
+//! quarantines of tenants. The daemon compares states before it removes a virtual machine, because the removal discards
+//! the machine's counts.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,7 +18,7 @@ use crate::event::NewEvent;
 const LONG_OVERRUN: Duration = Duration::from_secs(1);
 /// Minimum duration of a wait that causes an event.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// Maximum remaining time of a quarantine at the last state for which its end counts as the end of its time.
+/// A quarantine with at most this remaining time at the last state counts as ended by its time limit.
 const QUARANTINE_SLACK_MS: u64 = 3000;
 /// Maximum number of clients named in one text.
 const MAX_NAMED: usize = 4;
@@ -40,15 +41,15 @@ pub struct States {
 struct Sight {
     card: String,
     failed: Option<String>,
-    /// Clients by process; for a tenant, its programs.
+    /// Clients by process. The clients of a tenant are its programs.
     clients: BTreeMap<i64, String>,
-    /// Killed submissions of a virtual machine. The owner of a CUDA card reports its actions itself.
+    /// Number of killed submissions of a virtual machine. The owner of a CUDA card reports its actions itself.
     killed: u64,
     /// Time by which a turn has exceeded its slice.
     overran: Duration,
     strikes: u64,
     quarantined: bool,
-    /// Time until the quarantine ends by itself.
+    /// Remaining time of the quarantine.
     ends_in_ms: Option<u64>,
     state: WorkState,
     wait_reason: Option<WaitReason>,
@@ -78,7 +79,7 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// False before the first state; objects of the first state are not compared with earlier ones.
+    /// False before the first state. Objects of the first state are not compared with earlier ones.
     started: bool,
     known: BTreeMap<Subject, Known>,
     /// Names of failed cards.
@@ -89,7 +90,7 @@ impl Observer {
     /// Returns the events since the last state. `now` is the time since an arbitrary fixed start.
     pub fn compare(&mut self, states: &States, now: Duration) -> Vec<NewEvent> {
         let mut events = Vec::new();
-        // The owner of a CUDA card is restarted; the restart has its own event.
+        // The daemon restarts the owner of a CUDA card, and the restart has its own event.
         let failed = states.cards.iter().filter(|card| card.kind != "cuda");
         let failed: Vec<_> = failed.filter_map(|card| Some((card.name.clone(), card.error.clone()?))).collect();
         for (card, why) in failed.iter().filter(|(card, _)| !self.failed.contains(card)) {
@@ -174,7 +175,7 @@ fn increase(before: u64, now: u64) -> u64 {
 fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     let event = |kind, text: String| NewEvent::about(kind, subject.clone(), text);
     let mut events = Vec::new();
-    // If an owner does not answer, its programs and counts are unknown.
+    // If an owner does not respond, its programs and counts are unknown.
     if now.state == WorkState::Unserved || before.state == WorkState::Unserved {
         return events;
     }
@@ -186,7 +187,8 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     }
     if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
         let seconds = now.overran.as_secs_f64();
-        let text = format!("its turn has run on for {seconds:.1} s after its slice: others share the card with it");
+        let text =
+            format!("its turn continued for {seconds:.1} s after its slice: other tenants share the card with it");
         events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);
@@ -235,11 +237,11 @@ fn count(number: u64, one: &str, several: &str) -> String {
 }
 
 impl Sight {
-    /// Returns the wait in which the object currently is.
+    /// Returns the current wait of the object.
     fn wait(&self, now: Duration) -> Option<Wait> {
         let reason = match self.state {
             WorkState::Idle | WorkState::Working => return None,
-            // Other tenants get and lose slices during a wait for a slice.
+            // Other tenants get and lose slices while this tenant waits for a slice.
             WorkState::Waiting => self.wait_reason.clone().map(|reason| match reason.kind {
                 WaitKind::Slice => WaitKind::Slice.into(),
                 _ => reason,

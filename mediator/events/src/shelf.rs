@@ -1,8 +1,8 @@
 //! The stored events of the log, within bounds.
 //!
-//! If the bounds are exceeded, the subject with the most events loses its oldest event; among several such subjects,
-//! the one with the oldest event. Therefore a subject keeps all its events until it has more than an equal part of the
-//! log.
+//! If the bounds are exceeded, the subject with the most events loses its oldest event. If several subjects have the
+//! most events, the subject with the oldest event loses it. A subject therefore keeps all its events until it has more
+//! than an equal part of the log.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -24,7 +24,8 @@ pub(crate) struct Shelf {
     bytes: usize,
     /// Numbers of each subject's events, in order.
     of: BTreeMap<Subject, VecDeque<u64>>,
-    /// Each subject, by the number of its events and its oldest event. The last subject loses an event next.
+    /// Each subject, by the number of its events and its oldest event. The last subject in this order loses an event
+    /// next.
     order: BTreeSet<(usize, Reverse<u64>, Subject)>,
 }
 
@@ -138,7 +139,7 @@ mod tests {
         (1..3000).for_each(|number| shelf.add(event(number, "a", 4000)));
         shelf.audit();
         assert!(shelf.events.len() < 600 && shelf.bytes > MAX_BYTES / 2, "{}", shelf.events.len());
-        // A single event that is too large displaces all others, and is dropped itself.
+        // A single event that is too large displaces all others, and is then dropped itself.
         shelf.add(event(3000, "b", MAX_BYTES));
         shelf.audit();
     }

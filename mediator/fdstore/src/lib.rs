@@ -1,10 +1,11 @@
-//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that killing the daemon does not end
-//! their devices.
+//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that VMMs keep their devices if the
+//! daemon is killed.
 //!
-//! The store keeps the connection of each VMM. If it did not, the kernel would reset a connection with unread data when
-//! the daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If there is room, the store also
-//! keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`), with which the next
-//! daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices.
+//! The store keeps the connection of each VMM. Otherwise the kernel would reset a connection with unread data when the
+//! daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If enough room is left, the store also
+//! keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`). With these, the next
+//! daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices
+//! the loss.
 //!
 //! Parts: [`Store`] and its keepers, which add descriptors; `pace`, which limits the rate of messages to the service
 //! manager; [`Left`], descriptors from an earlier run; [`names`].
@@ -66,7 +67,7 @@ impl Store {
         self.there
     }
 
-    /// Logs whether VMMs would survive if the daemon were killed.
+    /// Logs whether VMMs would survive a kill of the daemon.
     pub fn tell(&self) {
         let room = self.room.load(Ordering::Relaxed);
         if !self.there || room < DESCRIPTORS {
@@ -86,7 +87,7 @@ impl Store {
             return None;
         }
         let held = if self.followed { ALL } else { before.unwrap_or(0) };
-        // Descriptors of an earlier run count as long as they are known to be in the store.
+        // Descriptors of an earlier run count only if they are known to be in the store.
         let counted = if self.followed { 0 } else { held };
         let keeper = InStore {
             vm: vm.to_owned(),
@@ -102,7 +103,7 @@ impl Store {
     }
 }
 
-/// Keeps copies of a VMM's descriptors in the store.
+/// Stores copies of a VMM's descriptors.
 #[derive(Debug)]
 struct InStore {
     vm: String,
@@ -225,7 +226,7 @@ impl Left {
         self.kept.iter().fold(0, |held, (what, _)| held | bit(*what))
     }
 
-    /// Duplicates all descriptors, provided that there are a connection and its journal.
+    /// Duplicates all descriptors, if a connection and its journal exist.
     ///
     /// # Errors
     /// If this process has reached its limit of descriptors.
@@ -267,7 +268,7 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
     let state = [NotifyState::FdStore, NotifyState::FdName(name)];
     let pushed = sd_notify::notify_with_fds(&state, &[fd]);
     if let Err(error) = &pushed {
-        tracing::warn!(name, %error, "the service manager does not keep a descriptor");
+        tracing::warn!(name, %error, "the service manager does not store a descriptor");
     }
     pushed.is_ok()
 }
@@ -275,6 +276,6 @@ fn push(name: &str, fd: BorrowedFd<'_>) -> bool {
 /// Removes a copy from the service manager.
 pub fn give_up(name: &str) {
     if let Err(error) = sd_notify::notify(&[NotifyState::FdStoreRemove, NotifyState::FdName(name)]) {
-        tracing::warn!(%error, "the service manager cannot be told");
+        tracing::warn!(%error, "the service manager cannot be notified");
     }
 }

@@ -19,8 +19,8 @@ pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }
 
-/// Parses the name of a VMM's descriptor to its virtual machine and its kind, where the inner `None` is the connection
-/// itself. Returns `None` for any other name.
+/// Parses the name of a VMM's descriptor. Returns its virtual machine and its kind, where the inner `None` stands for
+/// the connection itself. Returns `None` for any other name.
 pub fn of_vmm(name: &str) -> Option<(&str, Result<Option<Kept>, ()>)> {
     let name = name.strip_prefix(OF_VMM)?;
     Some(match name.split_once('/') {

@@ -1,8 +1,8 @@
 //! Limits the rate of messages that the daemon sends to the service manager because of one VMM. Without the limit, a
 //! VMM that constantly maps and unmaps memory would keep the service manager of the whole host busy.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit has
-//! to wait.
+//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit
+//! waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -55,7 +55,7 @@ impl Pace {
         Self(Mutex::new(Bucket::new(Instant::now())))
     }
 
-    /// Locks the bucket. The lock is only held for a few instructions, without calls or waits.
+    /// Locks the bucket. The lock is held for only a few instructions, without calls or waits.
     fn bucket(&self) -> MutexGuard<'_, Bucket> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 /// First bytes of a file: format and version.
 const MAGIC: [u8; 8] = *b"GMFALC01";
-/// Size of a file before code and data in bytes: magic, falcon, words of code, words of data.
+/// Size of a file's header in bytes: magic, falcon, and the numbers of words of code and data.
 const HEADER_BYTES: usize = 20;
 /// Maximum size of a file in bytes.
 pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DATA_WORDS_MAX)) as u64;
 
-/// Reason that bytes are not an image.
+/// Reason why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
     /// The bytes do not start like an image.
@@ -69,7 +69,7 @@ impl Image {
     /// page.
     ///
     /// # Errors
-    /// [`ImageError::Size`].
+    /// [`ImageError::Size`] if a part is too long, or the code is missing.
     pub fn new(falcon: Falcon, code: &[u32], data: &[u32]) -> Result<Self, ImageError> {
         let used = code.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let code = code.get(..used).unwrap_or_default();
@@ -79,7 +79,7 @@ impl Image {
         Ok(Self { falcon, code: code.to_vec(), data: data.to_vec() })
     }
 
-    /// Creates an image that no falcon could execute, for use with cards that do not execute firmware.
+    /// Creates an image for cards that do not execute firmware. No falcon could execute it.
     #[must_use]
     pub fn stand_in(falcon: Falcon) -> Self {
         let word = |index: usize| 0x5157_0000 | (falcon as u32) << 12 | index as u32;
@@ -115,7 +115,7 @@ impl Image {
     /// Parses a file.
     ///
     /// # Errors
-    /// [`ImageError`].
+    /// [`ImageError`] if the bytes are not an image.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self, ImageError> {
         let rest = bytes.strip_prefix(&MAGIC).ok_or(ImageError::Form)?;
         let mut words = rest.as_chunks().0.iter().map(|word| u32::from_le_bytes(*word));
@@ -148,7 +148,7 @@ impl Image {
 pub struct Set([Arc<Image>; 4]);
 
 impl Set {
-    /// Creates a set of these images, if they include an image for each falcon.
+    /// Creates a set from these images, if they include an image for each falcon.
     #[must_use]
     pub fn new(mut images: Vec<Image>) -> Option<Self> {
         images.sort_by_key(Image::falcon);

@@ -7,10 +7,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
-/// Maximum number of images that wait for the disk. Further images are dropped, and offered again when their falcon
+/// Maximum number of images that wait for the disk. Further images are dropped, and are offered again when their falcon
 /// next starts.
 const WAITING_MAX: usize = 8;
-/// Maximum number of new candidates accepted from one guest while the daemon runs.
+/// Maximum number of new candidates that are accepted from one guest while the daemon runs.
 const NEW_MAX: u32 = 8;
 
 /// Queue that accepts images of guests.
@@ -49,15 +49,15 @@ fn record(store: &Store, images: &Receiver<(u32, Image)>) {
             Ok(false) => {}
             Ok(true) => {
                 *count += 1;
-                tracing::info!(guest, falcon = %image.falcon(), digest = %image.digest(), "a guest has brought firmware: \
-                    a candidate (`mediatorctl card firmware list`)");
+                tracing::info!(guest, falcon = %image.falcon(), digest = %image.digest(), "a guest has loaded \
+                    firmware, which is now a candidate (`mediatorctl card firmware list`)");
             }
             Err(error @ StoreError::Full) => {
                 if !std::mem::replace(&mut told_full, true) {
-                    tracing::warn!(guest, %error, "firmware of a guest is not written down");
+                    tracing::warn!(guest, %error, "firmware of a guest is not recorded");
                 }
             }
-            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not written down"),
+            Err(error) => tracing::warn!(guest, %error, "firmware of a guest is not recorded"),
         }
     }
 }

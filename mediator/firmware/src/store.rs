@@ -1,7 +1,7 @@
 //! A folder with candidate images and with images that the operator has approved.
 //!
-//! Each image is a file named after its digest; `approved` has a line for each falcon with the digest of its image.
-//! Both kinds of files are written to a temporary file and then renamed. The daemon reads the folder and adds
+//! Each image is a file named after its digest. The file `approved` has a line for each falcon with the digest of its
+//! image. All files are written to a temporary file first, and then renamed. The daemon reads the folder and adds
 //! candidates; `mediatorctl` does everything else, even without a daemon.
 
 use crate::image::{Digest, FILE_BYTES_MAX, Image, ImageError, Set};
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved; bounded because guests determine their contents.
+/// Maximum number of images that are not approved. It is limited because guests determine the contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
@@ -19,11 +19,11 @@ const APPROVED: &str = "approved";
 /// Maximum size of that file in bytes.
 const APPROVED_BYTES_MAX: u64 = 4096;
 
-/// Reason that an operation of a store failed.
+/// Reason why an operation of a store failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// Access to a file or the folder failed.
-    #[error("{}: {error}; is it there, and may this user have it?", path.display())]
+    #[error("{}: {error}; check that it exists and that this user may access it", path.display())]
     File {
         /// Path of the file or folder.
         path: PathBuf,
@@ -35,7 +35,7 @@ pub enum StoreError {
     Image {
         /// Path of the file.
         path: PathBuf,
-        /// Reason that the file is not an image.
+        /// Reason why the file is not an image.
         error: ImageError,
     },
     /// A file's name differs from its digest.
@@ -99,7 +99,7 @@ impl Store {
     /// Returns all images, ordered by falcon. Incomplete files are logged and skipped.
     ///
     /// # Errors
-    /// [`StoreError::File`].
+    /// [`StoreError::File`] if the folder cannot be read.
     pub fn list(&self) -> Result<Vec<Entry>, StoreError> {
         let approved = self.approvals()?;
         let mut entries = Vec::new();
@@ -111,7 +111,7 @@ impl Store {
                     let (code_words, data_words) = (image.code().len(), image.data().len());
                     entries.push(Entry { digest, falcon, code_words, data_words, approved });
                 }
-                Err(error) => tracing::warn!(%error, "an image of firmware is left out"),
+                Err(error) => tracing::warn!(%error, "a firmware image is skipped"),
             }
         }
         entries.sort_by_key(|entry| (entry.falcon, entry.digest));
@@ -121,7 +121,7 @@ impl Store {
     /// Adds an image as a candidate. Returns true if it is new.
     ///
     /// # Errors
-    /// [`StoreError::Full`], [`StoreError::File`].
+    /// [`StoreError::Full`] and [`StoreError::File`].
     pub fn add(&self, image: &Image) -> Result<bool, StoreError> {
         let name = format!("{}{SUFFIX}", image.digest());
         let files = self.files()?;
@@ -138,18 +138,18 @@ impl Store {
     /// Adds the image in a file.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// See [`StoreError`] for all reasons.
     pub fn import(&self, path: &Path) -> Result<Digest, StoreError> {
         let image = load(path)?;
         self.add(&image)?;
         Ok(image.digest())
     }
 
-    /// Approves the image whose digest starts with `prefix` for its falcon. This applies to cards that start
+    /// Approves the image whose digest starts with `prefix` for its falcon. The approval applies to cards that start
     /// afterwards.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// See [`StoreError`] for all reasons.
     pub fn approve(&self, prefix: &str) -> Result<Entry, StoreError> {
         let mut entry = self.find(prefix)?;
         let mut approved = self.approvals()?;
@@ -163,7 +163,7 @@ impl Store {
     /// Removes the image whose digest starts with `prefix`, and its approval.
     ///
     /// # Errors
-    /// [`StoreError`].
+    /// See [`StoreError`] for all reasons.
     pub fn remove(&self, prefix: &str) -> Result<Entry, StoreError> {
         let entry = self.find(prefix)?;
         let path = self.0.join(format!("{}{SUFFIX}", entry.digest));
@@ -174,7 +174,7 @@ impl Store {
     /// Reads the approved images.
     ///
     /// # Errors
-    /// [`StoreError`]; the inner [`Missing`] if a falcon has no approved image.
+    /// See [`StoreError`] for all reasons. The inner error is [`Missing`] if a falcon has no approved image.
     pub fn approved(&self) -> Result<Result<Set, Missing>, StoreError> {
         let approved = self.approvals()?;
         let mut images = Vec::new();

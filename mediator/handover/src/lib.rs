@@ -6,12 +6,12 @@
 //! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
 //!    still owns the state.
 //! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
-//!    is ready, or why it refuses ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
+//!    is ready, or the reason why it refuses ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
-//! Until step 4 the sender can continue as before, if the receiver refuses, is silent for too long, ends, or cannot
-//! read the state. Neither process trusts data that it receives: sizes are bounded, and contents are checked.
+//! If the receiver refuses, does not respond in time, ends, or cannot read the state before step 4, the sender can
+//! continue as before. Neither process trusts data that it receives: sizes are bounded, and contents are checked.
 //!
 //! The crate does not interpret the package, and does not start processes.
 
@@ -38,7 +38,7 @@ use serde::{Deserialize, Serialize};
 pub struct Introduction {
     /// Version of the receiver's program, for the log.
     pub program: String,
-    /// The parts that the receiver supports.
+    /// The parts that the receiver can read.
     pub reads: Vec<Known>,
 }
 
@@ -49,7 +49,7 @@ pub struct Takeover {
     pub pause: Duration,
     /// Number of upgrades since the first daemon.
     pub upgrades: u64,
-    /// Time of day at its end.
+    /// Time of day at the end of the upgrade.
     pub at: SystemTime,
 }
 

@@ -19,7 +19,7 @@ const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlag
 pub struct Package {
     /// A file of saved state.
     pub file: Vec<u8>,
-    /// Descriptors and their names. If several have the same name, their order is significant.
+    /// Descriptors and their names. If several descriptors have the same name, their order is significant.
     pub descriptors: Vec<(String, OwnedFd)>,
 }
 
@@ -49,7 +49,7 @@ impl Package {
 
 /// Creates an unnamed, immutable file with these contents.
 pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
-    let failed = || Error::io("no file for what is handed over");
+    let failed = || Error::io("no file for the handed-over state");
     let file = memfd_create("handover", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(failed())?;
     let mut rest = bytes;
     while !rest.is_empty() {
@@ -62,7 +62,7 @@ pub(crate) fn sealed(bytes: &[u8]) -> Result<OwnedFd, Error> {
 
 /// Returns the contents of a sealed file, whose size must be `bytes`.
 pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
-    let failed = || Error::io("what is handed over cannot be read");
+    let failed = || Error::io("the handed-over state cannot be read");
     let seals = fcntl_get_seals(file).map_err(failed())?;
     let length = u64::try_from(fstat(file).map_err(failed())?.st_size).unwrap_or(u64::MAX);
     if !seals.contains(SEALS) || length != bytes || bytes > FILE_MAX {

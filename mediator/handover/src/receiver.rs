@@ -37,7 +37,7 @@ impl Receiver {
     /// # Errors
     /// If no package arrives, or its contents differ from its announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
-        let awaits = "before it has given anything";
+        let awaits = "before it sent anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
         let (Message::Offer { bytes, descriptors: count }, [file]) = (&message, fds.as_slice()) else {
             return Err(unexpected(&message));
@@ -84,7 +84,7 @@ impl Receiver {
     /// # Errors
     /// If the sender does not give up ownership.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
-        match self.0.receive(limit, "before it has let go")? {
+        match self.0.receive(limit, "before it released the cards")? {
             (Message::Yours, _) => Ok(()),
             (message, _) => Err(unexpected(&message)),
         }

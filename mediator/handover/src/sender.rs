@@ -18,7 +18,7 @@ impl Sender {
     /// If the process does not introduce itself, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
-        match wire.receive(limit, "before it has said who it is")? {
+        match wire.receive(limit, "before it identified itself")? {
             (Message::Hello(introduction), fds) if fds.is_empty() => Ok((Self(wire), introduction)),
             (message, _) => Err(unexpected(message)),
         }

@@ -22,8 +22,8 @@ pub(crate) const PROTOCOL: u32 = 1;
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
 /// Maximum length of a message in bytes. The names of one batch of descriptors determine it.
 const MESSAGE_MAX: usize = 64 << 10;
-/// Time for which the other process may leave messages unread.
-// TIMEOUT: the other process only has to receive the messages, and a busy host delays it by less.
+/// Time limit for the other process to read messages.
+// TIMEOUT: the other process only has to receive the messages, and even on a busy host this takes less time.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.
@@ -69,8 +69,8 @@ impl Wire {
         set_socket_timeout(&self.0, Timeout::Send, Some(SEND_LIMIT)).map_err(Error::io("a socket cannot be set up"))?;
         match sendmsg(&self.0, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
             Ok(_) => Ok(()),
-            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it was told something")),
-            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and takes in nothing more")),
+            Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Ended("before it received a message")),
+            Err(Errno::AGAIN) => Err(Error::Silent(SEND_LIMIT, "and reads no more messages")),
             Err(errno) => Err(Error::Io("a message cannot be sent", errno.into())),
         }
     }
@@ -81,7 +81,7 @@ impl Wire {
         let deadline = Instant::now() + limit;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
-            let timeout = Timespec::try_from(left).map_err(|_| Error::Protocol("a time that is too long".into()))?;
+            let timeout = Timespec::try_from(left).map_err(|_| Error::Protocol("the time is too long".into()))?;
             match poll(&mut [PollFd::from_borrowed_fd(self.0.as_fd(), PollFlags::IN)], Some(&timeout)) {
                 Ok(0) => return Err(Error::Silent(limit, awaits)),
                 Ok(_) => break,

@@ -1,9 +1,9 @@
-//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units (one is named `admin`, and the others
-//! are named after their virtual machines), and stored sockets from an earlier run of the daemon, including
-//! connections.
+//! Sockets that the service manager passes (`LISTEN_FDS`): sockets of its units, and stored sockets from an earlier run
+//! of the daemon, including connections. The socket of the unit for the admin API is named `admin`, and the other
+//! units' sockets are named after their virtual machines.
 #![expect(unsafe_code, reason = "takes file descriptors by number")]
-// UNSAFETY: the service manager passes descriptors as numbers; each is converted to an owned descriptor once. No other
-// code in this module is unsafe.
+// UNSAFETY: the service manager passes descriptors as numbers. Each number is converted to an owned descriptor once. No
+// other code in this module is unsafe.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -29,14 +29,14 @@ pub struct Activated {
     pub left: HashMap<String, Left>,
 }
 
-/// Reason that a passed descriptor cannot be used.
+/// Reason why a passed descriptor cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ActivationError {
     /// The environment does not follow the service manager's protocol.
     #[error("the environment variables LISTEN_PID, LISTEN_FDS, LISTEN_FDNAMES are not as systemd sets them")]
     Environment(#[source] std::io::Error),
     /// The descriptor with this name is not a listening socket.
-    #[error("socket `{name}` that the service manager handed over is no listening UNIX stream socket")]
+    #[error("socket `{name}` from the service manager is not a listening UNIX stream socket")]
     NotListening {
         /// Name of the descriptor.
         name: String,
@@ -49,17 +49,17 @@ pub enum ActivationError {
     },
 }
 
-/// Takes the descriptors of the service manager. Must be called only once, early: a second call would use the same
+/// Takes the descriptors of the service manager. Must be called only once, and early: a second call would use the same
 /// numbers.
 ///
 /// # Errors
-/// See [`ActivationError`].
+/// See [`ActivationError`] for all reasons.
 pub fn take() -> Result<Activated, ActivationError> {
     let fds = sd_notify::listen_fds_with_names().map_err(ActivationError::Environment)?;
     collect(fds.map(|(fd, name)| {
-        // SAFETY: by the protocol, the numbers in LISTEN_FDS are open descriptors that belong only to this process;
-        // `take` is called once, before any other code opens or closes descriptors; `listen_fds` has checked the
-        // process.
+        // SAFETY: according to the protocol, the numbers in LISTEN_FDS are open descriptors that belong only to this
+        // process. `take` is called once, before any other code opens or closes descriptors, and `listen_fds` has
+        // checked the process.
         let fd = unsafe { take_number(fd) };
         (fd, name)
     }))
@@ -70,7 +70,7 @@ pub fn take() -> Result<Activated, ActivationError> {
 /// # Safety
 /// The descriptor must be open and must not have another owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: this function's callers fulfil the same requirement.
+    // SAFETY: callers of this function fulfil the same requirement.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -84,7 +84,7 @@ fn collect(fds: impl Iterator<Item = (OwnedFd, String)>) -> Result<Activated, Ac
                 Ok(None) if is_stream(fd.as_fd()) => left.connection(UnixStream::from(fd)),
                 Ok(Some(what)) => left.add(what, fd),
                 _ => {
-                    eprintln!("mediatord: `{name}` in the service manager's store is nothing of ours, and is removed");
+                    eprintln!("mediatord: `{name}` in the service manager's store is unknown, and is removed");
                     give_up(&name);
                 }
             }
@@ -115,7 +115,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// Returns the name of a socket that does not have a virtual machine.
+    /// If a socket does not have a virtual machine; the error contains the socket's name.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

@@ -13,11 +13,11 @@ use config::{TENANTS, own_folder};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Access mode of such a folder: only the daemon may change the folder. The mode of the socket in it controls
+/// Access mode of such a folder: only the daemon may change the folder. The mode of the socket in the folder controls
 /// connections.
 const MODE: Mode = Mode::from_raw_mode(0o755);
 
-/// Reason that a tenant or VM does not have a folder for its socket.
+/// Reason why a tenant or VM does not have a folder for its socket.
 #[derive(Debug, thiserror::Error)]
 #[error("`{name}`: socket: {what}")]
 pub struct FolderError {
@@ -45,7 +45,7 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
 }
 
 /// Removes the exclusive folder for the socket of a tenant or VM, together with sockets that a killed process has left
-/// in it.
+/// in the folder.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -117,7 +117,8 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// If other users can create files in it, because they could then replace the sockets of other users and of the daemon.
+/// If other users can create files in the folder, because they could then replace the sockets of other users and of the
+/// daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.

@@ -41,7 +41,7 @@ pub struct Listening {
     pub path: Option<SocketPath>,
 }
 
-/// The path of a socket that the daemon created; it is removed on drop, unless the service manager has stored the
+/// The path of a socket that the daemon created. It is removed on drop, unless the service manager has stored the
 /// socket.
 #[derive(Debug)]
 pub struct SocketPath {
@@ -89,14 +89,15 @@ pub struct Sockets {
     left: Mutex<rank::Sockets, HashMap<String, Left>>,
     /// The service manager's store, which keeps copies.
     store: Store,
-    /// True while the paths belong to this process: while two daemons have the sockets, only one of them owns the
+    /// True while the paths belong to this process. While two daemons have the sockets, only one of them owns the
     /// paths.
     ours: Arc<AtomicBool>,
 }
 
 impl Sockets {
-    /// Creates the sources from the service manager's sockets, and its store if it has one. Connections of VMMs that an
-    /// earlier run served and this run does not serve are closed, so that the VMMs notice even if this run fails.
+    /// Creates the sources from the service manager's sockets, and from its store if it has one. Connections of VMMs
+    /// that an earlier run served and this run does not serve are closed, so that the VMMs notice this even if this run
+    /// fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
@@ -221,7 +222,7 @@ impl Sockets {
         drop(left);
         for (name, listener) in self.stored.lock().drain() {
             tracing::info!(name, "a socket of an earlier run is removed");
-            // Dropping it removes the path.
+            // Dropping the socket removes its path.
             drop(socket::adopt(&listener));
             give_up(&name);
         }

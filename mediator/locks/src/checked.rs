@@ -1,5 +1,5 @@
 //! Locks of `shuttle`, and strategies that choose the next thread at each lock operation. A schedule in which all
-//! threads wait for each other fails the test, and so does an endless schedule; the printed schedule can be replayed
+//! threads wait for each other fails the test, and so does an endless schedule. The printed schedule can be replayed
 //! afterwards (`shuttle::replay`).
 
 use crate::{HeldRanks, Locks};

@@ -5,7 +5,7 @@
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
 //!
-//! The crate does not wait for anything except locks, and does not know the data that a lock protects.
+//! The crate does not wait for anything except locks, and does not depend on the data that a lock protects.
 
 mod meter;
 mod order;
@@ -101,7 +101,7 @@ impl<'a> Hold<'a> {
         Self { share, since: Ticks::now(), work: meter::work(), place }
     }
 
-    /// Records the hold up to now.
+    /// Records the hold until now.
     fn record(&self) {
         if let Some((before, now)) = self.work.zip(meter::work()) {
             self.share.record_work(now.saturating_sub(before), self.place);
@@ -176,7 +176,7 @@ impl<K: Rank, T, L: Locks> fmt::Debug for Mutex<K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
-    /// Records the hold up to now.
+    /// Records the hold until now.
     fn record(&self) {
         if let Some(hold) = &self.measured {
             hold.record();
@@ -185,7 +185,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Lets a waiting thread take the lock first, and then takes the lock again. Costs almost nothing if no thread
+    /// Lets a waiting thread take the lock first, and then takes the lock again. This costs almost nothing if no thread
     /// waits.
     pub fn give_way(&mut self) {
         self.record();

@@ -1,7 +1,7 @@
 //! Measures how long locks are held. Records counts in buckets of an eighth of an octave, the maximum, the sum, and the
 //! source locations of long holds.
 //!
-//! For benchmarks, the holder's processor time can also be measured ([`measure_work`]): time for which a busy host
+//! For benchmarks, the holder's processor time can also be measured ([`measure_work`]). Time for which a busy host
 //! suspends the holder counts as hold time, but not as processor time.
 //!
 //! Each lock has its own meter, which only the lock's holder writes. Readers sum all meters of a kind, including the
@@ -21,8 +21,8 @@ const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Longer holds, in ns, are counted by source location. Such holds are rare (about one in thousands), and the number of
-/// locations is bounded by the source code.
+/// Holds longer than this, in ns, are counted by source location. Such holds are rare (about one in thousands), and the
+/// number of locations is bounded by the source code.
 const LONG_NS: u64 = 50_000;
 
 /// Source location where a lock was taken.
@@ -79,7 +79,7 @@ impl Meter {
         }
     }
 
-    /// Records a hold. Only the holder calls this, so that two threads never write concurrently and no locked
+    /// Records a hold. Only the holder calls this function, so that two threads never write concurrently and no locked
     /// instruction is needed.
     pub(crate) fn record(&self, ns: u64, place: Place) {
         let add = |word: &AtomicU64, more: u64| {
@@ -139,8 +139,8 @@ impl Holds {
         self.sum_ns
     }
 
-    /// Returns a duration that `permille` of 1000 holds do not exceed, in ns, rounded up by at most an eighth; 0 if
-    /// there are no holds.
+    /// Returns a duration in ns that `permille` of 1000 holds do not exceed, rounded up by at most an eighth. Returns 0
+    /// if no holds were recorded.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -206,7 +206,8 @@ struct Kind {
 /// True if the processor time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Enables measuring the processor time of holds that start from now on, which takes a system call at each end.
+/// Enables the measurement of processor time for holds that start from now on. It takes a system call at each end of a
+/// hold.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
@@ -247,7 +248,7 @@ impl Share {
         self.meters.work.record(ns, place);
     }
 
-    /// Returns the holds of this lock alone.
+    /// Returns the holds of only this lock.
     pub(crate) fn holds(&self) -> Holds {
         self.meters.time.holds()
     }

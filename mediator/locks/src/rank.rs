@@ -36,7 +36,8 @@ impl Measured {
     }
 }
 
-/// Declares the ranks in order: doc comment, type, true if the holder may wait, and the measurement, if any.
+/// Declares the ranks in order. Each has a doc comment, a type, true if the holder may wait, and the measurement, if
+/// any.
 macro_rules! ranks {
     ($($(#[$doc:meta])* $name:ident, $may_wait:expr, $measured:expr;)*) => {
         #[derive(Clone, Copy)]
@@ -66,7 +67,7 @@ ranks! {
     Changing, true, None;
     /// Daemon: held while settings of a card or a VM are read, changed and stored.
     Tuning, true, None;
-    /// Daemon: held while a change is sent to the owner of one CUDA card, which may answer slowly. A thread that waits
+    /// Daemon: held while a change is sent to the owner of one CUDA card, which may respond slowly. A thread that waits
     /// for this lock holds no other lock.
     CudaChanging, true, None;
     /// Daemon: held while the daemon's state is compared with the last one, to find events.
@@ -109,7 +110,7 @@ ranks! {
     CudaStatusCell, false, None;
     /// Daemon: number of VMs moved between cards.
     Moves, false, None;
-    /// Daemon: the reason that a VM failed.
+    /// Daemon: the reason why a VM failed.
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;

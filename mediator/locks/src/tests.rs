@@ -1,4 +1,4 @@
-//! Tests of the order and the measurements, with the daemon's locks and the checker's.
+//! Tests of the order and the measurements, with the daemon's locks and the checker's locks.
 
 use super::*;
 use crate::checked::{Checked, try_schedules};

@@ -1,5 +1,5 @@
 //! A clock for lock holds, which is read twice per hold. It is the processor's time stamp counter if the kernel itself
-//! uses the counter, otherwise the kernel's clock.
+//! uses this counter, and the kernel's clock otherwise.
 
 // UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
 // is safe.
@@ -8,8 +8,8 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// File that names the kernel's clock source: `tsc` means that the counter runs at a constant rate and is synchronized
-/// on all processors.
+/// File with the name of the kernel's clock source. The name `tsc` means that the counter runs at a constant rate and
+/// is synchronized on all processors.
 #[cfg(target_arch = "x86_64")]
 const SOURCE: &str = "/sys/devices/system/clocksource/clocksource0/current_clocksource";
 /// Time for which the counter is compared with the kernel's clock, once per process. The result is accurate to one part
@@ -50,7 +50,7 @@ impl Ticks {
     }
 }
 
-/// Initialises the scale early; otherwise the first reading would do so while a lock is held.
+/// Initialises the scale early, because the first reading would otherwise do so while a lock is held.
 pub(crate) fn prepare() {
     let _ = scale();
 }

@@ -1,10 +1,10 @@
 //! Logs: `tracing` to standard error, and a limit on the lines that tenants and clients can make the daemon write.
 //!
-//! Every event is limited, regardless of its level. Events of one VM (in a span named `VM_SPAN`, which every thread
-//! that works for a VM enters, or with a field named `vm`) have a bucket for each call site and VM: a burst of
-//! `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. All other events have a bucket of
-//! `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates that
-//! use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
+//! Every event is limited, regardless of its level. Events of one VM have a bucket for each call site and VM: a burst
+//! of `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. Such an event is in a span named
+//! `VM_SPAN`, which every thread enters that works for a VM, or has a field named `vm`. All other events have a bucket
+//! of `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates
+//! that use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
 //! [`tell_suppressed`] logs their number by origin.
 //!
 //! The crate does not select the logged events, and does not store them.
@@ -42,7 +42,7 @@ pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of remembered pairs of call site and virtual machine. Beyond this number, events of other pairs are
 /// suppressed until a bucket is full again.
 const MAX_BUCKETS: usize = 4096;
-/// Maximum number of lines in one report of suppressed events; further buckets are summed.
+/// Maximum number of lines in one report of suppressed events. Further buckets are summed.
 const MAX_TOLD: usize = 16;
 /// Target of these reports, which are not limited.
 const REPORT: &str = "mediator::held_back";
@@ -73,8 +73,8 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
 }
 
-/// Logs the events suppressed since the last call: a line for each call site and virtual machine, and a sum for the
-/// rest.
+/// Logs the number of events that were suppressed since the last call: a line for each call site and virtual machine,
+/// and a sum for the rest.
 pub fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
         limit.tell();
@@ -148,7 +148,7 @@ struct Books {
     swept: Option<Instant>,
 }
 
-/// Limits events by call site, and by virtual machine if one is known; clones share the state.
+/// Limits events by call site, and by virtual machine if one is known. Clones share the state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GuestLimit {
     books: Arc<locks::Mutex<locks::rank::Log, Books>>,
@@ -179,7 +179,8 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the suppressed events since the last call: by call site and virtual machine, and the number of the rest.
+    /// Takes the events that were suppressed since the last call: by call site and virtual machine, and the number of
+    /// the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -196,7 +197,7 @@ impl GuestLimit {
     }
 
     fn tell(&self) {
-        // The state is unlocked while the lines are written, because they pass through this filter.
+        // The state is unlocked while the lines are written, because the lines pass through this filter.
         let (told, rest) = self.take_held_back();
         for Bucket { held_back, site, vm, .. } in told {
             let place = site.file().unwrap_or_else(|| site.target());
@@ -336,7 +337,7 @@ mod tests {
             }
         });
         let (passed, all) = (usize::try_from(BURST_EVENTS).unwrap(), usize::try_from(BURST_OF_ALL).unwrap());
-        // On a slow host, the tokens of the next interval may pass as well.
+        // On a slow host, the tokens of the next interval may also pass.
         for limited in ["bad register", "bad ring"] {
             assert!((2 * passed..4 * passed).contains(&lines.count(limited)), "{limited}");
         }

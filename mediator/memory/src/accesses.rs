@@ -45,7 +45,7 @@ impl Records {
         }
     }
 
-    /// Adds the card's counts since the last poll. `accesses` returns the count for a place.
+    /// Adds the card's counts since the last poll. `accesses` returns the count for a location.
     pub(crate) fn counted(&mut self, chunks: &ChunkTable, accesses: impl Fn(Place) -> u64) {
         for (vm, record) in self.0.iter_mut().filter(|(_, record)| record.counted == Counted::Bursts) {
             for (index, count) in (0..).zip(&mut record.counts) {
@@ -78,7 +78,8 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record and returns it; `None` if there is none, for example because the VM was removed meanwhile.
+    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM was removed
+    /// meanwhile.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)

@@ -39,7 +39,7 @@ pub enum Hint {
 
 /// Divides a card's memory among VMs.
 pub struct Divider {
-    /// Decides whose memory is on the card, and moves it.
+    /// Decides which VM's memory is on the card, and moves the memory.
     pub(super) machine: Machine,
     /// The operator's settings.
     division: Division,
@@ -79,7 +79,7 @@ impl Divider {
         &self.machine
     }
 
-    /// Returns the component that decides whose memory is on the card.
+    /// Returns the component that decides which VM's memory is on the card.
     #[must_use]
     pub fn residency(&self) -> &Residency {
         &self.machine.residency
@@ -88,7 +88,7 @@ impl Divider {
 
 impl Memory {
     /// Returns the moves that are due, beginning with those for the mediator itself. `done` is the work that a VM has
-    /// completed since it was added, and `weight` the weight of its time.
+    /// completed since it was added, and `weight` is the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,
@@ -130,8 +130,8 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed and that are left
-    /// alone for now: each attempt delays the moves of all other VMs.
+    /// Removes the steps of VMs that are moving between cards, and of VMs whose last move failed recently. Each attempt
+    /// would delay the moves of all other VMs.
     fn possible(&self, mut steps: Vec<Step>, now: u64) -> Vec<Step> {
         steps.retain(|step| {
             !self.travelling.contains(&step.vm) && !self.divider.machine.relocations.is_left_alone(step.vm, now)
@@ -139,8 +139,7 @@ impl Memory {
         steps
     }
 
-    /// Returns moves that free chunks for the mediator, and evictions that return the chunks it has borrowed to the
-    /// reserve.
+    /// Returns moves that free chunks for the mediator, and evictions that return its borrowed chunks to the reserve.
     fn own_steps(&mut self, now: u64) -> Vec<Step> {
         let Self { vram, divider, .. } = self;
         if !vram.has_host_memory() {
@@ -170,7 +169,7 @@ impl Memory {
         wait
     }
 
-    /// Ends a round of plans: starts the quantum for which memory was moved, unless memory moves.
+    /// Ends a round of plans. Starts the quantum for which memory was moved, unless memory is still moving.
     pub fn round_ended(&mut self, now: u64) -> Holds {
         let Self { vram, divider, .. } = self;
         divider.machine.round_ended(&vram.chunks, now, None)
@@ -179,8 +178,8 @@ impl Memory {
     /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub fn plan_promise(&mut self, now: u64, chunks: u32) -> Plan {
         let Self { vram, divider, .. } = self;
-        // A guarantee counts the chunks that the mediator claims as available. The plan does not, so that the mediator
-        // keeps them.
+        // For a guarantee, the chunks that the mediator claims count as available. The plan excludes them, so that the
+        // mediator keeps them.
         let chunks = chunks.saturating_add(vram.chunks.uncommitted());
         let steps = divider.machine.residency.plan_guarantee(&vram.chunks, now, chunks);
         by_vm(self.possible(steps, now))
@@ -194,7 +193,7 @@ impl Memory {
     /// Changes the settings for dividing the card's memory.
     ///
     /// # Errors
-    /// If the reserve is not available. The settings have not changed.
+    /// If the reserve is not available. The settings are then unchanged.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -208,7 +207,7 @@ impl Memory {
     /// Changes the limits of a VM. Memory above the new limits is evicted, not lost.
     ///
     /// # Errors
-    /// If the limits cannot be guaranteed. The limits have not changed.
+    /// If the limits cannot be guaranteed. The limits are then unchanged.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -231,8 +230,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order: those on the card if `on_card` is
-    /// true, and otherwise the others.
+    /// Returns the movable chunks of a VM in a range of its VRAM, in ascending order. Returns the chunks on the card if
+    /// `on_card` is true, and the other chunks otherwise.
     pub fn movable(&self, vm: TenantId, address: GuestVramAddr, len: u64, on_card: bool) -> Vec<u32> {
         let chunks = &self.vram.chunks;
         let pieces = chunks.pieces(address, len.min(chunks.vm_bytes(vm).unwrap_or(0).saturating_sub(address.0)));
@@ -299,8 +298,8 @@ impl Memory {
         }
     }
 
-    /// Returns the card's counts if they are needed: the balancer needs the counts per chunk, and the thrash detector
-    /// those of the bus traffic.
+    /// Returns the card's counts if they are needed. The balancer needs the counts per chunk, and the thrash detector
+    /// needs the bus traffic.
     pub(super) fn take_counts(&mut self, now: u64) -> Option<AccessCounts> {
         let Self { vram, divider, .. } = self;
         let profiles = divider.machine.residency.balancer().config().policy == VictimPolicy::Profiled;
@@ -309,8 +308,8 @@ impl Memory {
         let counts = wanted.then(|| vram.memory.card().access_counts(true)).flatten();
         let Bus { since, copied } = std::mem::take(&mut divider.bus);
         let Some(counts) = counts else {
-            // The card does not count, so use the memory that its work refers to. Work may refer to memory long before
-            // it executes, so record this as soon as any chunk is in host memory.
+            // The card does not count accesses, so use the memory that its work refers to. Work may refer to memory
+            // long before it executes, so record this as soon as any chunk is in host memory.
             let watches = divider.machine.residency.quanta().watches() && vram.chunks.summary().host.used != 0;
             let named = std::mem::replace(&mut vram.over_bus, watches.then_some(0));
             divider.machine.residency.accessed(now, named.unwrap_or(0));

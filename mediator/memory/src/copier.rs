@@ -1,8 +1,8 @@
 //! The mediator's own channels, one per copy engine. They move chunks between the card and host memory, and zero card
 //! memory.
 //!
-//! These channels are on the card like those of a guest, belong to a pseudo-VM that stands for the mediator, and share
-//! the engines with guests' channels. The scheduler does not manage them, because VMs wait for their copies.
+//! Like a guest's channels, these channels are on the card and share its engines. They belong to a pseudo-VM that
+//! represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -31,12 +31,12 @@ const PIECE_WORDS: u64 = 11;
 const FIRST_WORDS: u64 = 2;
 /// Size of a lane's push buffer in bytes.
 const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
-/// Maximum number of a lane's submissions in flight: while the end of one is handled, the engine copies for the next.
-/// Each has its own part of the push buffer.
+/// Maximum number of a lane's submissions in flight. While the end of one submission is handled, the engine copies for
+/// the next. Each has its own part of the push buffer.
 const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
 /// Size of a submission's part of the push buffer in bytes.
 const SUBMISSION_BYTES: u64 = PUSH_BYTES / MAX_SUBMISSIONS_IN_FLIGHT as u64;
-/// Maximum number of pieces per submission: few, so that the first chunks are complete long before the last.
+/// Maximum number of pieces per submission. It is small, so that the first chunks are complete long before the last.
 const MAX_PIECES_PER_SUBMISSION: usize = 8;
 const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
@@ -57,7 +57,7 @@ pub struct CopyId(u64);
 /// Source of a copy.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// Memory at a place.
+    /// Memory at a location.
     Place(Place),
     /// Zeros.
     Zeros,
@@ -99,7 +99,7 @@ struct Lane {
 /// The channels and their queue of copies.
 pub struct Copier {
     space: OwnSpace,
-    /// A line of zeros, which is never written.
+    /// A line of zeros that is never overwritten.
     zeros: VramAddr,
     lanes: Vec<Lane>,
     waiting: VecDeque<Piece>,
@@ -130,7 +130,7 @@ impl GuestRing for OwnRing<'_> {
     }
 }
 
-/// The mediator's channels use only the card's instance block and no guest memory.
+/// Empty guest memory: the mediator's channels use only the card's instance block.
 pub struct NoMemory;
 
 impl GuestMemory for NoMemory {
@@ -143,7 +143,7 @@ impl Copier {
     /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not answer.
+    /// If the card has too little memory or too few channels, or does not respond.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -170,7 +170,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Lets the card schedule the channels.
+    /// Allows the card to schedule the channels.
     fn start(&self, vram: &mut CardVram, channels: &mut Channels) {
         let list = self.channels();
         let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };
@@ -180,8 +180,9 @@ impl Copier {
         channels.submit_runlist(&mut own, COPIER, &list);
     }
 
-    /// Returns true if failed channels must be [revived](Self::revive) first; call this before each copy. A failure
-    /// costs its copy the time limit of a hang, so after repeated failures the engines are tried less and less often.
+    /// Returns true if failed channels must be [revived](Self::revive) first. Call this before each copy. The copy of a
+    /// failed engine waits until the time limit of a hang, so the engines are retried at growing intervals after
+    /// repeated failures.
     pub fn is_due(&mut self) -> bool {
         self.rests = self.rests.saturating_sub(1);
         self.broken && self.rests == 0
@@ -190,7 +191,7 @@ impl Copier {
     /// Binds the channels again. None of them may be bound. Their queued copies are dropped.
     ///
     /// # Errors
-    /// If the card has no free channels or does not answer. Nothing has changed.
+    /// If the card has no free channels or does not respond. The state is then unchanged.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -223,7 +224,7 @@ impl Copier {
         Ok(())
     }
 
-    /// Returns the total number of pieces that have completed, which grows as long as the engines make progress.
+    /// Returns the total number of completed pieces, which grows as long as the engines make progress.
     #[must_use]
     pub fn pieces(&self) -> u64 {
         self.pieces
@@ -235,7 +236,8 @@ impl Copier {
         Arc::clone(&self.ended)
     }
 
-    /// Queues jobs and distributes them over the engines. [`Self::has_ended`] then returns true for each completed job.
+    /// Queues jobs and distributes them among the engines. [`Self::has_ended`] then returns true for each completed
+    /// job.
     ///
     /// # Errors
     /// If the engines have failed.
@@ -319,7 +321,7 @@ impl Copier {
         self.lanes.iter().map(|lane| lane.channel).collect()
     }
 
-    /// Distributes the queued pieces evenly over the lanes.
+    /// Distributes the queued pieces evenly among the lanes.
     fn feed(&mut self, vram: &mut CardVram, channels: &mut Channels, now: u64) -> Result<(), ManagerError> {
         let Self { space, zeros, lanes, waiting, .. } = self;
         let zeros = va(Place::Card(vram::VramAddr(zeros.0)));
@@ -350,7 +352,7 @@ pub fn own_pages(channels: &Channels, physical: ChannelId) -> Vec<(u32, VramAddr
         .collect()
 }
 
-/// Binds a channel of the mediator that only has a context for one engine.
+/// Binds a channel of the mediator that has a context for only one engine.
 pub fn bind(
     space: &mut OwnSpace,
     vram: &mut CardVram,
@@ -361,7 +363,7 @@ pub fn bind(
 ) -> Result<ChannelId, ManagerError> {
     // The address of a context is not used.
     let contexts = [engine::GR, engine::CE0, engine::CE1].map(|unit| (unit == engine).then_some(GpuVa(0)));
-    // The mediator, as a guest, has no VRAM at these addresses, so the card reads nothing there.
+    // The mediator has no guest VRAM at these addresses, so the card reads nothing there.
     let nowhere = channels::Place::Vram(GuestVramAddr(0));
     let guest = GuestInstance {
         userd: GuestVramAddr(u64::from(channel.0) * SMALL_PAGE),
@@ -401,7 +403,7 @@ impl Lane {
         let rectangles = pieces.iter().flat_map(|piece| rectangle(piece, zeros));
         let words: Vec<u32> = to(host_method::SET_OBJECT, &[self.object]).into_iter().chain(rectangles).collect();
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-        // The submission before uses another part of the push buffer.
+        // The previous submission uses another part of the push buffer.
         let at = self.push.0 + u64::from(self.put) % MAX_SUBMISSIONS_IN_FLIGHT as u64 * SUBMISSION_BYTES;
         vram.memory.write(VramAddr(at), &bytes)?;
         let push = va(Place::Card(vram::VramAddr(at)));
@@ -428,8 +430,8 @@ fn to(method: u32, data: &[u32]) -> Vec<u32> {
     std::iter::once(header.into()).chain(data.iter().copied()).collect()
 }
 
-/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or the line `zeros` repeated
-/// as the source.
+/// Returns the methods that copy a piece: a rectangle of consecutive lines on both sides, or of the repeated line
+/// `zeros` as the source.
 fn rectangle(piece: &Piece, zeros: GpuVa) -> Vec<u32> {
     let line = LINE.min(piece.bytes) as u32;
     let lines = (piece.bytes / u64::from(line)) as u32;

@@ -14,7 +14,7 @@ use vram::PoolError;
 /// Error of the mediator's host side.
 #[derive(Debug, thiserror::Error)]
 pub enum ManagerError {
-    /// The card cannot be initialised, or does not answer.
+    /// The card cannot be initialised, or does not respond.
     #[error(transparent)]
     Card(#[from] CardError),
     /// The card has no memory for the mediator's own tables now. Evicting guests' memory may help.
@@ -120,7 +120,7 @@ pub enum ManagerError {
     /// The saved state of a card or a VM is invalid, or belongs to another card or VM.
     #[error("the saved state is refused: {0}")]
     Saved(#[from] Invalid),
-    /// State that should be saved is not quiescent yet.
+    /// The state that must be saved is not quiescent yet.
     #[error("the card is not quiescent: {0}; it continues, try again")]
     Unsettled(&'static str),
     /// The card, or a VM's state on it, cannot be handed over.
@@ -134,7 +134,7 @@ pub enum ManagerError {
     /// An address space no longer exists.
     #[error("the channel's address space no longer exists")]
     SpaceGone,
-    /// A panic has left the VM half-changed.
+    /// A panic has left the VM half changed.
     #[error("the VM is out of service")]
     OutOfService,
     /// The card has failed.

@@ -21,8 +21,7 @@ use vram::TenantId;
 const FIRST_IOVA: u64 = 2 << 20;
 /// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// The part of the space that VMs share. The mediator's own ranges may be in it as well; VMs' ranges are never below
-/// it.
+/// The part of the space that VMs share. It may also contain ranges of the mediator. VMs' ranges are never below it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
 /// Number of bytes of bus addresses for all VMs together.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
@@ -71,7 +70,7 @@ pub struct IovaSpace {
     vms: BTreeMap<TenantId, Part>,
 }
 
-/// Returns the number of bytes for which a range of `len` bytes counts.
+/// Returns the number of bytes that are charged for a range of `len` bytes.
 fn charge(len: u64) -> Option<u64> {
     len.checked_next_multiple_of(ALIGN)
 }
@@ -87,8 +86,8 @@ impl IovaSpace {
     /// Sets or changes a VM's share. Memory that is already lent stays lent.
     ///
     /// # Errors
-    /// If too few addresses are free for the guarantee. The error is the largest possible guarantee in bytes, and
-    /// nothing has changed.
+    /// If too few addresses are free for the guarantee. The error is the largest possible guarantee in bytes, and the
+    /// share is unchanged.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -108,7 +107,7 @@ impl IovaSpace {
         }
     }
 
-    /// Finds addresses for a window as high as possible, because the mediator's ranges grow from below.
+    /// Finds addresses for a window as high as possible, because the mediator's ranges grow upwards.
     fn window(&self, len: u64) -> Option<Range<u64>> {
         let gap = self.gaps().into_iter().rev().find(|gap| gap.end - gap.start >= len)?;
         (len != 0).then(|| gap.end - len..gap.end)
@@ -150,7 +149,7 @@ impl IovaSpace {
     /// Allocates `len` bytes for a VM, in its window or outside all windows, like [`Self::allocate`].
     ///
     /// # Errors
-    /// If its quota or the space is used up.
+    /// If the VM's quota or the space is used up.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
@@ -171,8 +170,8 @@ impl IovaSpace {
         }
     }
 
-    /// Allocates `len` bytes for the mediator, at the same offset within 2 MiB as `like`, so that the alignment is
-    /// preserved. Returns `None` if no gap is large enough.
+    /// Allocates `len` bytes for the mediator, at the same offset within 2 MiB as `like`, to preserve the alignment.
+    /// Returns `None` if no gap is large enough.
     pub fn allocate(&mut self, len: u64, like: u64) -> Option<Iova> {
         self.allocate_in(FIRST_IOVA..SHARED.end, len, like, None)
     }
@@ -200,7 +199,7 @@ impl IovaSpace {
     /// Frees a range from [`Self::allocate`].
     pub fn free(&mut self, iova: Iova) {
         let known = self.taken.remove(&iova.0);
-        debug_assert!(known.is_some(), "an I/O address range was given back twice");
+        debug_assert!(known.is_some(), "an I/O address range was freed twice");
     }
 
     /// Returns the number of ranges in use.
@@ -246,7 +245,7 @@ mod tests {
         }
         assert!(had <= QUOTA, "{had:#x}");
         assert_eq!(space.allocate_for(vms[0], 1, 0), Err(NoIova::Quota(QUOTA)));
-        // Let the other VMs use up the rest in turns. Each must keep its own window.
+        // The other VMs use up the rest in turns, and each must keep its own window.
         for vm in &vms[1..] {
             (0..36).take_while(|_| space.allocate_for(*vm, WINDOW_BYTES + ALIGN, 0).is_ok()).count();
         }
@@ -277,7 +276,7 @@ mod tests {
         let share = |quota: u64, guarantee: u64| RamShare { quota: quota << 30, guarantee: guarantee << 30 };
         space.set_share(TenantId(1), share(8, 4)).unwrap();
         let lent = space.allocate_for(TenantId(1), 3 << 30, 0).unwrap();
-        // A quota below the lent amount does not take memory back, but no more can be lent.
+        // A quota below the lent amount does not take memory back, but prevents further lending.
         space.set_share(TenantId(1), share(2, 1)).unwrap();
         assert_eq!(space.share_and_charged(TenantId(1)), (share(2, 1), 3 << 30));
         assert_eq!(space.allocate_for(TenantId(1), ALIGN, 0), Err(NoIova::Quota(2 << 30)));

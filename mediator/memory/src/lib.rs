@@ -7,7 +7,7 @@
 //! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests
 //! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state
 //! - `wakeup`: wakes the thread that moves memory
-//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: progress of this
+//! - `zeroing`: zeroes free memory for its next owner; `zeroed`: the progress of zeroing
 //! - `copier` and `own_space`: the mediator's own channels, and their address space
 //! - [`chaos`]: random moves for tests; [`segments`]: memory that several address spaces share
 //!
@@ -59,8 +59,8 @@ use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Maximum card memory in bytes for page tables, code and push buffers of the mediator's own channels. They share
-/// chunks, because with large chunks one for each would be expensive. A card of 6 GiB with as much host memory needs
-/// less than 3 MiB.
+/// chunks, because separate large chunks would waste memory. A card of 6 GiB with as much host memory needs less than 3
+/// MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory and its owners.
@@ -71,7 +71,7 @@ pub struct Memory {
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// Channels that move memory, if it can be moved anywhere or if these channels zero memory.
+    /// Channels that move memory. They exist if memory can move anywhere or if they zero memory.
     copier: Option<Copier>,
     /// Divides the memory among the VMs.
     divider: Divider,
@@ -147,7 +147,7 @@ impl Memory {
     /// memory.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not answer.
+    /// If the card has too little memory or too few channels, or does not respond.
     pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
@@ -182,7 +182,7 @@ impl Memory {
         self.promising != 0
     }
 
-    /// Records whether a VM is moving to or from another card. While it is, its memory does not move for any other
+    /// Records whether a VM is moving to or from another card. During this time, its memory does not move for any other
     /// reason.
     pub fn set_migrating(&mut self, vm: TenantId, travels: bool) {
         if travels {
@@ -208,7 +208,7 @@ impl Memory {
         self.vram.records.forget(vm);
     }
 
-    /// Takes back a VM's memory and drops the records about it.
+    /// Takes back a VM's memory, and drops the records about the VM.
     ///
     /// # Errors
     /// If the VM does not exist.
@@ -219,17 +219,18 @@ impl Memory {
         Ok(())
     }
 
-    /// Forgets vacated places before a new relocation starts.
+    /// Forgets vacated locations before a new relocation starts.
     pub fn forget_left(&mut self) {
         self.left.clear();
     }
 
-    /// Records that a chunk has vacated a place.
+    /// Records that a chunk has vacated a location.
     pub fn leave(&mut self, place: Place) {
         self.left.push(place);
     }
 
-    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still translate to them.
+    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still translate to
+    /// them.
     pub fn quarantine_left(&mut self) {
         for place in std::mem::take(&mut self.left) {
             self.vram.chunks.quarantine(place);

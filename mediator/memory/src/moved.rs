@@ -12,7 +12,7 @@ pub struct Relocated {
     pub moved: u32,
     /// Number of chunks that did not move.
     pub stayed: u32,
-    /// Number of chunks that only changed accounts: they were added to the reserve, or taken from it.
+    /// Number of chunks that only changed accounts: they were added to the reserve or taken from it.
     pub rebooked: u32,
     /// Number of bytes copied.
     pub bytes: u64,

@@ -33,7 +33,7 @@ pub fn va(place: Place) -> GpuVa {
     }
 }
 
-/// The address space. The mediator's chunks hold its tables.
+/// The address space. The mediator's chunks contain its tables.
 pub struct OwnSpace {
     directory: VramAddr,
     /// Tables of large pages, by index of the directory entry.
@@ -47,7 +47,7 @@ impl OwnSpace {
     /// Creates a space that maps all of the card's memory and the host slots.
     ///
     /// # Errors
-    /// If the card has no memory for the tables or does not answer.
+    /// If the card has no memory for the tables or does not respond.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -73,11 +73,11 @@ impl OwnSpace {
         self.directory
     }
 
-    /// Maps a page of a channel's work area or images. It is described by its index after [`HOST_VA_BASE`], its
-    /// address, and its rights.
+    /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
+    /// rights.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
@@ -93,7 +93,7 @@ impl OwnSpace {
     /// Unmaps a page of a channel's work area or images.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), ManagerError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
@@ -102,7 +102,7 @@ impl OwnSpace {
     /// Flushes the card's TLBs if any entry has changed.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), ManagerError> {
         if std::mem::take(&mut self.stale) {
             vram.memory.invalidate(self.directory, false)?;
@@ -110,8 +110,8 @@ impl OwnSpace {
         Ok(())
     }
 
-    /// Maps whole large pages. The last one may extend beyond `bytes`: the card has no memory there, and no copy uses
-    /// it.
+    /// Maps whole large pages. The last page may extend beyond `bytes`: the card has no memory there, and no copy uses
+    /// that part.
     fn map(
         &mut self,
         vram: &mut CardVram,
@@ -156,7 +156,7 @@ impl OwnSpace {
     }
 }
 
-/// Returns an address as an entry contains it: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
+/// Converts an address to the form in an entry: a 28-bit number of a 4 KiB page, which covers the card's 40 bits.
 fn frame(address: u64) -> u32 {
     (address / SMALL_PAGE) as u32
 }

@@ -16,7 +16,7 @@ use vm_memory::{FileOffset, MmapRegion};
 /// Size in bytes of a huge page on x86-64.
 const HUGE: usize = 2 << 20;
 
-/// Maximum number of threads that allocate pages. VMs keep the host's other processors.
+/// Maximum number of threads that allocate pages. The host's other processors stay available to VMs.
 const THREADS: usize = 4;
 
 /// Memory that must be allocated.
@@ -24,7 +24,7 @@ const THREADS: usize = 4;
 pub struct Wanted {
     /// Number of bytes.
     pub bytes: usize,
-    /// The file that provides the memory and the offset in it; `None` for anonymous memory.
+    /// The file that contains the memory, and the offset in the file; `None` for anonymous memory.
     pub file: Option<(Arc<File>, u64)>,
 }
 
@@ -71,7 +71,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     populated(region)
 }
 
-/// Maps `bytes` bytes of `file` from `offset` on, with their contents.
+/// Maps `bytes` bytes of `file`, starting at `offset`, with their contents.
 ///
 /// # Errors
 /// If the host refuses the mapping.
@@ -88,7 +88,7 @@ fn populated(region: MmapRegion) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let start = region.as_ptr().cast();
     if bytes >= HUGE {
-        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes from `start` on and
+        // A kernel without huge pages uses small ones. SAFETY: the mapping has `bytes` bytes, starting at `start`, and
         // outlives this function.
         let _ = unsafe { madvise(start, bytes, Advice::LinuxHugepage) };
     }

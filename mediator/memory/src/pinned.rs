@@ -1,9 +1,9 @@
 //! Host memory for chunks of guests' VRAM that do not fit on the card. It is mapped for the card while it is in use.
 //!
 //! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner, and freed
-//! when it loses the owner: the next owner then finds zeros, and the host regains the memory. The I/O addresses of all
-//! slots are contiguous and fixed. Some slots are zeroed and keep their memory, because allocating memory takes longer
-//! than copying a chunk.
+//! when the slot loses the owner. The next owner therefore finds zeros, and the host regains the memory. The I/O
+//! addresses of all slots are contiguous and fixed. Some slots are zeroed and keep their memory, because allocating
+//! memory takes longer than copying a chunk.
 
 mod borrowed;
 mod saved;
@@ -67,7 +67,7 @@ impl PinnedPool {
         Ok(Self { card, base, slot_bytes, slots, kept, file, borrowed, handed: false })
     }
 
-    /// Returns the file that contains the memory of all slots, for another process; `None` if there is none.
+    /// Returns the file that contains the memory of all slots, for another process; `None` if no file exists.
     #[must_use]
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
@@ -79,7 +79,7 @@ impl PinnedPool {
         self.file.is_some() || self.slots.is_empty()
     }
 
-    /// Hands the slots over to another process: their memory and its mappings for the card stay.
+    /// Hands the slots over to another process. Their memory and its mappings for the card stay.
     pub fn hand_over(&mut self) {
         self.handed = true;
     }
@@ -96,7 +96,7 @@ impl PinnedPool {
         self.base.offset(address.0)
     }
 
-    /// Returns the memory that the slot at `address` needs; `None` if it has memory.
+    /// Returns the memory that the slot at `address` needs; `None` if the slot already has memory.
     #[must_use]
     pub fn lacks(&self, address: HostAddr) -> Option<Wanted> {
         let (index, _) = self.at(address);
@@ -118,7 +118,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Gives memory that was [allocated](Wanted::find) for the slot at `address` to that slot, which must have none.
+    /// Assigns memory that was [allocated](Wanted::find) for the slot at `address` to that slot, which must have none.
     ///
     /// # Errors
     /// If the host may not pin the memory.
@@ -132,8 +132,8 @@ impl PinnedPool {
     }
 
     /// Releases the slot at `address` from its owner. Returns true if the slot keeps its memory, which must then be
-    /// zeroed; otherwise it has freed the memory or had none. Memory that is borrowed from another card is released
-    /// unchanged.
+    /// zeroed. Otherwise the slot has freed its memory or had none. Memory that is borrowed from another card is
+    /// released unchanged.
     ///
     /// # Errors
     /// If the card fails to remove the mapping. The slot then keeps its memory, which must not be used again.
@@ -158,13 +158,13 @@ impl PinnedPool {
             if let Some(file) = &self.file {
                 let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 fallocate(file, flags, offset, self.slot_bytes)
-                    .map_err(|error| ManagerError::host("the host does not take back a slot of memory", error))?;
+                    .map_err(|error| ManagerError::host("the host cannot free a slot of memory", error))?;
             }
         }
         Ok(())
     }
 
-    /// Reads `data` from `address` on, within one slot. A slot without memory reads as zeros.
+    /// Reads `data`, starting at `address`, within one slot. A slot without memory reads as zeros.
     pub fn read(&self, address: HostAddr, data: &mut [u8]) {
         let (index, offset) = self.at(address);
         let read = self.slots[index].as_ref().map(|memory| {
@@ -178,7 +178,7 @@ impl PinnedPool {
         }
     }
 
-    /// Writes `data` from `address` on, within one slot, which must have memory.
+    /// Writes `data`, starting at `address`, within one slot, which must have memory.
     pub fn write(&self, address: HostAddr, data: &[u8]) {
         let (index, offset) = self.at(address);
         let written = self.slots[index].as_ref().ok_or("the slot has no memory".to_owned()).and_then(|memory| {
@@ -190,8 +190,8 @@ impl PinnedPool {
         }
     }
 
-    /// Returns the memory of the slot that contains `address`, and the offset in it; `None` if the slot has none. If
-    /// the slot changes owners, this memory belongs to the new owner.
+    /// Returns the memory of the slot that contains `address`, and the offset in this memory; `None` if the slot has no
+    /// memory. If the slot changes owners, this memory belongs to the new owner.
     #[must_use]
     pub fn memory(&self, address: HostAddr) -> Option<(DmaMemory, usize)> {
         let (index, offset) = self.at(address);

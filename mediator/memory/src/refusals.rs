@@ -3,24 +3,24 @@
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{Limit, TenantId};
 
-/// Number of chunks that got no place at their first request, by VM and by limit.
+/// Number of chunks for which the first request of memory was refused, by VM and by limit.
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no place. They are recorded because a VM that waits requests the same chunk repeatedly.
-    /// There are at most as many as guests have chunks.
+    /// Chunks that still have no memory. They are recorded because a VM that waits requests the same chunk repeatedly.
+    /// Their number cannot exceed the number of guests' chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 
 impl Refusals {
-    /// Records that a chunk got no place. The chunk is given as its VM and its index in the VM's memory.
+    /// Records that a chunk got no memory. The chunk is given as its VM and its index in the VM's memory.
     pub fn refused(&mut self, chunk: (TenantId, u64), limit: Limit) {
         if self.open.insert(chunk) {
             *self.counts.entry(chunk.0).or_default().entry(limit.name()).or_default() += 1;
         }
     }
 
-    /// Records that a chunk has a place.
+    /// Records that a chunk has memory.
     pub fn placed(&mut self, chunk: (TenantId, u64)) {
         self.open.remove(&chunk);
     }

@@ -6,13 +6,13 @@ use tenancy::Residency;
 use tenancy::relocation::{self, Config};
 use vram::{ChunkTable, Place, TenantId};
 
-/// Time for a VM's work to leave the engines.
-// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled it.
+/// Time limit for a VM's work to leave the engines.
+// TIMEOUT: twice the limit of the watchdog, which ends hung work unless the operator has disabled the watchdog.
 pub const LEAVE_LIMIT: Duration = Duration::from_nanos(2 * channels::HANG_LIMIT_NS);
-/// Additional time after the VM's engines have been reset.
+/// Additional time limit after the VM's engines have been reset.
 // TIMEOUT: an engine has no work after a reset, and only the mover waits.
 pub const RESET_LIMIT: Duration = Duration::from_secs(1);
-/// Number of bytes of chunks that are remapped while later ones are being copied, unless a single chunk is larger.
+/// Number of bytes of chunks that are remapped while later chunks are copied, unless a single chunk is larger.
 const BATCH_BYTES: u64 = 8 << 20;
 
 /// A chunk of a VM that is moving.
@@ -22,7 +22,7 @@ pub type Relocations = relocation::Relocations<TenantId, Place>;
 /// Memory of a card, whose users are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
-/// Creates the memory of a card on which no memory moves. A plan bounds the batches of a VM.
+/// Creates the memory of a card on which no memory moves. A plan limits the batches of a VM.
 pub(super) fn machine(residency: Residency, chunk_bytes: u64) -> Machine {
     let nanoseconds = |limit: Duration| u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX);
     let limits = Config {

@@ -17,7 +17,7 @@ use vram::{ChunkTable, Lookup, PagePool, Place, TenantId};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedMemory {
     iova: SavedIova,
-    /// I/O address of the page that barriers write.
+    /// I/O address of the page that barriers write to.
     barrier: u64,
     slots: SavedSlots,
     /// Number of quanta that have started.
@@ -30,7 +30,7 @@ pub struct Restored {
     pub iova: IovaSpace,
     /// Ranges that have not been claimed yet.
     pub claims: Claims,
-    /// I/O address of the page that barriers write.
+    /// I/O address of the page that barriers write to.
     pub barrier: Iova,
     /// Host memory.
     pub pinned: PinnedPool,
@@ -45,7 +45,7 @@ impl Memory {
             vram,
             iova,
             barrier,
-            // This is saved as a part of the card.
+            // Saved as a part of the card.
             own: _,
             // The next process binds the channels again.
             copier: _,
@@ -63,10 +63,10 @@ impl Memory {
             left: _,
         } = self;
         let CardVram {
-            // The next process sets it up again.
+            // The next process sets up the memory again.
             memory: _,
             pinned,
-            // This is saved as a part of the card.
+            // Saved as a part of the card.
             chunks: _,
             // No chunk is being copied.
             copied: _,
@@ -148,7 +148,7 @@ pub fn check_places(chunks: &ChunkTable, pinned: &PinnedPool) -> Result<(), Inva
     for (vm, account) in chunks.vms() {
         let without = (0..account.advertised).find(|index| lacks(vm, *index));
         Invalid::unless(without.is_none(), || {
-            format!("guest chunk {without:?} of VM {vm} lies in host memory that there is not")
+            format!("guest chunk {without:?} of VM {vm} is in host memory that does not exist")
         })?;
     }
     Ok(())

@@ -3,7 +3,7 @@
 //!
 //! A segment's memory belongs to the mediator. It comes from a pool of the VM that created the segment, so that an
 //! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
-//! when no address space has attached the segment and no key finds it. This module decides about access. `vgpu::pv`
+//! when no address space has attached the segment and no key refers to it. This module controls access. `vgpu::pv`
 //! records which address spaces map a segment, and at which addresses.
 
 mod saved;
@@ -35,7 +35,7 @@ pub struct Party {
     pub limit: u64,
 }
 
-/// Scope in which a key finds a segment.
+/// Scope in which a key identifies a segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Scope {
     Own(TenantId),
@@ -50,7 +50,7 @@ struct Segment {
     mode: u32,
     bytes: u64,
     at: VramAddr,
-    /// Number of bytes that have been zeroed. The segment is not mapped before all of them are.
+    /// Number of zeroed bytes. The segment is not mapped before all bytes are zeroed.
     zeroed: u64,
     /// Number of address spaces of each VM that map the segment.
     attached: BTreeMap<TenantId, u32>,
@@ -134,7 +134,7 @@ impl Memory {
     /// Finds or creates a segment and returns its ID.
     ///
     /// # Errors
-    /// See [`Status`].
+    /// See [`Status`] for all reasons.
     pub fn share_get(&mut self, party: &Party, wanted: Wanted) -> Result<u32, Status> {
         let Wanted { key, bytes, create, exclusive, abroad, mode } = wanted;
         let scope = match abroad {
@@ -188,11 +188,11 @@ impl Memory {
         Ok(id)
     }
 
-    /// Zeroes one part of a new segment, so that the card's lock is held for that part only. Returns true if parts may
+    /// Zeroes one part of a new segment, so that the card's lock is held for one part only. Returns true if parts may
     /// be left.
     ///
     /// # Errors
-    /// See [`Status`].
+    /// See [`Status`] for all reasons.
     pub fn share_zero(&mut self, party: &Party, id: u32) -> Result<bool, Status> {
         self.segments.visible(party, id)?;
         let segment = self.segments.segments.get_mut(&id).ok_or(Status::NoObject)?;
@@ -202,11 +202,11 @@ impl Memory {
         Ok(segment.zeroed < segment.bytes)
     }
 
-    /// Counts a further address space of `party` that maps the segment, which must be zeroed. Returns the address and
-    /// the size in bytes of the segment.
+    /// Adds an address space of `party` that maps the segment, which must be zeroed. Returns the address and the size
+    /// in bytes of the segment.
     ///
     /// # Errors
-    /// See [`Status`].
+    /// See [`Status`] for all reasons.
     pub fn share_attach(&mut self, party: &Party, id: u32, write: bool) -> Result<(VramAddr, u64), Status> {
         let segment = self.segments.visible(party, id)?;
         let needed = if write { share::mode::READ | share::mode::WRITE } else { share::mode::READ };
@@ -221,7 +221,8 @@ impl Memory {
         Ok((segment.at, segment.bytes))
     }
 
-    /// Counts one address space of the VM less. The card's TLBs must not contain translations to the segment.
+    /// Removes one address space of the VM from the count. The card's TLBs must not contain translations to the
+    /// segment.
     pub fn share_detach(&mut self, vm: TenantId, id: u32) {
         if let Some(segment) = self.segments.segments.get_mut(&id)
             && let Some(count) = segment.attached.get_mut(&vm)
@@ -237,7 +238,7 @@ impl Memory {
     /// Queries or changes a segment.
     ///
     /// # Errors
-    /// See [`Status`].
+    /// See [`Status`] for all reasons.
     pub fn share_control(&mut self, party: &Party, id: u32, control: Control) -> Result<u64, Status> {
         let segments = &mut self.segments;
         let segment = segments.visible(party, id)?;
@@ -254,7 +255,7 @@ impl Memory {
         Ok(0)
     }
 
-    /// Removes the segments of a removed VM, so that no key finds them. Segments that other VMs have attached stay
+    /// Removes the segments of a removed VM, so that no key refers to them. Segments that other VMs have attached stay
     /// until these VMs detach them.
     pub fn forget_segments(&mut self, vm: TenantId) {
         let own: Vec<u32> = self.segments.segments.iter().filter(|(_, it)| it.owner == vm).map(|(id, _)| *id).collect();

@@ -4,7 +4,7 @@ use vram::balance::PinError;
 use vram::{Error, Limit};
 
 /// A limit, with its key, its value, and a remedy. The context names the object: errors of the admin API begin with the
-/// virtual machine or the card, and log events in a virtual machine's thread are in its span.
+/// virtual machine or the card, and log events of a virtual machine's thread are in its span.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what}; {what_to_do}")]
 pub struct Shortage {
@@ -36,7 +36,7 @@ impl Shortage {
                     mib(left),
                     mib(promised.into())
                 );
-                Self::new(what, "ask for less, lower a VM's `memory.guarantee_mib`, or raise the card's `reserve_mib`")
+                Self::new(what, "request less, lower a VM's `memory.guarantee_mib`, or raise the card's `reserve_mib`")
             }
             Error::Promise { wanted, now, left, .. } => {
                 let what = format!(
@@ -46,13 +46,13 @@ impl Shortage {
                     mib(left.into()),
                     mib(now.into())
                 );
-                Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-guarantee`")
+                Self::new(what, "request less, or lower another VM's with `mediatorctl memory set-guarantee`")
             }
             Error::Guarantee { guarantee, quota, .. } => {
                 let (guarantee, quota) = (mib(guarantee.into()), mib(quota.into()));
                 let what =
                     format!("memory.guarantee_mib: {guarantee}, expected at most `memory.quota_mib`, which is {quota}");
-                Self::new(what, "ask for less, or raise the quota with `mediatorctl memory set-quota`")
+                Self::new(what, "request less, or raise the quota with `mediatorctl memory set-quota`")
             }
             Error::Weight(_) => Self::new("memory.weight: 0, expected 1 to 10000", "correct `memory.weight`"),
             Error::ReserveFull(chunks) => Self::new(
@@ -75,9 +75,10 @@ impl Shortage {
             Error::NeedsScrub { .. } | Error::Moving { .. } | Error::Settled { .. } => {
                 Self::new(error.to_string(), "try it again")
             }
-            Error::Exists(_) | Error::NoSuchVm(_) | Error::OutOfRange { .. } | Error::NotPlaced { .. } => {
-                Self::new(error.to_string(), "see the daemon's log; if it stays so, remove the VM and add it again")
-            }
+            Error::Exists(_) | Error::NoSuchVm(_) | Error::OutOfRange { .. } | Error::NotPlaced { .. } => Self::new(
+                error.to_string(),
+                "see the daemon's log; if the problem persists, remove the VM and add it again",
+            ),
         }
     }
 
@@ -86,8 +87,8 @@ impl Shortage {
         match limit {
             Limit::Card { free, to_scrub, promised } => {
                 let what = format!(
-                    "its `memory.guarantee_mib` is used up, and nothing of the card is spare: {} have no owner, {} are kept \
-                     for others",
+                    "its `memory.guarantee_mib` is used up, and no memory of the card is spare: {} have no owner, {} \
+                     are reserved for others",
                     mib(free.saturating_add(to_scrub)),
                     mib(promised)
                 );
@@ -108,7 +109,7 @@ impl Shortage {
                 "raise it with `mediatorctl memory set-swap-cap`, or its `memory.guarantee_mib`",
             ),
             Limit::Policy(policy) => Self::new(
-                format!("its `memory.on_full`, which is `{policy}`, keeps it from host memory"),
+                format!("its `memory.on_full`, which is `{policy}`, excludes it from host memory"),
                 "choose `swap` with `mediatorctl memory set-policy`",
             ),
         }
@@ -123,7 +124,7 @@ impl Shortage {
             size(guarantee),
             size(most)
         );
-        Self::new(what, "ask for less, or lower another VM's with `mediatorctl memory set-ram`")
+        Self::new(what, "request less, or lower another VM's with `mediatorctl memory set-ram`")
     }
 
     /// Describes the reason why a range cannot be pinned.

@@ -24,7 +24,7 @@ impl Dirty {
         Self(vec![0; (bytes / SMALL_PAGE).div_ceil(64) as usize])
     }
 
-    /// Adds the pages that contain any of the `len` bytes from `offset` in the chunk on.
+    /// Adds the pages that contain any of the `len` bytes that start at `offset` in the chunk.
     pub fn mark(&mut self, offset: u64, len: u64) {
         let last = offset + len.max(1) - 1;
         for page in offset / SMALL_PAGE..=last / SMALL_PAGE {
@@ -71,19 +71,20 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that have been written meanwhile.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no place on the card since the balancer was last notified: they are in host memory or wait
-    /// for a place.
+    /// New chunks that got no memory on the card since the last notification of the balancer. They are in host memory
+    /// or wait for memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
-    /// Chunks that got their first place, which was on the card, since then. The value is their number in order of
-    /// arrival.
+    /// Chunks that got their first memory, on the card, since the last notification of the balancer. The value is their
+    /// number in order of arrival.
     pub(crate) born: BTreeMap<(TenantId, u64), u64>,
-    /// Set if the victim policy needs to know which memory is used.
+    /// Set if the victim policy needs the memory that is used.
     pub watches: bool,
-    /// Number of bytes in host memory that work has referred to since the last query; `None` if nothing queries it.
+    /// Number of bytes in host memory that work has referred to since the last query; `None` if no policy uses the
+    /// number.
     pub(crate) over_bus: Option<u64>,
     /// Records of guests' accesses.
     pub(crate) records: Records,
-    /// Chunks that were used since the balancer was last notified.
+    /// Chunks that were used since the last notification of the balancer.
     pub touched: BTreeSet<(TenantId, u64)>,
     /// Words of VRAM that this processor has transferred for each VM.
     pub(super) words: BTreeMap<TenantId, Words>,
@@ -122,8 +123,8 @@ impl CardVram {
         }
     }
 
-    /// Returns the place of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Chunks that have no
-    /// place get one. Also returns `None` if no memory is free.
+    /// Returns the location of `len` bytes of guest VRAM, if they belong to the VM and are contiguous. Allocates memory
+    /// for chunks that have none. Returns `None` if no memory is free.
     pub fn place(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Option<Place> {
         let address = GuestVramAddr(address.0);
         match self.chunks.lookup(vm, address, len) {
@@ -137,17 +138,17 @@ impl CardVram {
         self.chunks.translate_range(vm, address, len)
     }
 
-    /// Gives a zeroed place to the chunk that contains `address`.
+    /// Allocates zeroed memory for the chunk that contains `address`.
     fn place_chunk(&mut self, vm: TenantId, address: GuestVramAddr) -> Option<Place> {
         let chunk = (vm, address.0 / self.chunks.chunk_bytes());
         loop {
             match self.chunks.place(vm, address) {
                 Ok(placed) => {
                     if placed.new {
-                        // Mapping memory is not using it, but new memory that is mapped is usually also used.
+                        // Mapping memory does not use it, but new memory is usually used soon after it is mapped.
                         self.touch(vm, address);
                         if placed.place.card().is_some() {
-                            // A chunk that was freed and placed again comes last in this order.
+                            // A chunk that was freed and allocated again comes last in this order.
                             let number = self.born.len() as u64;
                             self.born.insert(chunk, number);
                         }
@@ -221,7 +222,7 @@ impl CardVram {
         }
     }
 
-    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and gets no place.
+    /// Reads guest VRAM across chunks. Unused memory reads as zeros, and no memory is allocated for it.
     pub fn guest_read(&mut self, vm: TenantId, address: GuestVramAddr, data: &mut [u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -240,7 +241,7 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Writes guest VRAM across chunks. Writing zeros to unused memory does not place it.
+    /// Writes guest VRAM across chunks. Writing zeros to unused memory allocates nothing.
     pub fn guest_write(&mut self, vm: TenantId, address: GuestVramAddr, data: &[u8]) -> Option<()> {
         let mut rest = data;
         for (piece, len) in self.chunks.pieces(GuestVramAddr(address.0), rest.len() as u64) {
@@ -262,10 +263,10 @@ impl CardVram {
         rest.is_empty().then_some(())
     }
 
-    /// Zeroes `len` bytes in place, from `address` on and within one chunk.
+    /// Zeroes `len` bytes in place, starting at `address`, within one chunk.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
@@ -293,8 +294,7 @@ impl CardVram {
         }
     }
 
-    /// Records that the chunk that contains `address` is used. The record has at most as many entries as guests have
-    /// chunks.
+    /// Records that the chunk that contains `address` is used. The record has at most one entry per chunk of a guest.
     fn touch(&mut self, vm: TenantId, address: GuestVramAddr) {
         if self.watches {
             self.touched.insert((vm, address.0 / self.chunks.chunk_bytes()));
@@ -312,10 +312,10 @@ impl CardVram {
         }
     }
 
-    /// Reads `data` at a chunk's place.
+    /// Reads `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
@@ -326,10 +326,10 @@ impl CardVram {
         }
     }
 
-    /// Writes `data` at a chunk's place.
+    /// Writes `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
@@ -340,11 +340,11 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If none is free, the VM counts as short of
-    /// memory, and the mover is notified.
+    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If no memory is free, the VM counts as short
+    /// of memory, and the mover is notified.
     ///
     /// # Errors
-    /// As for [`Self::alloc`].
+    /// Same as for [`Self::alloc`].
     pub fn alloc_for(&mut self, vm: TenantId, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let found = self.alloc(pool, bytes);
         match found {
@@ -371,7 +371,7 @@ impl CardVram {
         self.wants.hold(vm, held, first);
     }
 
-    /// Returns the number of chunks that `bytes` bytes need.
+    /// Returns the number of chunks for `bytes` bytes.
     pub fn count(&self, bytes: u64) -> u32 {
         u32::try_from(bytes.div_ceil(self.chunks.chunk_bytes())).unwrap_or(u32::MAX)
     }
@@ -380,7 +380,7 @@ impl CardVram {
     ///
     /// # Errors
     /// [`ManagerError::Lacking`] if the card has no memory now; other errors if the pool may not grow, or the card does
-    /// not answer.
+    /// not respond.
     pub fn alloc(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         let Block { address: VramAddr(address), zeroed } = self.take_block(pool, bytes)?;
         if !zeroed {
@@ -392,7 +392,7 @@ impl CardVram {
     /// Like [`Self::alloc`], with arbitrary contents.
     ///
     /// # Errors
-    /// As for [`Self::alloc`].
+    /// Same as for [`Self::alloc`].
     pub fn take(&mut self, pool: &mut PagePool, bytes: u64) -> Result<VramAddr, ManagerError> {
         Ok(VramAddr(self.take_block(pool, bytes)?.address.0))
     }
@@ -426,8 +426,8 @@ impl CardVram {
         self.has_host_memory() && self.chunks.kept_for_mediator() < self.own_chunks()
     }
 
-    /// Returns the number of chunks that the mediator must keep free for itself, plus those that it has borrowed for
-    /// this purpose.
+    /// Returns the number of chunks that the mediator must keep free for itself, plus the number of chunks that it has
+    /// borrowed for this purpose.
     pub(crate) fn own_chunks(&self) -> u32 {
         self.wants.chunks().saturating_add(self.chunks.borrowed())
     }
@@ -437,7 +437,7 @@ impl CardVram {
         self.wants.set_waits(vm, waits);
     }
 
-    /// Returns the VMs that wait for memory, for themselves or for their page tables.
+    /// Returns the VMs that wait for memory for their work or for their page tables.
     pub fn waiting(&self) -> BTreeSet<TenantId> {
         self.short.iter().copied().chain(self.wants.vms()).collect()
     }
@@ -448,15 +448,15 @@ impl CardVram {
         self.wants.looks(vm)
     }
 
-    /// Returns true if the mover has scanned without success for a VM, from `since` on, as often as `limit` permits. On
-    /// a card whose memory can move, it must have scanned at least once.
+    /// Returns true if the mover has scanned for a VM without success, since `since`, as often as `limit` permits. On a
+    /// card whose memory can move, the mover must have scanned at least once.
     #[must_use]
     pub fn is_vain(&self, vm: TenantId, since: Looks, limit: Duration) -> bool {
         self.wants.is_vain(vm, since, limit, self.has_host_memory())
     }
 }
 
-/// Logs an access by a guest that failed on the card. The access is lost, but the card's state is intact.
+/// Logs a guest's access that failed on the card. The access is lost, but the card's state is consistent.
 fn failed(result: Result<(), ManagerError>) -> Option<()> {
     result.inspect_err(|error| tracing::error!(%error, "the card failed during an access of a guest")).ok()
 }

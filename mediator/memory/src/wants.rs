@@ -1,7 +1,7 @@
 //! VMs that wait for card memory, the mediator's own needs, and the number of the mover's scans.
 //!
-//! A wait does not end at a certain time: its limit counts the mover's scans that find no memory to move for the VM. A
-//! busy host delays these scans, and with them the end of the wait.
+//! A wait has no time limit: its limit counts the scans in which the mover finds no memory to move for the VM. A busy
+//! host delays these scans, and therefore the end of the wait.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,7 +10,7 @@ use vram::TenantId;
 /// Number of chunks to keep free for the mediator's own structures, in addition to the known needs of VMs. A guest's
 /// next channel or page table must not wait because other guests' memory fills the card.
 pub(crate) const RESERVED_CHUNKS: u32 = 2;
-/// Interval of the mover's scans while a VM waits. A scan that comes earlier does not count.
+/// Interval of the mover's scans while a VM waits. An earlier scan does not count.
 pub const SCAN_INTERVAL: Duration = Duration::from_millis(50);
 /// Size of a VM's first page tables in bytes: two address spaces.
 pub const FIRST_BYTES: u64 = 1 << 20;
@@ -27,8 +27,8 @@ pub struct Looks {
 }
 
 impl Looks {
-    /// Returns the number of unsuccessful scans that `limit` permits. If memory on this card can move, as `moves` says,
-    /// it is at least one.
+    /// Returns the number of unsuccessful scans that `limit` permits. If `moves` is true, memory on this card can move,
+    /// and the number is at least one.
     fn max_unsuccessful(limit: Duration, moves: bool) -> u64 {
         let looks = limit.as_nanos().div_ceil(SCAN_INTERVAL.as_nanos());
         u64::try_from(looks).unwrap_or(u64::MAX).max(u64::from(moves))
@@ -45,7 +45,7 @@ struct Seen {
 /// Waits and needs; see the description of the module.
 #[derive(Debug, Default)]
 pub struct Wants {
-    /// Number of chunks that are reserved for a VM's first page tables and have not been used.
+    /// Number of chunks that are reserved for a VM's first page tables and are still unused.
     first: BTreeMap<TenantId, u32>,
     /// Number of chunks that a VM's page tables wait for.
     tables: BTreeMap<TenantId, u32>,
@@ -77,7 +77,7 @@ impl Wants {
         self.tables.remove(&vm);
     }
 
-    /// Records that a VM's page tables have `held` chunks, where `first` is the number for its first page tables.
+    /// Records that a VM's page tables occupy `held` chunks; `first` is the number for its first page tables.
     pub fn hold(&mut self, vm: TenantId, held: u32, first: u32) {
         if let Some(left) = self.first.get_mut(&vm) {
             *left = first.saturating_sub(held);
@@ -109,8 +109,8 @@ impl Wants {
         self.tables.keys().copied()
     }
 
-    /// Counts a scan at `now_ns` for a VM that waited during all of it. `useful` means that the scan moved memory for
-    /// the VM.
+    /// Counts a scan at `now_ns` for a VM that waited during the whole scan. `useful` means that the scan moved memory
+    /// for the VM.
     pub fn looked(&mut self, vm: TenantId, useful: bool, now_ns: u64) {
         let seen = self.seen.entry(vm).or_default();
         let apart = u64::try_from(SCAN_INTERVAL.as_nanos()).unwrap_or(u64::MAX);
@@ -146,7 +146,7 @@ mod tests {
         let limit = Duration::from_millis(120);
         let since = wants.looks(VM);
         assert!(!wants.is_vain(VM, since, limit, true));
-        // A late scan counts once, and several scans in quick succession count once as well.
+        // A late scan counts once, and several scans in quick succession also count once.
         for at in [1_000_000, 1_000_001, 1_000_049] {
             wants.looked(VM, false, at * MS);
         }

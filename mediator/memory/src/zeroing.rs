@@ -1,6 +1,6 @@
 //! Zeroes free chunks before they get an owner, with the CPU or with the copy engines.
 //!
-//! Through an aperture the CPU writes eight bytes at a time, uncached. This takes milliseconds per chunk on hardware,
+//! The CPU writes through an aperture eight bytes at a time, uncached. This takes milliseconds per chunk on hardware,
 //! and one message per word if the card is in another process. The engines take microseconds and do not need the card's
 //! lock. A VM that needs a chunk while the engines are zeroing all free ones waits for the mover.
 
@@ -10,8 +10,8 @@ use crate::zeroed::Zeroing;
 use nvspec::addr::VramAddr;
 use vram::{HostAddr, Place, ScrubWork, Tier};
 
-/// Number of bytes to zero per critical section of the card's lock, because a chunk may be far larger. This takes about
-/// 5 us through a window of hardware; when the software card's memory is first used, the host must allocate four pages.
+/// Number of bytes to zero while the card's lock is held once, because a chunk may be far larger. This takes about 5 us
+/// through a window of hardware. When the software card's memory is first used, the host must allocate four pages.
 pub const SCRUB_PIECE: u64 = 16 << 10;
 /// Number of card chunks to keep free and zeroed, if enough chunks are free. Without them, an urgent request would zero
 /// a whole chunk under the card's lock.
@@ -33,7 +33,7 @@ impl CardVram {
     /// Like [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn scrub_ahead(&mut self) -> Result<bool, ManagerError> {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
@@ -42,7 +42,7 @@ impl CardVram {
     /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk waits.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(crate) fn scrub_one(&mut self) -> Result<bool, ManagerError> {
         let mut any = false;
         while self.scrub_piece()? {
@@ -57,7 +57,7 @@ impl CardVram {
     /// Zeroes part of a chunk that waits for it. Returns false if no chunk waits.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn scrub_piece(&mut self) -> Result<bool, ManagerError> {
         let (work, done) = match self.zeroing.begun.take() {
             Some(begun) => begun,
@@ -87,8 +87,8 @@ impl CardVram {
         Ok(true)
     }
 
-    /// Takes chunks for the engines to zero: all chunks that wait for it if `all` is true, and otherwise as many as are
-    /// kept zeroed in advance. The result is at most one request, and the previous request must be complete.
+    /// Takes chunks for the engines to zero: all waiting chunks if `all` is true, and otherwise as many as are kept
+    /// zeroed in advance. Returns at most one request. The previous request must be complete.
     #[must_use]
     pub fn take_for_engines(&mut self, all: bool) -> Vec<ScrubWork> {
         let chunks = |bytes: u64| u32::try_from(bytes / self.chunks.chunk_bytes()).unwrap_or(u32::MAX);
@@ -115,7 +115,7 @@ impl CardVram {
         }
     }
 
-    /// Gives the engines' chunks to the CPU: the engines have failed and no longer write to them.
+    /// Assigns the engines' chunks to the CPU, because the engines have failed and no longer write to them.
     pub fn engines_have_failed(&mut self) {
         let Zeroing { engines, left, .. } = &mut self.zeroing;
         left.append(engines);

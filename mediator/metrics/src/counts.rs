@@ -1,5 +1,5 @@
-//! Counts of a virtual machine's device and of the connection to its VMM. There is one family for each unit, because
-//! samples of different units can be neither summed nor drawn together.
+//! Counts of a virtual machine's device and of the connection to its VMM. Each unit has its own family, because samples
+//! of different units can be neither summed nor drawn together.
 
 use std::collections::BTreeMap;
 

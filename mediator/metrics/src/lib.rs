@@ -114,7 +114,7 @@ const VM: [Metric<Vm>; 13] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    // Names and numbers of programs are the guest's choice, and would be series without a bound.
+    // Guests choose the names and numbers of programs, so these would cause an unbounded number of series.
     (
         "gpu_mediator_vm_cuda_programs",
         "gauge",

@@ -1,14 +1,15 @@
-//! Settings that were changed while the daemon ran, and that remain in force after it restarts.
+//! Settings that were changed while the daemon ran, and that still apply after a restart.
 //!
 //! Parts: the differences between the configuration file and the current settings (this file), `store` (the file that
-//! stores them, written so that after a kill at any time either the old or the new file exists), `override_store`
-//! (both, for the daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
+//! stores them; after a kill at any time, either the old or the new file exists), `override_store` (both, for the
+//! daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
 //!
 //! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
-//! if the file still has that value; if the operator has edited the file since, the file takes precedence and the
+//! if the file still has that value. If the operator has edited this value since, the file takes precedence and the
 //! difference is dropped.
 //!
-//! The crate does not change settings and does not know why they change; the daemon passes the current settings.
+//! The crate does not change settings, and does not depend on the reasons for changes; the daemon passes the current
+//! settings.
 
 use std::collections::BTreeMap;
 
@@ -234,16 +235,17 @@ impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
                 continue;
             }
             if removed.is_some() {
-                forgotten.push(format!(
-                    "{kind} `{name}` was removed, but its table in the configuration file is another now"
-                ));
+                forgotten
+                    .push(format!("{kind} `{name}` was removed, but its table in the configuration file has changed"));
             }
             all.push(changed(&format!("{kind} `{name}`"), said, self.changed.get(name), forgotten)?);
         }
         for one in self.added {
             let name = one.name();
             match file.iter().any(|other| other.name() == name) {
-                true => forgotten.push(format!("{kind} `{name}` was added, but the configuration file has it now")),
+                true => {
+                    forgotten.push(format!("{kind} `{name}` was added, but the configuration file now contains it"))
+                }
                 false => all.push(one.clone()),
             }
         }
@@ -254,7 +256,7 @@ impl<T: Named> Parts<&Vec<T>, &BTreeMap<String, Changes>> {
 }
 
 fn gone(kind: &str, name: &str) -> String {
-    format!("{kind} `{name}` was changed, but the configuration file has it no more")
+    format!("{kind} `{name}` was changed, but the configuration file no longer contains it")
 }
 
 fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &T, now: &T) -> Result<(), String> {
@@ -284,7 +286,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
             values.insert(key.clone(), now.clone());
         } else if says != *now {
             forgotten.push(format!(
-                "{key} of {what} was changed from {file} to {now}, but the configuration file says {says} now"
+                "{key} of {what} was changed from {file} to {now}, but the configuration file now has {says}"
             ));
         }
     }

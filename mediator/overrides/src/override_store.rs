@@ -8,7 +8,7 @@ use super::{Live, State, VERSION};
 use config::Config;
 use config::check::{self, Key};
 
-/// Reason that the daemon cannot start with the stored state.
+/// Reason why the daemon cannot start with the stored state.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StateError {
@@ -19,7 +19,7 @@ pub enum StateError {
     #[error("{}: {what}; {ADVICE}", path.display())]
     Unusable { path: PathBuf, what: String },
     #[error(
-        "{} does not go with the configuration file any more; correct that, or start once with --ignore-state:\n{}",
+        "{} conflicts with the configuration file; correct this, or start once with --ignore-state:\n{}",
         path.display(),
         mistakes.join("\n")
     )]
@@ -27,7 +27,7 @@ pub enum StateError {
 }
 
 /// Advice for a file that cannot be used.
-const ADVICE: &str = "put a good copy there, or start once with --ignore-state, which sets it aside";
+const ADVICE: &str = "replace it with a good copy, or start once with --ignore-state, which renames it";
 
 /// The store of changes, if the configuration names a folder for it.
 #[derive(Debug, Default)]
@@ -44,18 +44,18 @@ impl OverrideStore {
     /// changes. With `ignore`, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// If the stored changes cannot be read, are damaged, or do not match the configuration. Nothing is guessed in
-    /// these cases.
+    /// If the stored changes cannot be read, are damaged, or do not match the configuration. The function never guesses
+    /// values.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
-                "no `state_dir` is configured: VMs and limits that are changed at run time end with the daemon"
+                "no `state_dir` is configured: changes of VMs and limits at run time are lost when the daemon ends"
             );
             return Ok((file.clone(), Self { file, store: None, written: None }));
         };
         let store = Store::open(folder)?;
         if ignore && let Some(path) = store.set_aside()? {
-            tracing::warn!(path = %path.display(), "the state is set aside, as asked for");
+            tracing::warn!(path = %path.display(), "the state file is renamed, as requested");
         }
         let written = match store.read()? {
             None => State::default(),
@@ -68,8 +68,8 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, whose content is `state` according to that daemon. `lock` is the lock of
-    /// the daemon's folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
+    /// folder. Returns the configuration with the changes.
     ///
     /// # Errors
     /// If the stored changes do not match the configuration.
@@ -127,7 +127,7 @@ fn applied(state: &State, file: &Config, path: &Path) -> Result<Config, StateErr
     let unusable = |what| StateError::Unusable { path: path.to_owned(), what };
     let (config, forgotten) = state.applied(file).map_err(unusable)?;
     for what in &forgotten {
-        tracing::warn!("not kept any more: {what}");
+        tracing::warn!("no longer saved: {what}");
     }
     let mistakes = check::config(&config);
     if mistakes.is_empty() {
@@ -158,7 +158,7 @@ pub(super) fn parsed(text: &[u8], path: &Path) -> Result<State, StateError> {
     serde_json::from_slice(text).map_err(damaged)
 }
 
-/// Formats a mistake with the name of its object, because it has no position in a file.
+/// Formats an error with the name of its object, because the error has no position in a file.
 fn named(config: &Config, key: &Key, what: &str) -> String {
     let name = match (key.table, key.index) {
         ("vm", Some(index)) => config.vms.get(index).map(|vm| format!("VM `{}`", vm.name)),

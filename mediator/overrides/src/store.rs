@@ -1,7 +1,7 @@
 //! The file that stores the state.
 //!
-//! A new file is written next to the old file, synced, and renamed over the old file; then the folder is synced. After
-//! a kill at any step, the complete old or new file exists, and perhaps an unused new file next to it.
+//! A new file is written next to the old file, synced, and renamed over the old file. Then the folder is synced. After
+//! a kill at any step, the complete old or new file exists, and possibly an unused new file next to it.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ const LOCK: &str = "lock";
 /// Maximum size in bytes of a file that is read. The maximum number of virtual machines needs less.
 const MAX_BYTES: u64 = 4 << 20;
 
-/// Reason that a state cannot be stored or read.
+/// Reason why a state cannot be stored or read.
 #[derive(Debug, thiserror::Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum StoreError {
@@ -34,11 +34,11 @@ pub enum StoreError {
         #[source]
         source: io::Error,
     },
-    #[error("{} has {bytes} bytes, more than any state", path.display())]
+    #[error("{} has {bytes} bytes, more than any valid state", path.display())]
     TooLong { path: PathBuf, bytes: u64 },
 }
 
-/// A step of writing, for tests that stop at this step as a kill would.
+/// A step of writing. Tests stop at a step to simulate a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Stops before the new file is created.
@@ -66,9 +66,9 @@ pub(super) struct Store {
 }
 
 impl Store {
-    /// Opens a folder, which is created if it is missing.
+    /// Opens a folder, and creates it if it is missing.
     pub fn open(folder: &Path) -> Result<Self, StoreError> {
-        fs::create_dir_all(folder).map_err(system("make the state folder", folder))?;
+        fs::create_dir_all(folder).map_err(system("create the state folder", folder))?;
         let path = folder.join(LOCK);
         let lock = private().open(&path).map_err(system("open", &path))?;
         match flock(&lock, FlockOperation::NonBlockingLockExclusive) {
@@ -90,7 +90,7 @@ impl Store {
         found.unwrap_or(false)
     }
 
-    /// Returns the lock, for another process: the folder is locked while one of the two processes has this file open.
+    /// Returns the lock for another process. The folder is locked while one of the two processes has this file open.
     pub fn lock(&self) -> &File {
         &self.lock
     }

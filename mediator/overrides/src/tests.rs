@@ -43,7 +43,7 @@ fn weight_of(config: &Config, name: &str) -> Option<u32> {
 
 #[test]
 fn differences_applied_to_file_restore_live_state() {
-    // Use few different names, so that many names are in both lists.
+    // Use only a few different names, so that many names are in both lists.
     let vms = || {
         let one = (1..50u32, proptest::option::of(0..9u64), any::<bool>());
         btree_map(0..6u8, one, 0..6).prop_map(|vms| {
@@ -87,7 +87,7 @@ fn differences_applied_to_file_restore_live_state() {
         let (config, forgotten) = read.applied(&file).unwrap();
         prop_assert_eq!(Live::from_config(&config), live.clone());
         prop_assert_eq!(forgotten, Vec::<String>::new());
-        // A second start gives the same result, so the state does not drift.
+        // A second start gives the same result, so the state does not change from start to start.
         prop_assert_eq!(State::between(&file, &Live::from_config(&config)).unwrap(), state);
         Ok(())
     };
@@ -115,9 +115,9 @@ fn edited_file_value_wins_over_kept_override() {
     assert_eq!((weight_of(&config, "web"), config.vms[0].time.cap_permille), (Some(50), 700));
     assert_eq!(
         forgotten,
-        ["time.weight of VM `web` was changed from 100 to 300, but the configuration file says 50 now"]
+        ["time.weight of VM `web` was changed from 100 to 300, but the configuration file now has 50"]
     );
-    // The file was edited to the changed value, so there is nothing to report.
+    // The file was edited to the changed value, so no message is necessary.
     let (config, forgotten) = state.applied(&file(&format!("{WEB}time = {{ weight = 300 }}\n"))).unwrap();
     assert_eq!((weight_of(&config, "web"), forgotten.len()), (Some(300), 0));
     // The file now contains the new VM, and no longer contains the old VM.
@@ -232,7 +232,7 @@ fn state_conflicting_with_file_is_reported_with_vm_and_key() {
     config.vms[0].vram_mib = Some(128);
     let error = refused(config);
     assert!(error.contains("VM `new`: vram_mib: 128 MiB, expected at most 96"), "{error}");
-    assert!(error.contains("correct that, or start once with --ignore-state"), "{error}");
+    assert!(error.contains("correct this, or start once with --ignore-state"), "{error}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! An owner that the next daemon of an upgrade takes over. Its programs do not notice.
+//! An owner that the next daemon of an upgrade takes over. Its programs are not affected.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,19 +9,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Supervisor};
 
-/// An owner in its saved form, as JSON. Its pipes and the descriptor of its end are handed over separately.
+/// The saved form of an owner, as JSON. Its pipes and the descriptor of its end are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOwner {
     settings: Settings,
     tenants: BTreeMap<String, Tenant>,
 }
 
-/// An owner with its descriptors; none if it is being restarted.
+/// An owner with its descriptors. It has none if it is being restarted.
 #[derive(Debug)]
 pub struct HandedOver {
-    /// Its saved form.
+    /// The owner's saved form.
     pub saved: SavedOwner,
-    /// Its descriptors.
+    /// The owner's descriptors.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -33,8 +33,8 @@ pub struct HandingOver {
 }
 
 impl HandingOver {
-    /// Creates a request, the receiver of the owner, and the sender of the outcome: true if another daemon has the
-    /// owner. Without an outcome it stays here.
+    /// Creates a request, the receiver of the owner, and the sender of the outcome. True means that another daemon has
+    /// the owner. Without an outcome, the owner stays in this daemon.
     #[must_use]
     pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
         let ((reply, given), (outcome, verdict)) = (channel(), channel());
@@ -43,13 +43,13 @@ impl HandingOver {
 }
 
 impl SavedOwner {
-    /// Returns the reason that an owner with these settings cannot continue with others.
+    /// Checks that an owner with these settings can continue with the given settings.
     ///
     /// # Errors
     /// If a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
         let same = Settings { rules: self.settings.rules.clone(), ..settings.clone() } == self.settings;
-        let why = "the configuration of its owner has changed; put it back, or restart the daemon";
+        let why = "the configuration of its owner has changed; restore it, or restart the daemon";
         if same { Ok(()) } else { Err(why.to_owned()) }
     }
 
@@ -58,14 +58,14 @@ impl SavedOwner {
         self.tenants.keys().map(String::as_str)
     }
 
-    /// Returns the request that gives the card its rules, if the owner needs one.
+    /// Returns a request that sends the card's rules, if the owner needs it.
     #[must_use]
     pub fn tuning(&self, rules: Rules) -> Option<Request> {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns the request that gives a tenant its settings, if the owner needs one. A tenant is known once: it may be
-    /// removed and added again later.
+    /// Returns a request that sends a tenant's settings, if the owner needs it. The record of a tenant is removed,
+    /// because the tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
         match self.tenants.remove(&tenant.name) {
@@ -77,10 +77,10 @@ impl SavedOwner {
 }
 
 impl Supervisor {
-    /// Takes over the owner of another daemon. Nothing is sent to it before [`Self::run`].
+    /// Takes over the owner of another daemon. No message is sent to the owner before [`Self::run`].
     ///
     /// # Errors
-    /// If the descriptors are not those of an owner.
+    /// If the descriptors do not belong to an owner.
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
         let SavedOwner { settings, tenants } = saved;
         (self.settings.rules, self.tenants) = (settings.rules, tenants);
@@ -91,7 +91,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Hands the owner over. Returns true if another daemon has it.
+    /// Hands the owner over. Returns true if another daemon has taken it over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
@@ -104,7 +104,7 @@ impl Supervisor {
         true
     }
 
-    /// Leaves the owner to another daemon. Its input stays open there, so it does not notice.
+    /// Leaves the owner to another daemon. The owner's input stays open there, so the owner is not affected.
     pub fn leave(&mut self) {
         (self.process, self.dying) = (None, None);
     }

@@ -13,18 +13,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 
-/// Maximum size of an answer in bytes: a record of the scheduler is the largest.
+/// Maximum size of a response in bytes. The largest one is a record of the scheduler.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
-/// Bytes that are read at a time.
+/// Number of bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Bytes that are written at a time. A pipe that can be written to takes as many at once (`PIPE_BUF` of pipe(7)).
+/// Number of bytes that are written at a time. A writable pipe accepts this number at once (`PIPE_BUF` of pipe(7)).
 const WRITE_BYTES: usize = 4 << 10;
 
 /// A process, from this daemon or from an earlier one.
 pub(super) struct Handle {
-    /// `None` if an earlier daemon has started it, so that its status is unknown.
+    /// `None` if an earlier daemon has started the process, so that its status is unknown.
     child: Option<Child>,
-    /// Readable once the process has ended.
+    /// A descriptor that is readable once the process has ended.
     pidfd: OwnedFd,
 }
 
@@ -43,12 +43,12 @@ impl Handle {
     }
 
     fn kill(&self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 }
 
-/// Waits until a descriptor can be used, or is closed, at most this long.
+/// Waits until a descriptor can be used or is closed, for at most `limit`.
 fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -58,12 +58,12 @@ fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     poll(&mut fds, Some(&limit)).is_ok_and(|ready| ready > 0)
 }
 
-/// A running owner process that answers.
+/// A running owner process that responds.
 pub(super) struct Process {
     pub(super) handle: Handle,
     input: OwnedFd,
     output: OwnedFd,
-    /// Bytes of an incomplete answer.
+    /// Bytes of an incomplete response.
     received: Vec<u8>,
     pub(super) since: Instant,
 }
@@ -93,13 +93,13 @@ impl Process {
         Self { handle, input, output, received: Vec::new(), since: Instant::now() }
     }
 
-    /// Duplicates the descriptors for another daemon. Between two requests, no answer is outstanding.
+    /// Duplicates the descriptors for another daemon. No response is outstanding between two requests.
     pub(super) fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
         [&self.input, &self.output, &self.handle.pidfd].into_iter().map(OwnedFd::try_clone).collect()
     }
 
-    /// Sends a line, and waits for the answer. After an error, the process must not be used again: it may have received
-    /// a part of the line.
+    /// Sends a line, and waits for the response. After an error, the process must not be used again, because it may
+    /// have received a part of the line.
     pub(super) fn exchange(
         &mut self,
         line: &impl serde::Serialize,
@@ -120,7 +120,7 @@ impl Process {
             Ok(())
         };
         for part in text.chunks(WRITE_BYTES) {
-            // A stopped process does not read, and its pipe is full at some time.
+            // A stopped process does not read, so its pipe becomes full.
             while !is_ready(&self.input, PollFlags::OUT, POLL_INTERVAL.min(limit)) {
                 check("read its request")?;
             }
@@ -137,7 +137,7 @@ impl Process {
         serde_json::from_slice(&line).map_err(|error| format!("{PROGRAM} is of another version: {error}"))
     }
 
-    /// Receives a part of an answer. Returns true if the answer is complete.
+    /// Receives a part of a response. Returns true if the response is complete.
     fn receive(&mut self) -> Result<bool, String> {
         let before = self.received.len();
         self.received.resize(before + READ_BYTES, 0);
@@ -148,14 +148,14 @@ impl Process {
             return Err(format!("{PROGRAM} has ended"));
         }
         if self.received.len() > MAX_ANSWER_BYTES {
-            return Err(format!("{PROGRAM} sends an answer without an end"));
+            return Err(format!("{PROGRAM} sends an unterminated response"));
         }
         Ok(self.received.last() == Some(&b'\n'))
     }
 
     /// Returns true if the process has ended because its card was lost.
     pub(super) fn has_lost_card(&mut self) -> bool {
-        // The process closes its output a moment before it ends.
+        // The process closes its output shortly before it ends.
         is_ready(&self.handle.pidfd, PollFlags::IN, ENDS) && self.handle.code() == Some(cuda_control::CARD_LOST)
     }
 
@@ -171,7 +171,7 @@ mod tests {
     use super::*;
     use rustix::process::kill_process;
 
-    /// Starts a program in place of an owner.
+    /// Starts a program that replaces an owner.
     fn started(program: &str, arguments: &[&str]) -> Process {
         let mut command = std::process::Command::new(program);
         let mut child =
@@ -194,7 +194,7 @@ mod tests {
     fn stopped_process_is_given_up_while_its_pipe_is_full() {
         let mut process = started("sleep", &["1000"]);
         kill_process(pid(process.handle.child.as_ref().expect("started")), Signal::STOP).expect("it runs");
-        // More than a pipe takes, so the write itself would wait.
+        // The request exceeds the capacity of a pipe, so the write itself would wait.
         let request = "x".repeat(1 << 20);
         let failed = process.exchange(&request, Duration::from_millis(50), &AtomicBool::new(false));
         assert_eq!(failed, Err(format!("{PROGRAM} did not read its request within 0 s and is killed")));
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn request_larger_than_a_pipe_is_sent_whole() {
-        // It reads a whole line before it answers, as an owner does.
+        // The program reads a whole line before it responds, like an owner.
         let mut process = started("sed", &["-u", "p;d"]);
         let request = Answer::Record("x".repeat(200 << 10));
         let answer = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(false));

@@ -5,8 +5,8 @@ use cuda_control::{Action, GivenUp, Incident};
 use events::{Log, NewEvent};
 
 /// Advice about a program that could not be killed.
-const KILL_FAILED: &str = "a program was given up but could not be killed: it goes on without turns and memory; end it \
-    by hand, and see that the unit grants CAP_KILL";
+const KILL_FAILED: &str = "a program was given up but could not be killed: it continues without turns and memory; end \
+    it by hand, and make sure that the unit grants CAP_KILL";
 
 /// Reports the actions.
 pub(super) fn report(card: &str, incidents: Vec<Incident>, events: &Log) {

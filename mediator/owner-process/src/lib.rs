@@ -1,11 +1,11 @@
 //! The process of a CUDA card's owner: starts it, communicates with it, and restarts it when it ends.
 //!
-//! [`Supervisor`] runs on a thread of its caller and takes [`Command`]s. `incidents` reports the owner's actions on
+//! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
 //! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over).
 //!
-//! The crate does not decide which tenants exist, and does not keep their settings over a restart of the daemon.
+//! The crate does not decide which tenants exist, and does not keep their settings across a restart of the daemon.
 
 mod handed_over;
 mod handle;
@@ -27,8 +27,8 @@ use events::{Log, NewEvent};
 use handle::{Handle, Process};
 use listening::folders;
 
-/// Time limit for an owner's answer.
-// TIMEOUT: a working owner answers at once; otherwise it is stuck in the driver.
+/// Time limit for an owner's response.
+// TIMEOUT: a working owner responds immediately; an owner that does not is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit for evicting other tenants' memory to provide a guarantee.
 // TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
@@ -39,9 +39,10 @@ pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "cuda-owner";
 /// Folder in which the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and asked to describe the card. This also finds a process that hangs.
+/// Interval at which the process is checked and its description of the card is requested. This also detects a hung
+/// process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an owner that ended is restarted. It doubles each time that the owner ends at once, up to
+/// Delay before an owner that ended is restarted. It doubles each time that the owner ends immediately, up to
 /// [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
@@ -51,22 +52,22 @@ const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Time limit for the driver to open the card.
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
-/// Time limit for a killed process to end, when the daemon ends as well.
-// TIMEOUT: a process that is stuck in the driver ends when the driver returns; the daemon does not wait until then.
+/// Time limit for a killed process to end if the daemon also ends.
+// TIMEOUT: a process that is stuck in the driver ends when the driver returns, but the daemon does not wait for that.
 const KILLED: Duration = Duration::from_secs(2);
 
 /// Time limit for a process to end after its output has ended.
 // TIMEOUT: a killed or exited process is gone within a few milliseconds.
 const ENDS: Duration = Duration::from_millis(100);
-/// Reason that a card has no owner after a reset.
+/// Reason why a card has no owner after a reset.
 const CARD_LOST: &str =
     "the card was reset or has failed: programs that used it have lost their memory and must be started again";
 
 /// A command to the thread of a [`Supervisor`].
 pub enum Command {
-    /// Sends a request to the owner. The error is the reason that no owner runs.
+    /// Sends a request to the owner. The error is the reason why no owner runs.
     Ask(Box<Request>, Sender<Result<Answer, String>>),
-    /// Hands the owner over to another daemon. Nothing is sent to it until that has succeeded or failed.
+    /// Hands the owner over to another daemon. Nothing is sent to the owner until the handover has succeeded or failed.
     HandOver(HandingOver),
     /// Ends the owner.
     Stop,
@@ -88,21 +89,21 @@ pub struct Supervisor {
     /// Configured tenants, which are sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
-    /// A killed process: the next one starts after it has ended.
+    /// A killed process. The next one starts after it has ended.
     dying: Option<Handle>,
     /// Number of consecutive times that the process ended shortly after its start.
     failures: u32,
     retry: Instant,
     looked: Instant,
     status_cell: Arc<StatusCell>,
-    /// Set when no caller needs an answer.
+    /// Set if no caller needs a response.
     stop: Arc<AtomicBool>,
     events: Arc<Log>,
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a card, without a process. Events go to the log `events`; once `stop` is set, no
-    /// caller needs an answer.
+    /// Creates the supervisor of a card, without a process. Events are added to the log `events`. Once `stop` is set,
+    /// no caller needs a response.
     pub fn new(
         card: &str,
         settings: Settings,
@@ -128,7 +129,7 @@ impl Supervisor {
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     ///
     /// # Errors
-    /// Returns the reason that the owner does not start, or that the driver does not open the card.
+    /// If the owner does not start, or the driver does not open the card. The error contains the reason.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -146,7 +147,7 @@ impl Supervisor {
         let identity = match process.exchange(&self.settings, OPEN, &self.stop)? {
             Answer::Ready { name, uuid, .. } => CardIdentity { model: name, uuid },
             Answer::Failed(what) => return Err(what),
-            other => return Err(format!("{PROGRAM} answers {other:?}: it is of another version")),
+            other => return Err(format!("{PROGRAM} responds {other:?}: it has another version")),
         };
         let socket_dir = self.settings.journal.parent().unwrap_or(Path::new("/"));
         for tenant in self.tenants.values() {
@@ -160,8 +161,7 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Programs of previously added tenants are connected again, and use memory that is guaranteed to this
-                // tenant.
+                // Programs of earlier tenants have connected again and use memory that is guaranteed to this tenant.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -171,13 +171,13 @@ impl Supervisor {
         Ok(identity)
     }
 
-    /// Serves requests until it gets a stop command, or all senders are dropped.
+    /// Serves requests until it receives a stop command or all senders are dropped.
     pub fn run(mut self, commands: &Receiver<Command>) {
         loop {
             match commands.recv_timeout(POLL_INTERVAL) {
                 Ok(Command::Ask(request, reply)) => {
                     let answer = self.ask(&request);
-                    // The answer to a change promises that readers see the change.
+                    // The response to a change guarantees that readers see the change.
                     self.describe();
                     // The caller may have stopped waiting.
                     let _ = reply.send(answer);
@@ -209,9 +209,9 @@ impl Supervisor {
         Ok(answer)
     }
 
-    /// Sends a request to the process. A process that does not answer is not used again.
+    /// Sends a request to the process. A process that does not respond is not used again.
     fn exchange(&mut self, request: &Request) -> Result<Answer, String> {
-        let process = self.process.as_mut().ok_or("it is started again shortly")?;
+        let process = self.process.as_mut().ok_or("it will be restarted shortly")?;
         self.status_cell.asks();
         let answer = process.exchange(request, ANSWER, &self.stop);
         self.status_cell.answered();
@@ -232,12 +232,12 @@ impl Supervisor {
                 incidents::report(&self.card, std::mem::take(&mut card.incidents), &self.events);
                 self.status_cell.described(*card);
             }
-            Ok(other) => self.end(&format!("{PROGRAM} answers {other:?}: it is of another version")),
+            Ok(other) => self.end(&format!("{PROGRAM} responds {other:?}: it has another version")),
             Err(_) => {}
         }
     }
 
-    /// Starts another process if none runs and the delay has passed.
+    /// Starts another process if none is running and the delay has passed.
     fn look(&mut self) {
         if let Some(process) = &mut self.process
             && let Some(status) = process.handle.end()
@@ -265,7 +265,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives up the process. Its programs continue with their memory, and connect to the next owner.
+    /// Gives up the process. Its programs keep their memory and connect to the next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
@@ -282,7 +282,7 @@ impl Supervisor {
         self.failures += 1;
         self.retry = Instant::now() + delay;
         tracing::error!(card = self.card, why, again_in = ?delay, "the owner of the CUDA card ended");
-        let what = format!("the owner of the card has ended, and is started again in {delay:?}: {why}");
+        let what = format!("the owner of the card has ended, and will be restarted in {delay:?}: {why}");
         self.events.add(NewEvent::card(EventKind::OwnerLost, &self.card, what));
     }
 }
@@ -297,7 +297,7 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns a file next to the daemon's program if it exists, otherwise `installed` in the folder of the package.
+/// Returns a file next to the daemon's program if it exists, and otherwise `installed` in the folder of the package.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

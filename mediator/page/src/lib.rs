@@ -6,11 +6,11 @@
 //! A browser connects to a loopback address without a password, so the crate limits the websites that can access the
 //! daemon through the browser:
 //!
-//! - A website may resolve its own name to a loopback address and then read the answers ("DNS rebinding"). Requests
+//! - A website may resolve its own name to a loopback address and then read the responses ("DNS rebinding"). Requests
 //!   whose `Host` is neither an IP address nor `localhost` are refused.
 //! - Other websites cannot embed or read the page: the headers forbid frames, other sources, and cross-origin use.
 //!
-//! The crate does not know the API's requests; the daemon passes its router.
+//! The crate does not depend on the API's requests; the daemon passes its router.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -51,7 +51,7 @@ pub fn guard(router: Router) -> Router {
     }))
 }
 
-/// Headers that all answers have.
+/// Headers of all responses.
 const HEADERS: [(HeaderName, &str); 5] = [
     (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
     (header::X_FRAME_OPTIONS, "DENY"),

@@ -1,5 +1,5 @@
 //! A virtual machine that is connected directly to a card, without mediation. It is the baseline of every overhead
-//! figure, and helps to tell a fault of the card from a fault of the mediator.
+//! figure, and helps to distinguish a fault of the card from a fault of the mediator.
 //!
 //! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
 //! and the expansion ROM contains the image in PROM. Guest memory is mapped at its guest-physical address while the
@@ -54,9 +54,9 @@ pub struct PassthroughVm {
 /// The card's interrupt pin, from the relay's point of view.
 #[derive(Debug, Default)]
 struct Pin {
-    /// Level of the pin. The client's level changes under the same lock, so that the two always agree.
+    /// Level of the pin. The client's level changes under the same lock, so that the two are always equal.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level`, with which register accesses avoid the lock. It is set before the client can notice the
+    /// A copy of `level` that register accesses read without the lock. It is set before the client can notice the
     /// interrupt.
     hint: AtomicBool,
 }
@@ -131,7 +131,7 @@ pub struct PassthroughDevice {
     card: Arc<dyn Card>,
     link: Link,
     pci: PciConfig,
-    /// The expansion ROM, padded to the size of its BAR; empty if there is none.
+    /// The expansion ROM, padded to the size of its BAR; empty if the card has none.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
     /// Regions that the client lends, by guest-physical address. They are mapped for the card while the guest has bus
@@ -247,10 +247,11 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Lets the card signal again if its pin is still asserted. Called after accesses that may have deasserted the pin.
+    /// Allows the card to signal again if its pin is still asserted. Called after accesses that may have deasserted the
+    /// pin.
     ///
-    /// While the client masks the pin, another signal costs nothing. When the client unmasks the pin, the level decides
-    /// whether it is signalled.
+    /// While the client masks the pin, another signal costs nothing. When the client unmasks the pin, the level
+    /// determines if it is signalled.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -423,7 +424,7 @@ impl Device for PassthroughDevice {
     }
 
     fn dma_map(&mut self, region: &DmaRegion) -> Result<(), MapError> {
-        // Without a file, the card cannot access the memory, so such accesses fault like those beyond the end of
+        // Without a file, the card cannot access the memory, so such accesses fault like accesses beyond the end of
         // memory.
         let Some(mapping) = region.mapping.as_ref().filter(|_| region.readable) else { return Ok(()) };
         let memory = memory_of(mapping, region.writable).map_err(|error| MapError(error.to_string()))?;
@@ -456,7 +457,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write can only fail if the counter is full, and then the relay wakes up as well.
+        // The write can only fail if the counter is full, and then the relay also wakes up.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts had panicked");

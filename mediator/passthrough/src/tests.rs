@@ -334,7 +334,7 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // Now the handler lowers the pin, so that no interrupt arrives.
+    // The handler lowers the pin now, so no interrupt arrives.
     client.read32(BAR0, ACKNOWLEDGE.into()).unwrap();
     client.unmask_intx().unwrap();
     client.read32(BAR0, 0x200).unwrap();

@@ -65,7 +65,7 @@ impl Physical {
         Self::Software(Arc::clone(&card.0))
     }
 
-    /// Returns the card through the interface that all layers above use.
+    /// Returns the card in the form of the interface that all higher layers use.
     #[must_use]
     pub fn card(&self) -> Arc<dyn Card> {
         match self {
@@ -74,8 +74,8 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. The CPU can then access it as fast as engines do, and
-    /// another daemon can map it.
+    /// Returns true if the card's memory belongs to this process. The CPU can then access the memory as fast as engines
+    /// can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
@@ -88,7 +88,7 @@ impl Physical {
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
-            Self::Vfio(_) => Err(Unusable::new("a card behind VFIO cannot go over to another daemon yet")),
+            Self::Vfio(_) => Err(Unusable::new("a card behind VFIO cannot be handed over to another daemon yet")),
         }
     }
 }
@@ -128,7 +128,7 @@ impl GoingCard {
         self.0.go_on();
     }
 
-    /// Returns a guard, during whose lifetime the card can be halted.
+    /// Returns a guard. The card can be halted while the guard exists.
     #[must_use]
     pub fn halted(&self) -> HaltedCard<'_> {
         HaltedCard(&self.0)
@@ -142,8 +142,8 @@ impl GoingCard {
 }
 
 impl HaltedCard<'_> {
-    /// Takes all channels off the card's engines, waiting until `until` at the latest, and serializes the card without
-    /// its memory.
+    /// Removes all channels from the card's engines, waiting until `until` at the latest, and serializes the card
+    /// without its memory.
     ///
     /// # Errors
     /// If the card does not become quiescent.
@@ -173,7 +173,7 @@ impl WrittenCard {
     /// Adds the card's own part to the file for another daemon.
     ///
     /// # Errors
-    /// [`WriteError`].
+    /// [`WriteError`] if the part cannot be written.
     pub fn put(&self, file: &mut Writer) -> Result<(), WriteError> {
         file.put(PART, &self.0)
     }
@@ -192,8 +192,8 @@ fn card_behind_vfio(spec: &CardSpec) -> Result<Arc<dyn Card>, Unusable> {
     Ok(Arc::new(card))
 }
 
-/// Returns the configuration of the software card that `spec` describes. Its memory is a memfd, which another daemon
-/// can take over.
+/// Returns the configuration of the software card that `spec` describes. The card's memory is a memfd, which another
+/// daemon can take over.
 fn software_config(spec: &CardSpec) -> Result<simgpu::Config, Unusable> {
     let timing = |bytes_per_second, launch_ns| EngineTiming { bytes_per_second, launch_ns };
     Ok(simgpu::Config {

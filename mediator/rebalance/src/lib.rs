@@ -1,6 +1,6 @@
 //! Chooses virtual machines to move automatically from full cards to empty ones, and decides when to move them.
 //!
-//! [`Rebalancer`] decides from given loads and a given time, and chooses at most one virtual machine per round.
+//! [`Rebalancer`] decides from the given loads and time, and chooses at most one virtual machine per round.
 //!
 //! The crate does not read the load of cards, and does not move anything; the daemon does both.
 
@@ -14,7 +14,7 @@ use sched::Engine;
 const WHOLE_CARD_PERMILLE: u64 = 1000;
 /// Minimum amount, in thousandths of a card, by which a move must reduce the difference, because loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Divisor of the memory that a move copies; the result is the move's cost. A move must reduce the difference by its
+/// Divisor of the memory that a move copies. The result is the move's cost. A move must reduce the difference by its
 /// cost plus the margin.
 const COST: u64 = 10;
 
@@ -78,7 +78,7 @@ pub struct Advice {
     pub vm: String,
     /// The card to which the virtual machine moves.
     pub to: String,
-    /// Reason for the move, in words.
+    /// Reason for the move, as text.
     pub why: String,
 }
 
@@ -117,7 +117,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of the two cards must stay the fuller one, so that the next move is never the reverse.
+            // The fuller of the two cards must stay the fuller one, so that the next move never reverses this one.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)

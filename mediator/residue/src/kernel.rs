@@ -8,7 +8,7 @@ use nvspec::fifo::{HeaderOp, MethodHeader, host_method};
 
 /// The kernel's text.
 const SOURCE: &str = include_str!("scrub.sm20");
-/// Number of threads of a block; these threads' registers fill a multiprocessor's register file.
+/// Number of threads of a block. The registers of these threads fill a multiprocessor's register file.
 const THREADS: u32 = 1024;
 /// Number of registers of a thread.
 const REGISTERS: u32 = 32;
@@ -29,7 +29,7 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// The assembler's error. Errors do not occur, because the text is part of this program.
+    /// If the assembler fails. This cannot happen, because the text is part of this program.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the text has no kernel")?;

@@ -1,7 +1,7 @@
 //! Clears the residue of one tenant's kernels in PGRAPH's multiprocessors, before another tenant's kernels run on them.
 //!
-//! Registers and shared memory keep their contents until they are overwritten: a kernel that reads a register before
-//! writing it sees values of the previous kernel, even if that kernel belonged to another tenant. Therefore PGRAPH has
+//! Registers and shared memory keep their contents until they are overwritten. A kernel that reads a register before
+//! writing it therefore sees values of the previous kernel, even if that kernel belonged to another tenant. PGRAPH has
 //! one tenant at a time, and the mediator's own kernel runs between two tenants. Local memory needs no clearing,
 //! because it is in memory that the channel's own page tables map.
 //!

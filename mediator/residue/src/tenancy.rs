@@ -1,4 +1,4 @@
-//! State machine of PGRAPH's tenant.
+//! The state machine for PGRAPH's tenant.
 
 use std::collections::VecDeque;
 use tenant::TenantId;
@@ -11,15 +11,15 @@ const TERM_NS: u64 = 4_000_000;
 // TIMEOUT: the mediator's own channel has hung or faulted, and recovery takes seconds.
 const AGAIN_NS: u64 = 100_000_000;
 
-/// Time in ns for which a tenant waits for PGRAPH if it has switched to a copy engine and needs PGRAPH again in the
-/// middle of its work, while other tenants use PGRAPH.
-// TIMEOUT: twenty-five terms. Each time, PGRAPH is cleared twice for work that may end immediately.
+/// Time in ns for which a tenant waits to return to PGRAPH while other tenants use it. The tenant has switched to a
+/// copy engine, and needs PGRAPH again in the middle of its work.
+// TIMEOUT: twenty-five terms. Each return clears PGRAPH twice for work that may end immediately.
 const RETURN_NS: u64 = 100_000_000;
 
 /// Next step of the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Wait for an event or the passage of time.
+    /// Wait for an event, or for time to pass.
     Wait,
     /// Admit no tenant; remove this tenant's work from PGRAPH.
     Close(TenantId),
@@ -42,7 +42,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A tenant has PGRAPH, or no tenant does.
+    /// A tenant has PGRAPH, or no tenant has it.
     Settled,
     /// The tenant must leave PGRAPH.
     Leaving,
@@ -52,7 +52,7 @@ enum Phase {
     Failed { at: u64 },
 }
 
-/// PGRAPH's tenant, the tenants that wait for PGRAPH, and whether it contains residue of another tenant.
+/// PGRAPH's tenant, the tenants that wait for PGRAPH, and the record of residue in PGRAPH.
 #[derive(Debug)]
 pub struct Tenancy {
     tenant: Option<TenantId>,
@@ -99,7 +99,7 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Records that a tenant has unfinished work since `now` (in ns) that left PGRAPH and may need it again.
+    /// Records that a tenant has unfinished work, since `now` (in ns), that left PGRAPH and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
@@ -142,14 +142,14 @@ impl Tenancy {
         self.tenant.map(|tenant| (tenant, self.phase == Phase::Leaving))
     }
 
-    /// Returns the time since which the tenant must leave, if it must leave and has not left.
+    /// Returns the time since which the tenant must leave, if it must leave and has not left yet.
     #[must_use]
     pub fn leaves_since(&self) -> Option<u64> {
         (self.phase == Phase::Leaving).then_some(self.began)
     }
 
     /// Returns the next step, at `now` in ns. `works` is true if the tenant has started work on PGRAPH; `left` is true
-    /// if PGRAPH has no work of the tenant. Call this again until it returns [`Step::Wait`].
+    /// if PGRAPH has no work of the tenant. The caller must repeat the call until it returns [`Step::Wait`].
     pub fn next(&mut self, now: u64, works: bool, left: bool) -> Step {
         match self.phase {
             Phase::Settled => self.begin(now, works),

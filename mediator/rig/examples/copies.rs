@@ -1,5 +1,5 @@
-//! Initialises a vGPU behind a socket of `mediatord`, without a VMM or a guest, copies data within its VRAM and to RAM,
-//! and verifies every byte. Verifies every byte.
+//! Initialises a vGPU behind a socket of `mediatord`, without a VMM or a guest. Copies data within its VRAM and to RAM,
+//! and verifies every byte.
 //!
 //! Usage: `copies SOCKET VRAM_MIB ROUNDS`
 

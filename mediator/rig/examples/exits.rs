@@ -1,6 +1,6 @@
 //! Measures the cost of a virtual machine's exits without a guest kernel: a guest of five instructions reads or writes
-//! a device's register. The access is answered by this process, or by the server behind a socket of `mediatord`. The
-//! program also measures the cost of lending RAM to such a server.
+//! a device's register. This process, or the server behind a socket of `mediatord`, serves the access. The program also
+//! measures the cost of lending RAM to such a server.
 //!
 //! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is
 //! `small` or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of
@@ -28,14 +28,14 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const MEMORY: usize = 0x4000;
 const CODE: usize = 0x1000;
 const TSS: usize = 0xfffb_d000;
-/// Guest-physical address of the device's registers, where PCs have no memory.
+/// Guest-physical address of the device's registers, in a range in which PCs have no memory.
 const DEVICE: u64 = 0xd_0000;
 /// A register that a vGPU emulates without accessing the card.
 const REGISTER: u64 = 0x1100;
 /// Address of the lent RAM.
 const LENT_AT: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
-/// Time after which an answer is considered lost.
+/// Time after which a response counts as lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A kind of access.
@@ -45,7 +45,7 @@ enum Access {
     Write,
 }
 
-/// The party that answers an access.
+/// The process that serves an access.
 enum Answer<'a> {
     /// This process, directly.
     Alone,
@@ -148,7 +148,7 @@ fn exits(socket: &Path, rounds: u32, count: u32) -> Result<()> {
     Ok(())
 }
 
-/// Returns guest RAM of which every page was touched.
+/// Returns guest RAM in which every page was touched.
 fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     let kind = if huge { MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB } else { MemfdFlags::empty() };
     let file = memfd_create("ram", MemfdFlags::CLOEXEC | kind)?;
@@ -161,12 +161,12 @@ fn ram(bytes: u64, huge: bool) -> Result<OwnedFd> {
     Ok(file)
 }
 
-/// Measures the time from a client's request to lend RAM to the server's answer, and the time to take the RAM back.
+/// Measures the time from a client's request to lend RAM to the server's response, and the time to take the RAM back.
 fn lend(socket: &Path, mib: u64, huge: bool, rounds: u32) -> Result<()> {
     let file = ram(mib * MIB, huge)?;
     let mut client = Client::connect(socket)?;
     client.set_timeout(Some(ANSWER_TIMEOUT))?;
-    // Enable memory space and bus mastering; without them, a card does not access memory.
+    // Enable memory space and bus mastering, because a card does not access memory without them.
     client.write(7, 4, &6_u16.to_le_bytes())?;
     for _ in 0..rounds {
         let began = Instant::now();

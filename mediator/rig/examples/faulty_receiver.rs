@@ -1,5 +1,5 @@
-//! A next daemon that fails at the step that is named in the file next to it (`PROGRAM.step`). Used by tests of the
-//! sending daemon.
+//! A next daemon that fails at the step named in the file next to it (`PROGRAM.step`). Tests of the sending daemon use
+//! this program.
 
 use std::fs;
 use std::os::fd::AsFd;

@@ -1,11 +1,11 @@
-//! A software card whose answers can be changed by a test.
+//! A software card whose responses a test can change.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Changes the behaviour of a card. Each method acts like the card unless it is overridden.
+/// Changes the behaviour of a card. A method that is not overridden behaves like the card.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason that the host takes the card away; `None` if it does not.
+    /// Returns the reason why the host removes the card; `None` if it does not.
     fn lost(&self) -> Option<&'static str> {
         None
     }

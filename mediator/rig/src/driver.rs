@@ -22,7 +22,7 @@ const PUSH_BYTES: u64 = 0x4000;
 pub const RING_ENTRIES: u32 = 1 << RING_LOG2;
 /// Maximum number of used entries of a ring. One entry stays free, so that a full ring differs from an empty one.
 const RING_ROOM: u32 = RING_ENTRIES - 1;
-/// Maximum time for which a ring may stay full. Afterwards its channel counts as dead, and its entries do not matter.
+/// Maximum time for which a ring may stay full. Afterwards its channel counts as dead, and its entries are ignored.
 const FULL_RING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Interval at which a full ring is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(100);
@@ -80,7 +80,7 @@ pub struct Channel {
     /// Half of the push buffer for new segments, and for each half the fence after its last segment.
     half: u64,
     halves: [u32; 2],
-    /// Number of submissions so far, which is the value of the fence when all of them have ended.
+    /// Number of submissions so far, which is the value of the fence after all of them have ended.
     pub fences: u32,
 }
 
@@ -150,7 +150,7 @@ impl<M: Machine> Driver<M> {
         self.userd != 0
     }
 
-    /// Resets the driver's knowledge of the vGPU.
+    /// Drops the driver's state of the vGPU.
     pub fn forget(&mut self) {
         (self.next, self.first, self.userd) = (FIRST_VRAM_ADDR, FIRST_VRAM_ADDR, 0);
         self.listed.clear();
@@ -371,7 +371,7 @@ impl<M: Machine> Driver<M> {
     }
 
     /// Switches to a half of the push buffer once its previous contents have been executed. A fetch from the guest's
-    /// ring does not imply that.
+    /// ring does not imply their execution.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -451,7 +451,7 @@ impl<M: Machine> Driver<M> {
         assert_eq!(self.wait_or_fault(channel), None, "the channel's work will never end");
     }
 
-    /// Same as [`Self::wait`], but also ends when the channel faults. Returns the fault.
+    /// Same as [`Self::wait`], but also ends if the channel faults. Returns the fault.
     pub fn wait_or_fault(&mut self, channel: &Channel) -> Option<Fault> {
         let before = self.faults.len();
         while !self.is_done(channel) && self.guest.wait_msi() {
@@ -477,7 +477,7 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit shows one fault at a time; the next fault appears when the first is acknowledged.
+        // A unit shows one fault at a time. The next fault appears after the first one is acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;
@@ -514,7 +514,7 @@ impl<M: Machine> Driver<M> {
         at
     }
 
-    /// Returns true if guest VRAM at `at` holds the pattern `seed`.
+    /// Returns true if guest VRAM at `at` contains the pattern `seed`.
     #[must_use]
     pub fn vram_holds(&self, at: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];
@@ -529,7 +529,7 @@ impl<M: Machine> Driver<M> {
         (0..pages).for_each(|page| self.guest.ram_write(gpa + page * PAGE, &pattern(seed, page)));
     }
 
-    /// Returns true if guest RAM at `gpa` holds the pattern `seed`.
+    /// Returns true if guest RAM at `gpa` contains the pattern `seed`.
     #[must_use]
     pub fn ram_holds(&self, gpa: u64, pages: u64, seed: u32) -> bool {
         let mut data = [0; PAGE as usize];

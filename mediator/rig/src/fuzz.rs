@@ -1,9 +1,9 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected: the body of
-//! the fuzz target, and of a test over its seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This is the
+//! body of the fuzz target, and of a test with the target's seeds.
 //!
 //! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks that the
-//! other VM's VRAM and RAM are unchanged, that it saw no interrupt and no fault, and that the card's accounts have
-//! their initial values.
+//! other VM's VRAM and RAM are unchanged, that this VM has seen no interrupt and no fault, and that the card's accounts
+//! have their initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -43,7 +43,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub enum Step {
-    /// Writes the register that is given by its number in the list of all registers and its index.
+    /// Writes a register, which is selected by its number in the list of all registers and its index.
     Register { number: u16, index: u8, value: u32 },
     /// Reads a register.
     Look { number: u16, index: u8 },
@@ -477,7 +477,7 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
     Some((region, (u64::from(offset) % bytes) & !(size - 1), size as usize))
 }
 
-/// Runs one input on a VM with trapped apertures and on one with mapped apertures.
+/// Runs one input on a VM with trapped apertures and on a VM with mapped apertures.
 ///
 /// # Panics
 /// If the mediator fails one of the checks.
@@ -493,7 +493,7 @@ pub fn run(input: &[u8]) {
     }
 }
 
-/// Returns initial inputs by name, with typical actions of a driver and some mistakes.
+/// Returns initial inputs by name, with typical actions and typical errors of a driver.
 #[must_use]
 pub fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let up = [Step::Map { slot: 0, pages: 15, writable: true }, Step::BringUp, Step::Channel { id: 1 }];

@@ -1,5 +1,5 @@
-//! Hands over a card and its VMs to another owner, as between processes: through a file, descriptors of the card's and
-//! the host's memory, and the links to the VMs' clients.
+//! Hands over a card and its VMs to another owner in the same way as between processes: through a file, descriptors of
+//! the card's and the host's memory, and the links to the VMs' clients.
 
 use super::{Guest, Rig, WAIT_TIMEOUT};
 use card::Card;
@@ -23,7 +23,7 @@ const CARD: u32 = 0;
 /// Retry interval for parts that are not quiescent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
 
-/// Names of descriptors that are handed over.
+/// Names of the descriptors that are handed over.
 const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
@@ -61,7 +61,7 @@ impl Handover {
         Rig::made(&self.config, &self.sharing, |card| card)
     }
 
-    /// Hands over the rig's card, with all of its `guests`, to another owner. To guests, only time passes.
+    /// Hands over the rig's card, with all of its `guests`, to another owner. Guests only notice that time passes.
     ///
     /// # Panics
     /// If a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
@@ -73,10 +73,10 @@ impl Handover {
             let (sender, receiver, next) = self.offered(rig, guests, written).expect("what was saved");
             sender.await_ready(WAIT_TIMEOUT).expect("a receiver that is ready");
             still.give_away();
-            sender.let_go().expect("a receiver that is there");
+            sender.let_go().expect("a connected receiver");
             (next, receiver)
         };
-        receiver.wait(WAIT_TIMEOUT).expect("a sender that lets go");
+        receiver.wait(WAIT_TIMEOUT).expect("a sender that releases the card");
         card.go_on();
         rig.host = reopened.take_over("next").expect("a card that is taken over");
         let before = std::mem::replace(&mut rig.card, card);
@@ -85,13 +85,13 @@ impl Handover {
             (guest.device, guest.backend) = (device, backend);
             guest.backend.go_on();
         }
-        // The previous owner was dropped, so that it has no references left. On hardware, both would use the same card.
+        // The previous owner was dropped and has no references left. On hardware, both owners would use the same card.
         assert_eq!(before.read32(pbus::BAR1_BLOCK::OFFSET), apertures, "a card that was given away is left alone");
         assert!(pbus::BAR1_BLOCK::VALID.is_set(apertures));
     }
 
-    /// Offers the card to another owner, and drops that owner before it takes over; the rig continues. `edit` changes
-    /// the file in transit.
+    /// Offers the card to another owner, and drops that owner before it takes over. The rig then continues. `edit`
+    /// changes the file in transit.
     ///
     /// # Errors
     /// If the other owner refuses the card.
@@ -106,7 +106,8 @@ impl Handover {
         offered
     }
 
-    /// Sends everything to another owner, which opens it as another process would. The card still belongs to the rig.
+    /// Sends everything to another owner, which opens it in the same way as another process. The card still belongs to
+    /// the rig.
     fn offered(&self, rig: &Rig, guests: &[&mut Guest], written: Package) -> Result<(Sender, Receiver, Next), Refusal> {
         let (sender, receiver) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         let receiver = Receiver::connect(receiver, &Introduction { program: "the next".into(), reads: self.reads() })?;

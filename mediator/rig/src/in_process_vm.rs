@@ -2,7 +2,7 @@
 //! workloads.
 //!
 //! These guests need no boot, so benchmarks can sweep parameters and tests can run many guests. They call the mediator
-//! as the server does; messages, sockets and stock drivers are covered by the tests with VMs.
+//! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
 
 use std::time::Duration;
 
@@ -22,11 +22,11 @@ pub const MIB: u64 = 1 << 20;
 const COMPUTE: (u32, u32) = (1, 0x90c0);
 /// Virtual address of the first byte of the heap.
 const HEAP_VA: u64 = 0x100_0000;
-/// Maximum size of the heap in bytes: the end of the driver's only page table.
+/// Maximum size of the heap in bytes. The heap ends with the driver's only page table.
 const HEAP_MAX: u64 = 128 * MIB - HEAP_VA;
-/// Number of banks of parameters, and thus the maximum number of launches in flight.
+/// Number of banks of parameters, and therefore the maximum number of launches in flight.
 const BANKS: u64 = 8;
-/// Size in bytes of local memory and stacks of all warps.
+/// Size of local memory and stacks of all warps in bytes.
 const LOCAL: u64 = 4 * MIB;
 /// Maximum time for which work may wait for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
@@ -44,7 +44,7 @@ pub struct CardConfig {
     pub division: Division,
     /// Model of the time that work takes.
     pub time: Option<TimeModel>,
-    /// True if the card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread then
+    /// Set if the card records its engines' accesses in order ([`simgpu::SimGpu::take_touches`]). One thread then
     /// executes kernels, so that the order is always the same.
     pub traced: bool,
 }
@@ -78,7 +78,7 @@ impl CardConfig {
     }
 }
 
-/// Returns a time model whose engines move `vram` bytes per second of card memory and `bus` bytes per second of host
+/// Returns a time model in which engines move `vram` bytes per second of card memory and `bus` bytes per second of host
 /// memory.
 #[must_use]
 pub fn timing(vram: u64, bus: u64) -> TimeModel {
@@ -131,7 +131,7 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. The CPU transfers inputs and results as through an aperture.
+/// A guest that computes. The CPU transfers inputs and results in the same way as through an aperture.
 pub struct LightGpu<M = Guest> {
     /// The guest's driver.
     pub driver: Driver<M>,
@@ -144,7 +144,7 @@ pub struct LightGpu<M = Guest> {
     launches: u64,
 }
 
-/// Allocator of guest VRAM from `at` on, mapped at [`HEAP_VA`] for the GPU, in pages.
+/// Allocator of guest VRAM, starting at `at`, which is mapped at [`HEAP_VA`] for the GPU, in pages.
 struct Heap {
     at: u64,
     bytes: u64,
@@ -155,7 +155,7 @@ struct Heap {
 }
 
 impl Heap {
-    /// Allocates the first free range that fits, otherwise a range after all others.
+    /// Allocates the first free range that fits. If none fits, allocates a range after all others.
     fn take(&mut self, bytes: u64) -> Result<u64> {
         let bytes = bytes.next_multiple_of(PAGE);
         if let Some(hole) = self.free.iter_mut().find(|(_, len)| *len >= bytes) {
@@ -182,7 +182,7 @@ impl Heap {
 }
 
 impl<M: Machine> LightGpu<M> {
-    /// Creates a guest that uses all of its VRAM, as far as the driver's page table reaches, for buffers.
+    /// Creates a guest that uses all of its VRAM for buffers, as far as the driver's page table covers it.
     ///
     /// # Errors
     /// If the guest does not start.
@@ -314,7 +314,7 @@ impl<M: Machine> Gpu for LightGpu<M> {
             to(compute::BLOCK_YX, threads[1] << 16 | threads[0]),
             to(compute::BLOCK_Z, threads[2]),
             to(compute::LAUNCH, 0x1000),
-            // M2MF copies do not wait for grids by themselves.
+            // M2MF copies do not wait for grids by default.
             to(compute::WAIT_FOR_IDLE, 0),
         ];
         let words = words.concat();

@@ -1,11 +1,12 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called as the server calls them.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the same way as by the
+//! server.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that uses the paravirtual
 //! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner),
-//! [`in_process_vm`] (guests that compute); [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain
-//! without Xen) and [`Machine`] (the interface that a driver needs from any kind of VM); [`service_manager`] (starts a
-//! daemon, and keeps its sockets). Mistakes of the caller panic.
+//! [`in_process_vm`] (guests that compute), [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain
+//! without Xen), [`Machine`] (the interface that a driver needs from any kind of VM), [`service_manager`] (starts a
+//! daemon, and keeps its sockets). Errors of the caller panic.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does.
 
@@ -63,7 +64,7 @@ impl Rig {
         Self::wrapped(vram_mib, |card| card)
     }
 
-    /// Same as [`Self::new`], but the owner accesses the card through the value that `wrap` returns.
+    /// Same as [`Self::new`], but the owner accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn wrapped(vram_mib: u32, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         Self::made(&Config { vram_mib, ..Config::default() }, &sharing(), wrap)
@@ -76,12 +77,12 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`. Its owner accesses the card through the value that `wrap` returns.
+    /// Creates a card with the settings `sharing`. Its owner accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
         let host = ManagedCard::open(wrap(Arc::clone(&card)), "rig", sharing, firmware::Set::stand_in());
-        Self { card, host: host.expect("a card that comes up") }
+        Self { card, host: host.expect("a card that starts") }
     }
 
     /// Creates a VM with `vram_mib` MiB of VRAM and without RAM.
@@ -165,21 +166,21 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Reads a region as a client does; a refused read returns ones.
+    /// Reads a region like a client. A refused read returns ones.
     pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         if self.device.region_read(region, offset, data).is_err() {
             data.fill(0xff);
         }
     }
 
-    /// Writes a region as a client does; a refused write is lost.
+    /// Writes a region like a client. A refused write is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if let Some(deferred) = self.write_until_answered(region, offset, data) {
             self.complete(deferred);
         }
     }
 
-    /// Same as [`Self::write`], but returns when the client has its answer. Returns the deferred part of the write.
+    /// Same as [`Self::write`], but returns when the client has its response. Returns the deferred part of the write.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -216,12 +217,12 @@ impl Guest {
         self.rd(pramin::BASE + (at & 0xffff) as u32)
     }
 
-    /// Reads the guest's VRAM wherever it is, bypassing the guest's device.
+    /// Reads the guest's VRAM at any location, bypassing the guest's device.
     pub fn vram_read(&self, at: u64, data: &mut [u8]) {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM as its CPU does, but in one access.
+    /// Writes the guest's VRAM like its CPU, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
@@ -231,7 +232,7 @@ impl Guest {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).is_ok()
     }
 
-    /// Returns the file that backs a part of an aperture, as the client maps it.
+    /// Returns the file behind a part of an aperture, in the form in which the client maps it.
     #[must_use]
     pub fn mapped(&self, region: RegionIndex) -> Option<Arc<OwnedFd>> {
         self.device.regions()[region as usize].mappable().map(|mappable| Arc::clone(mappable.file()))
@@ -264,12 +265,12 @@ impl Guest {
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads the guest's RAM as its CPU does.
+    /// Reads the guest's RAM like its CPU.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes the guest's RAM as its CPU does.
+    /// Writes the guest's RAM like its CPU.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }
@@ -344,7 +345,7 @@ impl Guest {
         self.backend.published()
     }
 
-    /// Resets the device, as its client does.
+    /// Resets the device like its client.
     pub fn reset(&mut self) {
         self.device.reset();
     }
@@ -359,20 +360,18 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card as an operator does; its number on that card is `vm`. With `emptied`, its memory is
+    /// Moves the VM to another card like an operator. Its number on that card is `vm`. With `emptied`, its memory is
     /// first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
-    /// Returns the obstacle. The VM then continues on its current card.
+    /// If an obstacle prevents the move. The VM then continues on its current card.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
     /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received everything
-    /// that it can receive while the guest works, and calls `behind` when the VM has resumed, before its remains on
-    /// this card are released. Calls `meanwhile` before the stop, after the other card has received everything that it
-    /// can get while the guest works. Calls `behind` when the VM has resumed, before its remains on this card are
-    /// released.
+    /// that it can receive while the guest works. Calls `behind` when the VM has resumed, before its remains on this
+    /// card are released.
     ///
     /// # Errors
     /// Same as for [`Self::move_to`].
@@ -416,10 +415,10 @@ impl Guest {
         }
     }
 
-    /// Saves the VM as an operator does. The VM continues.
+    /// Saves the VM like an operator. The VM continues.
     ///
     /// # Errors
-    /// Returns the operator's error.
+    /// If the VM cannot be saved; the error is the operator's error.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
@@ -429,10 +428,10 @@ impl Guest {
         Ok(all)
     }
 
-    /// Restores the VM from `saved` as an operator does, as `vm` on a card.
+    /// Restores the VM from `saved` like an operator, as `vm` on a card.
     ///
     /// # Errors
-    /// Returns the obstacle. The VM then continues unchanged.
+    /// If an obstacle prevents the restoration. The VM then continues unchanged.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {
@@ -463,15 +462,15 @@ impl Guest {
     /// Checks that an operator could move the VM, or hand it over to another process.
     ///
     /// # Errors
-    /// Returns the obstacle.
+    /// If an obstacle prevents this.
     pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }
 
-    /// Removes the VM as an operator does.
+    /// Removes the VM like an operator.
     ///
     /// # Errors
-    /// Returns the operator's error.
+    /// If the VM cannot be removed; the error is the operator's error.
     pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);

@@ -8,7 +8,7 @@ use std::io;
 use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
-/// A guest's CPU and RAM, to the extent that a driver uses them. As on hardware, a driver sees no errors: refused reads
+/// A guest's CPU and RAM, to the extent that a driver uses them. A driver sees no errors, as on hardware: refused reads
 /// return ones, and so do all reads once the device is gone.
 pub trait Machine {
     /// Reads a region.
@@ -23,7 +23,7 @@ pub trait Machine {
     /// Reads the guest's VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes the guest's VRAM as its CPU does.
+    /// Writes the guest's VRAM like its CPU.
     fn vram_write(&self, at: u64, data: &[u8]);
 
     /// Reads the guest's RAM.
@@ -95,7 +95,7 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM, which is a memory file as for a VMM.
+/// A region of RAM, which is a memory file like a VMM's.
 struct Region {
     size: u64,
     file: OwnedFd,

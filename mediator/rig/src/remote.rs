@@ -24,10 +24,10 @@ const STATE_PART: u32 = 32 << 10;
 /// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, as they are by QEMU.
+/// One VM. Writes are posted, like QEMU's writes.
 ///
 /// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
-/// A server that does not answer, or violates the protocol, causes a panic.
+/// A server that does not respond, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
     /// `None` once the device is gone.
     client: RefCell<Option<Client>>,
@@ -37,7 +37,7 @@ pub struct RemoteGuest {
 }
 
 impl RemoteGuest {
-    /// Connects as a VMM does, and enables MSI. The VM has `vram_bytes` of VRAM.
+    /// Connects like a VMM, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
     /// If no server listens, or the server refuses.
@@ -94,7 +94,7 @@ impl RemoteGuest {
         Some(file)
     }
 
-    /// Resets the device, as its client does.
+    /// Resets the device like its client.
     pub fn reset(&mut self) {
         self.ask(Client::reset);
     }
@@ -105,7 +105,7 @@ impl RemoteGuest {
         self.ask(Client::dma_unmap_all);
     }
 
-    /// Migrates to another device, which is served at `socket` and was never used: the client stops this device, reads
+    /// Migrates to another device, which is served at `socket` and was never used. The client stops this device, reads
     /// its state, and loads the state into the other device. All of the VM's RAM is lent to that device, readable and
     /// writable. Returns the size of the state in bytes.
     ///
@@ -138,7 +138,7 @@ impl RemoteGuest {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// Disconnects without a message, like a client that is killed. Returns the files of its RAM.
+    /// Disconnects without a message, like a killed client. Returns the files of its RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -232,7 +232,7 @@ fn window(at: u64) -> (u32, u64) {
     ((at >> 16) as u32, u64::from(pramin::BASE) + (at & 0xffff))
 }
 
-/// Returns the starts of the pieces of `len` bytes from `at` on.
+/// Returns the starts of the pieces of `len` bytes that begin at `at`.
 fn pieces(at: u64, len: usize) -> impl Iterator<Item = u64> {
     (at..at + len as u64).step_by(MESSAGE_BYTES as usize)
 }

@@ -1,5 +1,5 @@
 //! A service manager for tests. It receives notifications from daemons (`sd_notify`), keeps the file descriptors that
-//! they store, and passes these to the next daemon.
+//! they store, and passes these descriptors to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// If it is not possible to listen on the path.
+    /// If the path cannot be listened on.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -87,7 +87,7 @@ impl ServiceManager {
     /// # Errors
     /// If a descriptor cannot be copied.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
-        // A service compares its process number to check that it is the recipient of the descriptors.
+        // A service compares its process ID to check that it is the recipient of the descriptors.
         let mut command = Command::new("sh");
         command.args(["-c", "LISTEN_PID=$$ exec \"$0\" \"$@\""]).arg(program);
         command.env("NOTIFY_SOCKET", &self.path).env("FDSTORE", MAX_DESCRIPTORS.to_string());

@@ -17,7 +17,8 @@ use xen_device::{XenOptions, XenServer};
 /// Maximum duration of a wait. No operation takes this long, even on a loaded host, so a wait that reaches the limit
 /// has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
-/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, as firmware would place them.
+/// Addresses of the guest's BARs: BAR0, BAR1 and BAR3. The larger BARs are above 4 GiB, where firmware would place
+/// them.
 const PLACES: [(u64, u64); 3] = [(0x10, 0xe000_0000), (0x14, 0x10_0000_0000), (0x1c, 0x20_0000_0000)];
 /// Offset of the vGPU's capability for message-signalled interrupts.
 const MSI: u64 = 0x68;

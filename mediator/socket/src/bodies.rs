@@ -1,5 +1,5 @@
-//! Bodies that are streams. Only few pieces are in flight, and a stalled client is disconnected, because other clients
-//! wait.
+//! Bodies that are streams. Only a few pieces are in flight, and a stalled client is disconnected, because other
+//! clients wait.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight, each of 256 KiB or the size of one write of the client.
+/// Maximum number of pieces in flight. Each has 256 KiB or the size of one write of the client.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
-/// Maximum time without a byte from the client or for the client.
+/// Maximum time without a byte from the client or to the client.
 // TIMEOUT: a disk may have to spin up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for a whole body.
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The end that sends the pieces of an answer to a client.
+/// The end that sends the pieces of a response to a client.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -32,12 +32,12 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// Returns the reason that further pieces are pointless.
+    /// If further pieces are pointless. The error contains the reason.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
 
-    /// Ends the answer early, so that the client knows that it is incomplete.
+    /// Ends the response early, so that the client notices that it is incomplete.
     pub fn fail(&self, why: String) {
         let _gone = self.send(Err(why));
     }
@@ -62,8 +62,8 @@ impl Given {
     }
 }
 
-/// Starts `work`, which runs on another thread, may block, and sends the pieces of an answer. Returns the answer's body
-/// once its first piece exists, or the result of `work` if it ends without a piece.
+/// Starts `work`, which runs on another thread, may block, and sends the pieces of a response. Returns the response's
+/// body once its first piece exists, or the result of `work` if it ends without a piece.
 pub async fn given<T, W: Future<Output = T> + Send + 'static>(work: impl FnOnce(Given) -> W) -> Result<Body, Option<T>>
 where
     T: Send + 'static,
@@ -87,7 +87,7 @@ impl Taken {
     /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
     ///
     /// # Errors
-    /// Returns the reason that the body has no further piece.
+    /// If the body has no further piece. The error contains the reason.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
@@ -105,7 +105,8 @@ where
     let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // The whole body is read even after a refusal, because a client whose connection is cut does not see the answer.
+    // The whole body is read even after a refusal, because a client whose connection is closed does not see the
+    // response.
     while began.elapsed() < BODY_TIMEOUT {
         let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {
             Ok(None) => {

@@ -14,7 +14,7 @@ use tokio::net::unix::SocketAddr;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum number of concurrent connections of a socket; further connections wait in the backlog.
+/// Maximum number of concurrent connections of a socket. Further connections wait in the backlog.
 const CONNECTIONS: usize = 64;
 
 /// The socket.
@@ -92,7 +92,7 @@ pub struct Connection<S = UnixStream> {
 pub struct Peer {
     /// User of the process; `None` if the kernel does not report it.
     pub uid: Option<u32>,
-    /// Number of the process in the daemon's namespace; `None` if the process is not visible there.
+    /// ID of the process in the daemon's namespace; `None` if the process is not visible there.
     pub pid: Option<i32>,
 }
 

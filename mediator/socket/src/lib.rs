@@ -2,7 +2,7 @@
 //! ([`Peer`]), bodies that are passed in pieces between a client and blocking work ([`given`], [`taken`]), and files
 //! that buffer a body for a slow client ([`Spool`]).
 //!
-//! The crate does not know about requests or the daemon.
+//! The crate does not depend on requests or the daemon.
 
 #![forbid(unsafe_code)]
 

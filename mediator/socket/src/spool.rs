@@ -1,5 +1,5 @@
-//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM has to wait for
-//! the client.
+//! An unnamed file that buffers a saved virtual machine while a client reads or sends it, so that no VM waits for the
+//! client.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
@@ -22,7 +22,7 @@ impl Spool {
     /// files.
     ///
     /// # Errors
-    /// Returns the reason that the file cannot be created.
+    /// If the file cannot be created. The error contains the reason.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;

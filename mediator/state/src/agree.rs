@@ -9,7 +9,7 @@ use sched::Scheduler;
 use std::collections::{BTreeMap, BTreeSet};
 use vram::{ChunkTable, TenantId};
 
-/// Checks that all parts have the same VMs, and that the channels include the mediator as well.
+/// Checks that all parts contain the same VMs, and that the channels also include the mediator.
 pub(crate) fn agree_on_vms(
     chunks: &ChunkTable,
     channels: &Channels,
@@ -23,7 +23,7 @@ pub(crate) fn agree_on_vms(
     let same = chunks.vms().map(|(vm, _)| vm).eq(vms.iter().copied())
         && with_channels.eq(vms.iter().copied())
         && with_time.eq(vms.iter().copied());
-    Invalid::unless(same, || "memory, channels and the scheduler have other VMs than there are".into())
+    Invalid::unless(same, || "the VMs in memory, channels and the scheduler differ from the existing VMs".into())
 }
 
 /// Checks that the guest-visible VRAM matches the VM's chunks.
@@ -48,7 +48,7 @@ pub(crate) fn check_channels(channels: &Channels, vms: &BTreeMap<TenantId, Resto
             let bound = channels.physical(*vm, channel).is_some();
             let known = bound || channels.refused(*vm, channel).is_some();
             Invalid::unless(seen.contains(&channel) == known, || {
-                format!("VM {vm}: its guest sees channel {} otherwise than it is", channel.0)
+                format!("VM {vm}: the guest's view of channel {} differs from its state", channel.0)
             })?;
         }
     }

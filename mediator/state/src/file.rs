@@ -34,7 +34,7 @@ impl SavedCard {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// See [`WriteError`].
+    /// See [`WriteError`] for all reasons.
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments: _, vms } = self;
         file.put(CARD, chunks)?;
@@ -57,7 +57,7 @@ impl SavedCard {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// See [`ReadError`] for all reasons.
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (chunks, balancer, quanta) = (file.take(CARD)?, file.take(CARD)?, file.take(CARD)?);
         let (channels, scheduler, pool) = (file.take(CARD)?, file.take(CARD)?, file.take(MEDIATOR_OWNER)?);

@@ -1,4 +1,4 @@
-//! Treats arbitrary bytes as saved parts: they must be refused, or restored and saved again without a difference.
+//! Interprets arbitrary bytes as saved parts. They must be refused, or restored and saved again without a difference.
 
 #![allow(
     clippy::indexing_slicing,
@@ -100,7 +100,7 @@ pub fn fuzz(data: &[u8]) {
         8 => part::<SavedMoving, Moving>(
             bytes,
             |saved| saved.restored().ok(),
-            |moving| moving.save().expect("what was restored can be saved"),
+            |moving| moving.save().expect("the restored state can be saved"),
             drop,
         ),
         _ => part::<SavedTables, Tables>(
@@ -146,8 +146,8 @@ fn part<S: saved_state::Part, T>(
     exercise(restored);
 }
 
-/// Checks that a stream gives the same result whether it is read as a whole or in parts of any length. Pieces must be
-/// in ascending order, and nothing may follow the end.
+/// Checks that a stream gives the same result if it is read as a whole or in parts of any length. Pieces must be in
+/// ascending order, and no bytes may follow the end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {

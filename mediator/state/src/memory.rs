@@ -1,10 +1,10 @@
-//! The card's memory while address spaces are restored; it comes from a VM's own pool.
+//! The card's memory while address spaces are restored. It comes from a VM's own pool.
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;
 use vram::{ChunkTable, PagePool};
 
-/// A pool, with a way to write to the card.
+/// A pool of pages, and a function that writes to the card.
 pub(crate) struct PoolMemory<'a> {
     pub(crate) pool: &'a mut PagePool,
     pub(crate) chunks: &'a mut ChunkTable,

@@ -13,7 +13,7 @@ use shadow_pt::{AddressSpaces, Limits, Mode};
 use std::collections::BTreeMap;
 use vram::{Balancer, ChunkTable, PagePool, Quanta, TenantId, UnclaimedChunks};
 
-/// Settings and the card, both of which the restored state needs.
+/// Settings and the card, which the restored state needs.
 pub trait Surroundings {
     /// Returns the addresses of the host's structures on the card.
     fn layout(&self) -> Layout;
@@ -74,7 +74,7 @@ pub struct RestoredVm {
     pub spaces: AddressSpaces,
     /// Page tables that the mediator keeps for the VM.
     pub tables: Option<Tables>,
-    /// Pages of the card that hold the VM's shadow tables.
+    /// Pages of the card that contain the VM's shadow tables.
     pub pool: PagePool,
 }
 
@@ -82,8 +82,8 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// If a part is not valid, or not consistent with another part. Directories may have been written by then; their
-    /// channels must not run.
+    /// If a part is not valid, or not consistent with another part. Some directories may have been written by then, and
+    /// their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;
@@ -124,7 +124,7 @@ impl SavedVm {
         host: &mut impl Surroundings,
     ) -> Result<RestoredVm, Invalid> {
         let Self { vm, gpu, spaces, tables, pool } = self;
-        let set = host.vm(vm).ok_or_else(|| Invalid::new("it is not to be there: it is in no configuration"))?;
+        let set = host.vm(vm).ok_or_else(|| Invalid::new("it must not exist: no configuration contains it"))?;
         let VmSurroundings { config, mode, limits, table_bytes } = set;
         let base = GuestVramAddr(config.vram_bytes);
         let gpu = VGpu::restored(gpu, config)?;

@@ -1,9 +1,9 @@
 //! A worker without CUDA, for tests of the device with real guests: `probe-worker --window-fd N --link-fd M`.
 //!
-//! At each doorbell it copies the word `HEAD` of the control blob to `TAIL`, and stores to the second word of each
-//! pinned blob the first one plus 1. A `HEAD` of `u64::MAX` ends it.
+//! At each doorbell the worker copies the word `HEAD` of the control blob to `TAIL`, and stores the first word of each
+//! pinned blob plus 1 in its second word. A `HEAD` of `u64::MAX` ends the worker.
 //!
-//! UNSAFETY: the descriptors come as numbers.
+//! UNSAFETY: the command line contains the numbers of the descriptors.
 
 #![expect(unsafe_code, reason = "descriptors as numbers")]
 
@@ -17,14 +17,14 @@ use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
 
-/// Time without a daemon after which the worker ends.
+/// Time after which a worker without a daemon ends.
 const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--window-fd").skip(1).step_by(2);
     let mut descriptor = || {
         let number = arguments.next().and_then(|text| text.parse().ok()).expect("--window-fd N --link-fd M");
-        // SAFETY: the device passes these two descriptors, and nothing else here owns them.
+        // SAFETY: the device passes these two descriptors, and no other code in this process owns them.
         unsafe { OwnedFd::from_raw_fd(number) }
     };
     let (window, mut link) = (File::from(descriptor()), Link::new(descriptor()));
@@ -39,7 +39,7 @@ fn main() {
     let mut alone = None;
     loop {
         let Ok(message) = link.receive_in_worker() else {
-            // The daemon has ended; the next one listens there.
+            // The daemon has ended, and the next one listens at this path.
             let since = *alone.get_or_insert_with(Instant::now);
             let Some(path) = rejoin.as_ref().filter(|_| since.elapsed() < ALONE) else { return };
             std::thread::sleep(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! State of an earlier process, before the executor continues with it.
+//! State of an earlier process, before the executor continues with this state.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::journal::{Contents, Journal};
 use crate::saved::{MAX_OUTSTANDING, SavedCommand};
 use crate::window::Window;
 
-/// State of an earlier process, checked.
+/// State of an earlier process, after the checks.
 pub(crate) struct Adoption {
     pub(crate) core: Core,
     pub(crate) contents: Contents,
     pub(crate) window: Arc<Window>,
     pub(crate) journal: Arc<Journal>,
-    /// The journal is the earlier process's.
+    /// Set if the earlier process has written the journal.
     pub(crate) is_journal_written: bool,
     pub(crate) links: BTreeMap<WorkerId, Link>,
     pub(crate) generation: u64,
@@ -30,10 +30,10 @@ impl std::fmt::Debug for Adoption {
 }
 
 impl Adoption {
-    /// Checks the state that a process has left in its journal, or given with links.
+    /// Checks the state that a process has left in its journal or handed over with links.
     ///
     /// # Errors
-    /// If a value is impossible.
+    /// If a value is invalid.
     pub(crate) fn new(
         contents: Contents,
         limits: Limits,
@@ -44,7 +44,7 @@ impl Adoption {
         generation: u64,
     ) -> Result<Self, Invalid> {
         let core = Core::restored(limits, contents.structure.core.clone())?;
-        Invalid::unless(contents.outstanding.len() <= MAX_OUTSTANDING, || "too many commands have no answer".into())?;
+        Invalid::unless(contents.outstanding.len() <= MAX_OUTSTANDING, || "too many commands have no response".into())?;
         contents.outstanding.iter().try_for_each(SavedCommand::check)?;
         Ok(Self { core, contents, window, journal, is_journal_written, links, generation })
     }

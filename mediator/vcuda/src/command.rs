@@ -1,13 +1,13 @@
-//! The commands of virtio-gpu that the device answers: layouts, decoder, answers.
+//! The commands of virtio-gpu that the device executes: layouts, decoder, responses.
 //!
 //! Sources: VIRTIO 1.2 section 5.7; `linux/virtio_gpu.h`.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Maximum number of bytes of a command that are copied from the guest. The rest of a longer one is ignored.
+/// Maximum number of bytes of a command that are copied from the guest. Further bytes are ignored.
 pub(crate) const MAX_COMMAND_BYTES: usize = 256;
-/// Maximum number of bytes of an answer: that to [`Command::DisplayInfo`].
+/// Maximum number of bytes of a response. The response to [`Command::DisplayInfo`] has this size.
 #[cfg(any(test, feature = "fuzz"))]
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
 /// Maximum number of bytes of a submission that the device reads.
@@ -15,7 +15,7 @@ const MAX_SUBMIT_BYTES: usize = 64;
 /// Bytes that describe 16 displays.
 const DISPLAYS_BYTES: usize = 16 * 24;
 
-/// The capability set of CUDA contexts. Linux before 6.18 cannot use ids from 31 on.
+/// The capability set of CUDA contexts. Linux before 6.18 cannot use IDs above 30.
 pub const CAPSET: u32 = 24;
 /// The only version of the capability set.
 pub const CAPSET_VERSION: u32 = 1;
@@ -25,9 +25,9 @@ const FLAG_FENCE: u32 = 1 << 0;
 /// Flag of a header: the fence belongs to a ring of the context.
 const FLAG_RING_IDX: u32 = 1 << 1;
 
-/// Memory of a blob: on the host, reached through the window.
+/// Memory type of a blob: on the host, accessed through the window.
 const MEM_HOST3D: u32 = 2;
-/// Flag of a blob: it can be mapped.
+/// Flag of a blob: the guest can map the blob.
 const BLOB_MAPPABLE: u32 = 1 << 0;
 /// The guest maps the blob with caching (write-back).
 const MAP_CACHED: u32 = 1;
@@ -48,7 +48,7 @@ mod number {
     pub(super) const UNMAP_BLOB: u32 = 0x0209;
 }
 
-/// Numbers of answers.
+/// Types of responses.
 mod answer {
     pub(super) const OK: u32 = 0x1100;
     pub(super) const DISPLAY_INFO: u32 = 0x1101;
@@ -61,7 +61,7 @@ mod answer {
     pub(super) const INVALID_PARAMETER: u32 = 0x1205;
 }
 
-/// The header of each command and each answer.
+/// The header of each command and each response.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
@@ -80,13 +80,13 @@ impl From<[u8; 24]> for Header {
 }
 
 impl Header {
-    /// Returns its bytes.
+    /// Returns the bytes of the header.
     #[must_use]
     pub(crate) fn to_bytes(self) -> [u8; 24] {
         zerocopy::transmute!(self)
     }
 
-    /// Returns the context that the command names.
+    /// Returns the context of the command.
     #[must_use]
     pub fn context(&self) -> u32 {
         self.context.get()
@@ -137,36 +137,36 @@ struct TwoWords {
 /// A decoded command. All fields are copies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Asks for the displays.
+    /// Requests the displays.
     DisplayInfo,
-    /// Asks for the description of a capability set by its place in the list.
+    /// Requests the description of a capability set.
     CapsetInfo {
-        /// The place.
+        /// Index of the set in the list.
         index: u32,
     },
-    /// Asks for a capability set.
+    /// Requests a capability set.
     Capset {
-        /// Its id.
+        /// ID of the set.
         id: u32,
-        /// Its version.
+        /// Version of the set.
         version: u32,
     },
     /// Creates a context.
     CreateContext {
-        /// Id of its capability set, 0 if its program chose none.
+        /// ID of the context's capability set, or 0 if the program chose none.
         capset: u8,
         /// Name of the program, if the kernel sends it.
         name: String,
     },
     /// Destroys a context.
     DestroyContext,
-    /// Creates a blob in the host's memory that can be mapped.
+    /// Creates a mappable blob in the host's memory.
     CreateBlob {
-        /// The guest's id of the resource.
+        /// The guest's ID of the resource.
         resource: u32,
-        /// The program's id of the blob.
+        /// The program's ID of the blob.
         blob: u64,
-        /// Bytes.
+        /// Size in bytes.
         size: u64,
     },
     /// Maps a blob at an offset of the window.
@@ -190,36 +190,36 @@ pub enum Command {
     Attach,
     /// Passes bytes to a context.
     Submit(Submission),
-    /// A command that the device does not have.
+    /// A command that the device does not support.
     Unknown(u32),
 }
 
 /// The decoded bytes of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submission {
-    /// No bytes: only the fence counts.
+    /// No bytes: only the fence matters.
     Empty,
     /// Wakes the worker.
     Doorbell,
-    /// Is answered when the word at `offset` of blob `blob` has reached `value`.
+    /// Waits until the word at `offset` of blob `blob` has reached `value`.
     Wait {
-        /// The program's id of the blob.
+        /// The program's ID of the blob.
         blob: u32,
         /// Offset of a 64-bit word in bytes.
         offset: u64,
         /// The value.
         value: u64,
     },
-    /// Names the program for operators.
+    /// Identifies the program for operators.
     Identify {
-        /// Its process id in the guest.
+        /// The program's process ID in the guest.
         pid: u32,
     },
-    /// Bytes without a meaning.
+    /// Invalid bytes.
     Malformed,
 }
 
-/// Numbers of submissions.
+/// Types of submissions.
 mod submission {
     pub(super) const DOORBELL: u32 = 1;
     pub(super) const WAIT: u32 = 2;
@@ -262,7 +262,7 @@ impl Submission {
 }
 
 impl Command {
-    /// Decodes the copied bytes of a command. Returns `None` if they are too short for their kind.
+    /// Decodes the copied bytes of a command. Returns `None` if the command is too short for its type.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<(Header, Self)> {
         let (header, body) = Header::read_from_prefix(bytes).ok()?;
@@ -304,17 +304,17 @@ impl Command {
     }
 }
 
-/// Returns the printable part of a name that the guest sent.
+/// Returns the printable part of a name from the guest.
 fn printable(name: &[u8], len: u32) -> String {
     let len = usize::try_from(len).unwrap_or(usize::MAX).min(name.len());
     let name = name.iter().take(len).take_while(|&&byte| byte != 0);
     name.map(|&byte| char::from(byte)).map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect()
 }
 
-/// An answer to a command, without the header's copy of the fence.
+/// A response to a command, without the header's copy of the fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// Done.
+    /// The command was executed.
     Ok,
     /// No display is connected.
     NoDisplays,
@@ -322,12 +322,12 @@ pub enum Answer {
     CapsetInfo,
     /// The capability set, with the size of the window.
     Capset {
-        /// Bytes of the window.
+        /// Size of the window in bytes.
         window_bytes: u64,
     },
     /// The blob is mapped with caching.
     Mapped,
-    /// The command is unknown or cannot be done.
+    /// The command is unknown or cannot be executed.
     Unspecified,
     /// A limit is reached.
     OutOfMemory,
@@ -341,7 +341,7 @@ pub enum Answer {
 const CAPSET_BYTES: usize = 16;
 
 impl Answer {
-    /// Encodes it as the answer to a command with `header`: the fence is copied from there.
+    /// Encodes the response to a command with `header`, including the fence from that header.
     #[must_use]
     pub fn encode(self, header: &Header) -> Vec<u8> {
         let (kind, body): (u32, Vec<u8>) = match self {

@@ -1,9 +1,9 @@
-//! The state machine: contexts, blobs, workers and waits of one device. Commands and events in, answers and actions
-//! out; no I/O, time as an argument.
+//! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, its outputs
+//! are responses and actions. It does no I/O, and gets the time as an argument.
 //!
-//! One worker serves one context. It starts when the context's first blob is mapped, so that programs that only look
-//! at the device cost nothing. A part of the window belongs to a blob from its mapping until the worker has
-//! unregistered it, and is zeroed at both ends.
+//! One worker serves one context. It starts when the context's first blob is mapped, so a program that only examines
+//! the device costs nothing. A part of the window belongs to a blob from the mapping until the worker has unregistered
+//! the blob. The part is zeroed at the start and at the end.
 
 use std::collections::BTreeMap;
 
@@ -22,24 +22,24 @@ pub use status::ProgramStatus;
 
 /// Granularity of the window in bytes: the driver rounds sizes up to it.
 pub const PAGE_BYTES: u64 = 4096;
-/// Kind of the blob with a context's control words, in the lowest byte of a program's id of the blob.
+/// Kind of the blob with a context's control words, stored in the lowest byte of the program's blob ID.
 const KIND_CONTROL: u8 = 1;
-/// Maximum number of contexts. Those without a blob cost only their entry.
+/// Maximum number of contexts. A context without a blob costs only its entry.
 const MAX_CONTEXTS: usize = 1024;
 /// Maximum number of resources.
 const MAX_RESOURCES: usize = 16 << 10;
 /// Maximum number of blobs of a context.
 const MAX_BLOBS: usize = 1024;
-/// Maximum number of waits of a context: one for each ring, and a reserve for threads that share one.
+/// Maximum number of waits of a context: one for each ring, and a reserve for threads that share a ring.
 const MAX_WAITS: usize = 256;
-/// TIMEOUT: a worker that was told to leave frees its memory on the card; this takes milliseconds.
+/// TIMEOUT: a worker that must leave frees its memory on the card, which takes milliseconds.
 const LEAVE_NS: u64 = 2_000_000_000;
 
-/// A worker of the device; never used twice.
+/// ID of a worker of the device, never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// A command whose answer is outstanding.
+/// ID of a command without a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -48,7 +48,7 @@ pub struct Ticket(pub u64);
 pub struct Limits {
     /// Bytes of the window.
     pub window_bytes: u64,
-    /// Maximum number of workers, those that are leaving included.
+    /// Maximum number of workers, including workers that are leaving.
     pub workers: usize,
 }
 
@@ -58,7 +58,7 @@ pub trait Words {
     fn load(&self, offset: u64) -> u64;
 }
 
-/// An effect, to be carried out in order.
+/// An action. Actions must be executed in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Starts a worker for a context.
@@ -66,26 +66,26 @@ pub enum Action {
         /// The worker.
         worker: WorkerId,
     },
-    /// Tells a worker of a new blob.
+    /// Announces a new blob to a worker.
     Blob {
         /// The worker.
         worker: WorkerId,
         /// The program's number of the blob.
         blob: u32,
-        /// Its kind.
+        /// Kind of the blob.
         kind: u8,
-        /// Number of this use of the program's number.
+        /// Serial number of this use of the blob's number.
         serial: u32,
-        /// Its part of the window.
+        /// The blob's part of the window.
         range: Range,
     },
-    /// Tells a worker to unregister a blob.
+    /// Requests that a worker unregister a blob.
     Remove {
         /// The worker.
         worker: WorkerId,
         /// The program's number of the blob.
         blob: u32,
-        /// Its serial number.
+        /// Serial number of the blob.
         serial: u32,
     },
     /// Wakes a worker.
@@ -93,7 +93,7 @@ pub enum Action {
         /// The worker.
         worker: WorkerId,
     },
-    /// Tells a worker to leave.
+    /// Requests that a worker leave.
     Leave {
         /// The worker.
         worker: WorkerId,
@@ -113,11 +113,11 @@ pub enum Action {
         /// The control blob.
         control: Range,
     },
-    /// Answers a command.
+    /// Responds to a command.
     Answer {
         /// The command.
         ticket: Ticket,
-        /// The answer.
+        /// The response.
         answer: Answer,
     },
 }
@@ -148,7 +148,7 @@ struct Context {
     name: String,
     pid: Option<u32>,
     service: Service,
-    /// Resources by the program's numbers of its blobs; only mapped ones.
+    /// Mapped resources, by the program's numbers of its blobs.
     blobs: BTreeMap<u32, u32>,
     waits: Vec<Wait>,
 }
@@ -159,32 +159,32 @@ struct Resource {
     blob: u32,
     kind: u8,
     size: u64,
-    /// Number of its mapping; 0 before.
+    /// Serial number of the mapping; 0 before the mapping.
     serial: u32,
-    /// Its part of the window, from the mapping on.
+    /// The blob's part of the window, once the blob is mapped.
     range: Option<Range>,
-    /// The worker that knows it.
+    /// The worker that has registered the blob.
     worker: Option<WorkerId>,
 }
 
 #[derive(Debug)]
 struct Worker {
-    /// Its context, until that is destroyed.
+    /// The worker's context, until the context is destroyed.
     context: Option<u32>,
-    /// Time at which it is killed.
+    /// Time at which the worker is killed.
     deadline: Option<u64>,
     killed: bool,
-    /// Blobs that it unregisters, the oldest first.
+    /// Blobs that the worker is unregistering, the oldest first.
     removing: Vec<Removal>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Removal {
-    /// The program's number, which may occur again.
+    /// The program's number of the blob, which may be reused.
     blob: u32,
     serial: u32,
     resource: u32,
-    /// The command that waits for it.
+    /// The command that waits for the removal.
     ticket: Ticket,
 }
 
@@ -199,7 +199,7 @@ pub struct Core {
     last_worker: u64,
     last_serial: u32,
     actions: Vec<Action>,
-    /// Something that [`Self::save`] includes has changed.
+    /// Set if the state that [`Self::save`] includes has changed.
     is_changed: bool,
 }
 
@@ -237,7 +237,8 @@ impl Core {
         self.contexts.values().any(|context| !context.waits.is_empty())
     }
 
-    /// Executes a command. Returns its answer, to be sent after the actions; `None` if an action answers it later.
+    /// Executes a command. Returns the response, which must be sent after the actions, or `None` if a later action
+    /// responds.
     pub fn command(
         &mut self,
         header: &Header,
@@ -260,7 +261,7 @@ impl Core {
             Command::Attach => Answer::Ok,
             Command::CreateBlob { resource, blob, size } => self.create_blob(context, resource, blob, size),
             Command::MapBlob { resource, offset } => self.map_blob(resource, offset),
-            // The guest has no mapping left, but the worker may; the range is freed by `Unref`.
+            // The guest has removed its mapping, but the worker may still have one. `Unref` frees the range.
             Command::UnmapBlob { .. } => Answer::Ok,
             Command::Unref { resource } => return self.unref(resource, ticket),
             Command::Submit(submission) => return self.submit(context, submission, ticket, words),
@@ -281,7 +282,7 @@ impl Core {
         Answer::Ok
     }
 
-    /// Destroys a context: its blobs stay until they are dropped.
+    /// Destroys a context. Its blobs stay until they are dropped.
     fn destroy_context(&mut self, id: u32, now: u64) -> Answer {
         let Some(mut context) = self.contexts.remove(&id) else { return Answer::Invalid };
         self.is_changed = true;
@@ -318,11 +319,11 @@ impl Core {
         Answer::Ok
     }
 
-    /// Maps a blob at the offset that the guest's driver chose. An error is visible to the program, unlike those of
-    /// earlier commands.
+    /// Maps a blob at the offset that the guest's driver chose. A program sees an error of this command, but no errors
+    /// of earlier commands.
     fn map_blob(&mut self, id: u32, offset: u64) -> Answer {
         let Some(resource) = self.resources.get_mut(&id) else { return Answer::NoResource };
-        // A blob outlives its context, whose id can be used again.
+        // A blob outlives its context, whose ID can be reused.
         let Some(context) = self.contexts.get_mut(&resource.context) else { return Answer::Invalid };
         if u32::from(context.capset) != CAPSET
             || resource.range.is_some()
@@ -361,7 +362,8 @@ impl Core {
         Answer::Mapped
     }
 
-    /// Drops a resource. The driver gives its range to others once this is answered, so the worker comes first.
+    /// Drops a resource. The driver may reuse the range after the response, so the worker must unregister the blob
+    /// first.
     fn unref(&mut self, id: u32, ticket: Ticket) -> Option<Answer> {
         let Some(resource) = self.resources.get(&id).copied() else { return Some(Answer::Ok) };
         self.is_changed = true;
@@ -380,8 +382,8 @@ impl Core {
         }
         let Resource { blob, serial, .. } = resource;
         worker.removing.push(Removal { blob, serial, resource: id, ticket });
-        // A worker may wait for its tenant's slice for long, so the removal has no limit: only this VM waits for it.
-        // The worker of a destroyed context has the limit of its end.
+        // A worker may wait long for its tenant's slice, so the removal has no time limit: only this VM waits for it.
+        // For the worker of a destroyed context, the limit of its end applies.
         if !worker.killed {
             self.actions.push(Action::Remove { worker: number, blob, serial });
         }
@@ -425,12 +427,12 @@ impl Core {
         Some(Answer::Ok)
     }
 
-    /// Ends the service of a context that has violated the protocol.
+    /// Stops serving a context that has violated the protocol.
     fn lose(&mut self, id: u32) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         if let Service::Worker(worker) = std::mem::replace(&mut context.service, Service::Lost) {
             self.kill(worker);
-            // Another context may have the id when the worker has ended.
+            // Another context may have the ID by the time the worker has ended.
             if let Some(worker) = self.workers.get_mut(&worker) {
                 worker.context = None;
             }
@@ -438,7 +440,7 @@ impl Core {
         self.report_lost(id);
     }
 
-    /// Marks a context as lost for its program, and answers its waits.
+    /// Marks a context as lost for its program, and responds to its waits.
     fn report_lost(&mut self, id: u32) {
         let Some(context) = self.contexts.get_mut(&id) else { return };
         self.is_changed = true;
@@ -458,7 +460,7 @@ impl Core {
         }
     }
 
-    /// Answers the waits whose words have reached their values, because words of a worker's context have changed.
+    /// Responds to the waits whose words have reached their values, because words of a worker's context have changed.
     pub fn check(&mut self, worker: WorkerId, words: &dyn Words) {
         let context = self.workers.get(&worker).and_then(|worker| self.contexts.get_mut(&worker.context?));
         if let Some(context) = context {
@@ -466,7 +468,7 @@ impl Core {
         }
     }
 
-    /// Does [`Self::check`] for all contexts.
+    /// Calls [`Self::check`] for all contexts.
     pub fn check_all(&mut self, words: &dyn Words) {
         for context in self.contexts.values_mut() {
             self.actions.extend(answered(reached(context, words)));
@@ -496,7 +498,7 @@ impl Core {
         }
     }
 
-    /// Kills workers that have exceeded their time.
+    /// Kills workers that have exceeded their time limit.
     pub fn tick(&mut self, now: u64) {
         let late = |worker: &Worker| worker.deadline.is_some_and(|deadline| deadline <= now);
         let late: Vec<_> = self.workers.iter().filter(|(_, worker)| late(worker)).map(|(&id, _)| id).collect();
@@ -509,14 +511,14 @@ impl Core {
         self.workers.values().filter_map(|worker| worker.deadline).min()
     }
 
-    /// Forgets all contexts and outstanding commands, and kills the workers. The device may be used again once
+    /// Drops all contexts and outstanding commands, and kills the workers. The device may be used again once
     /// [`Self::is_quiet`] returns true and the window is zeroed.
     pub fn reset(&mut self) {
         self.is_changed = true;
         self.contexts.clear();
         self.resources.clear();
         self.ranges = Ranges::new(self.limits.window_bytes);
-        // Unsent answers belong to the previous queue.
+        // Unsent responses belong to the previous queue.
         self.actions.retain(|action| !matches!(action, Action::Answer { .. }));
         let workers: Vec<_> = self.workers.keys().copied().collect();
         for id in workers {
@@ -529,7 +531,7 @@ impl Core {
     }
 }
 
-/// Takes out the waits of a context whose words have reached their values.
+/// Removes and returns the waits of a context whose words have reached their values.
 fn reached(context: &mut Context, words: &dyn Words) -> impl Iterator<Item = Wait> {
     context.waits.extract_if(.., |wait| words.load(wait.word) >= wait.value)
 }

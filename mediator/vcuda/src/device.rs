@@ -1,7 +1,7 @@
-//! The function as the server of the VMM calls it.
+//! The function's interface to the VMM's server.
 //!
-//! Each access is answered here at once: QEMU stops the whole VM until it has the answer. Commands are executed by the
-//! thread of `executor`.
+//! Each access is served here immediately, because QEMU stops the whole VM until the response arrives. The thread of
+//! `executor` executes commands.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -24,18 +24,18 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::Launcher;
 
-/// Minimum size of the window in bytes. SeaBIOS places a smaller one below 4 GiB, where Linux maps it uncached.
+/// Minimum size of the window in bytes. SeaBIOS places a smaller window below 4 GiB, where Linux maps it uncached.
 pub const MIN_WINDOW_BYTES: u64 = 1 << 30;
 /// Maximum size of the window in bytes.
 const MAX_WINDOW_BYTES: u64 = 1 << 40;
 
-/// Reason that a function cannot be created.
+/// Reason why a function cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The window has another size than a BAR can have.
+    /// A BAR cannot have the window's size.
     #[error("a window of {0:#x} bytes, expected a power of two from 1 GiB to 1 TiB")]
     Window(u64),
-    /// The state of the other daemon is impossible.
+    /// The state of the other daemon is invalid.
     #[error(transparent)]
     Invalid(#[from] Invalid),
     /// The host refuses memory, a descriptor or a thread.
@@ -56,12 +56,12 @@ pub struct CudaDevice {
     shared: Arc<Shared>,
     thread: Arc<ExecutorThread>,
     limits: Limits,
-    /// The journal of a killed process, until its window is known.
+    /// The journal of a killed process, until the window of that process is known.
     earlier: Option<(Contents, Arc<OwnedFd>)>,
 }
 
 impl CudaDevice {
-    /// Creates the function of the VM `name` behind `link`, whose programs `launcher` starts workers for.
+    /// Creates the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's programs.
     ///
     /// # Errors
     /// If the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
@@ -76,11 +76,11 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Creates the function of a VM that another daemon has suspended, with its descriptors. It begins to work with
-    /// [`CudaFunction::start`], when the other daemon has let it go.
+    /// Creates the function of a VM that another daemon has suspended, with its descriptors. It starts to work with
+    /// [`CudaFunction::start`], after the other daemon has given it up.
     ///
     /// # Errors
-    /// As for [`Self::build`]; also if the saved state is impossible.
+    /// Same as for [`Self::build`]; also if the saved state is invalid.
     pub fn restore(
         name: &str,
         limits: Limits,
@@ -92,9 +92,9 @@ impl CudaDevice {
         let (mut device, function) = Self::prepare(name, limits, link, launcher)?;
         let SavedFunction { config, registers, progress, outstanding, structure, links } = saved;
         let mut descriptors = descriptors.into_iter();
-        let window = descriptors.next().ok_or_else(|| Invalid::new("the window did not come along"))?;
+        let window = descriptors.next().ok_or_else(|| Invalid::new("the window was not handed over"))?;
         let window = Arc::new(Window::adopt(Arc::new(window), limits.window_bytes)?);
-        Invalid::unless(descriptors.len() == links.len(), || "the workers' connections did not come along".into())?;
+        Invalid::unless(descriptors.len() == links.len(), || "the workers' connections were not handed over".into())?;
         let links = links.into_iter().zip(descriptors);
         let links = links.map(|(id, fd)| (WorkerId(id), worker_link::Link::new(fd))).collect();
         device.pci.restore(&config)?;
@@ -124,8 +124,8 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Takes over the state of another process, which the executor continues with. With `journal`, it is already in
-    /// this journal.
+    /// Takes over the state of another process, with which the executor continues. With `journal`, this journal already
+    /// contains the state.
     fn adopt(
         &mut self,
         contents: Contents,
@@ -154,12 +154,12 @@ impl CudaDevice {
         access(&mut self.shared.state.lock().registers)
     }
 
-    /// Keeps the configuration space for another daemon.
+    /// Saves the configuration space for another daemon.
     fn record_config(&mut self) {
         self.pci.read(0, &mut self.shared.state.lock().config);
     }
 
-    /// Begins a reset. The queue is not used any longer when this returns; the rest follows.
+    /// Begins a reset. The queue is no longer used when this function returns; the other steps follow later.
     fn begin_reset(&self) {
         let mut state = self.shared.state.lock();
         state.registers.begin_reset();
@@ -253,7 +253,7 @@ impl Device for CudaDevice {
 
     fn dma_map(&mut self, _region: &DmaRegion) -> Result<(), MapError> {
         // The executor takes a snapshot of the memory for each use of the queue. QEMU also maps the window itself,
-        // without a file: such memory is never found.
+        // without a file; the executor never finds this memory.
         Ok(())
     }
 
@@ -296,8 +296,8 @@ impl Device for CudaDevice {
     }
 
     fn disconnected(&mut self) {
-        // The client may keep its mappings, so the next one gets other memory. It is set first, because the reset takes
-        // it into use.
+        // The client may keep its mappings, so the next client gets other memory. The window is set first, because the
+        // reset starts to use it.
         let window = Window::new(self.limits.window_bytes);
         let window = window.inspect_err(|error| tracing::error!(%error, "the next VMM of this VM has no window"));
         self.shared.state.lock().window = window.ok().map(Arc::new);

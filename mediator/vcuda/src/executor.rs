@@ -1,4 +1,4 @@
-//! The thread that executes the guest's commands and talks to the workers.
+//! The thread that executes the guest's commands and communicates with the workers.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,18 +22,18 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Commands that are executed before the workers are served again.
+/// Number of commands that are executed before the workers are served again.
 const MAX_BATCH: usize = 256;
-/// Time for which the queue is polled after a command, without doorbells.
+/// Time for which the queue is polled without doorbells after a command.
 const LINGER: Duration = Duration::from_micros(20);
-/// Time that killed workers have to end when the function is dropped.
+/// Time limit for killed workers to end when the function is dropped.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it.
 const KILLED: Duration = Duration::from_secs(2);
-/// Interval at which this is checked.
+/// Interval at which the end of killed workers is checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Messages of one worker that are handled before the next one's.
+/// Number of messages of one worker that are handled before those of the next worker.
 const MAX_MESSAGES: usize = 64;
-/// TIMEOUT: words that no worker reports, because the card writes them, are read at this interval.
+/// TIMEOUT: interval at which words are read that the card writes and therefore no worker reports.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
 mod saved;
@@ -47,34 +47,34 @@ pub(crate) struct Executor {
     window: Arc<Window>,
     launcher: Box<dyn Launcher>,
     workers: BTreeMap<WorkerId, Worker>,
-    /// Commands without an answer, of the present queue.
+    /// Commands of the current queue that have no response yet.
     outstanding: BTreeMap<Ticket, (Header, Request)>,
     generation: u64,
-    /// Commands of the present queue when it was used last.
+    /// Commands of the current queue when it was last used.
     progress: Progress,
-    /// The last answer of an earlier process may not be counted.
+    /// Set if the last response of an earlier process may not be counted.
     is_resuming: bool,
-    /// The recorded command that the earlier process may have answered last.
+    /// The recorded command to which the earlier process may have responded last.
     answering: Option<Ticket>,
-    /// Commands of an earlier process whose answers are known.
+    /// Commands of an earlier process whose responses are known.
     ready: Vec<(Ticket, Answer)>,
     tickets: u64,
     journal: Arc<Journal>,
-    /// The journal is incomplete, and not written any longer.
+    /// Set if the journal is incomplete and no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
     failures: u64,
-    /// The programs may differ from those that operators see.
+    /// Set if the programs may differ from those that operators see.
     has_news: bool,
 }
 
-/// Result of a look at the queue.
+/// Result of a poll of the queue.
 enum Found {
     /// A command.
     Request(Request),
     /// No command.
     Nothing,
-    /// The queue is not set up, or of a later generation.
+    /// The queue is not set up, or belongs to a later generation.
     NoQueue,
 }
 
@@ -144,7 +144,7 @@ impl Executor {
     fn end(&mut self) {
         self.core.reset();
         self.perform();
-        // A process that was killed is reaped here, or stays as a zombie.
+        // A killed process is reaped here. Otherwise it would stay a zombie.
         let since = Instant::now();
         while !self.workers.is_empty() && since.elapsed() < KILLED {
             locks::sleep(REAP_INTERVAL);
@@ -192,7 +192,7 @@ impl Executor {
         }
     }
 
-    /// Does all work that there is. Returns true if there may be more.
+    /// Does all available work. Returns true if more work may be available.
     fn serve(&mut self) -> bool {
         self.shared.wake.clear();
         let adoption = self.shared.state.lock().adoption.take();
@@ -233,7 +233,7 @@ impl Executor {
             tracing::error!(%error, "the window cannot be zeroed; the device stays in reset");
             return;
         }
-        // Until the registers say that the reset is complete, the next process resets again.
+        // Until the registers report that the reset is complete, the next process repeats the reset.
         (self.progress, self.is_resuming, self.answering) = Default::default();
         if std::mem::take(&mut self.is_journal_void) {
             self.journal.revalidate();
@@ -248,13 +248,13 @@ impl Executor {
         }
     }
 
-    /// Handles the workers' messages and ends.
+    /// Handles the messages and the ends of workers.
     fn serve_workers(&mut self) {
         let mut ended = Vec::new();
         let mut messages = Vec::new();
         for (&id, worker) in &mut self.workers {
             worker.flush();
-            // An end comes after the messages that were sent before it.
+            // An end is handled after the messages that were sent before it.
             let has_ended = is_readable(&*worker);
             while let Some(message) = worker.receive() {
                 messages.push((id, message));
@@ -292,7 +292,7 @@ impl Executor {
         self.core.exited(id);
     }
 
-    /// Executes commands of the queue. Returns true if more may be there.
+    /// Executes commands of the queue. Returns true if more commands may be available.
     fn serve_queue(&mut self) -> bool {
         if !matches!(self.with_queue(ControlQueue::suppress_kicks), Some(())) {
             return false;
@@ -306,7 +306,7 @@ impl Executor {
                 }
                 Found::NoQueue => return false,
                 Found::Nothing => {
-                    // The guest often sends several commands; while it does, it needs no doorbells.
+                    // Guests often send several commands in sequence, and need no doorbells meanwhile.
                     let since = *idle_since.get_or_insert_with(Instant::now);
                     while since.elapsed() < LINGER {
                         std::hint::spin_loop();
@@ -331,7 +331,7 @@ impl Executor {
         }
     }
 
-    /// Uses the queue, if the device may. A queue that violates the standard is not used again.
+    /// Uses the queue, if the device may use it. A queue that violates the standard is not used again.
     fn with_queue<T>(
         &mut self,
         act: impl FnOnce(&mut ControlQueue, &MemoryTable) -> Result<T, QueueError>,
@@ -392,7 +392,7 @@ impl Executor {
             self.perform();
             return self.journal.put_progress(self.progress);
         };
-        // A command that changes nothing can be repeated, so it is counted with its answer.
+        // A command that changes nothing can be repeated, so it is counted together with its response.
         let ready = ReadyAnswer::new(answer).filter(|_| self.core.is_changed());
         if let Some(ready) = ready {
             self.record_command(ticket, (&header, &request), Reply::Ready(ready));
@@ -402,7 +402,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Answers a command, if its queue still exists. `is_recorded` is true if the journal has it.
+    /// Responds to a command, if its queue still exists. `is_recorded` is true if the journal contains the command.
     fn answer(&mut self, header: &Header, request: &Request, answer: Answer, is_recorded: bool) {
         let bytes = answer.encode(header);
         let journal = Arc::clone(&self.journal);
@@ -426,7 +426,7 @@ impl Executor {
         }
     }
 
-    /// Carries out the actions of the state machine.
+    /// Executes the actions of the state machine.
     fn perform(&mut self) {
         loop {
             let actions = self.core.take_actions();
@@ -464,7 +464,7 @@ impl Executor {
             }
             Action::Answer { ticket, answer } => {
                 if let Some((header, request)) = self.outstanding.remove(&ticket) {
-                    // The next process must not find the state from before the answer.
+                    // The next process must not find the state from before the response.
                     self.record_changes();
                     self.answer(&header, &request, answer, true);
                 }
@@ -496,7 +496,7 @@ impl Executor {
     }
 }
 
-/// Logs the reason that a worker reports for its end.
+/// Logs the reason why a worker reports for its end.
 fn report(reason: Reason) {
     match reason {
         Reason::Forbidden(number) => {

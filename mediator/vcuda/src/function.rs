@@ -1,4 +1,4 @@
-//! The function as the daemon sees it: its programs, its thread, and its suspension for another daemon.
+//! The function's interface to the daemon: its programs, its thread, and its suspension for another daemon.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,17 +14,17 @@ use crate::executor::Executor;
 use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
 
-/// Interval at which the end of a thread is checked.
+/// Interval at which the end of the thread is checked.
 const SUSPEND_INTERVAL: Duration = Duration::from_micros(200);
 
 /// The executor and its thread.
 #[derive(Debug, Default)]
 enum Thread {
-    /// It does not run now.
+    /// The thread is stopped.
     Idle(Box<Executor>),
-    /// It runs.
+    /// The thread is running.
     Running(JoinHandle<Box<Executor>>),
-    /// Another daemon has its state, or it has panicked.
+    /// Another daemon has the executor's state, or the executor has panicked.
     #[default]
     Gone,
 }
@@ -37,12 +37,12 @@ pub(crate) struct ExecutorThread {
 }
 
 impl ExecutorThread {
-    /// Creates the thread of an executor, which does not run yet.
+    /// Creates the thread of an executor in the stopped state.
     pub(crate) fn new(shared: Arc<Shared>, executor: Executor) -> Self {
         Self { shared, thread: Mutex::new(Thread::Idle(Box::new(executor))) }
     }
 
-    /// Starts the executor's thread, unless it runs.
+    /// Starts the executor's thread, unless it is running.
     pub(crate) fn start(&self) -> io::Result<()> {
         let mut thread = self.thread.lock();
         self.shared.set_stop(stop::NONE);
@@ -57,8 +57,8 @@ impl ExecutorThread {
         Ok(())
     }
 
-    /// Stops the executor's thread without an effect on workers, at most until a time. Returns false if it does not
-    /// stop; it then continues.
+    /// Stops the executor's thread without an effect on workers, at the latest at a time. Returns false if the thread
+    /// does not stop; the thread then continues.
     fn suspend(&self, until: Instant) -> bool {
         self.shared.set_stop(stop::SUSPEND);
         loop {
@@ -84,7 +84,7 @@ impl ExecutorThread {
         }
     }
 
-    /// Calls a function with the executor, if its thread does not run.
+    /// Calls a function with the executor, if its thread is stopped.
     pub(crate) fn with_idle<T>(&self, act: impl FnOnce(&mut Executor) -> T) -> Option<T> {
         let mut thread = std::mem::take(&mut *self.thread.lock());
         let done = match &mut thread {
@@ -95,7 +95,7 @@ impl ExecutorThread {
         done
     }
 
-    /// Drops the executor without an effect on its workers, which another daemon has.
+    /// Drops the executor without an effect on its workers, which belong to another daemon.
     pub(crate) fn leave(&self) {
         let thread = std::mem::take(&mut *self.thread.lock());
         if let Thread::Idle(mut executor) = thread {
@@ -103,7 +103,7 @@ impl ExecutorThread {
         }
     }
 
-    /// Ends the executor and its workers, unless another daemon has them.
+    /// Ends the executor and its workers, unless they belong to another daemon.
     pub(crate) fn end(&self) {
         self.shared.set_stop(stop::END);
         let thread = std::mem::take(&mut *self.thread.lock());
@@ -113,7 +113,7 @@ impl ExecutorThread {
                     tracing::error!("the thread that executes commands for CUDA programs had panicked");
                 }
             }
-            // It has never run here, or is suspended: the workers may be another daemon's.
+            // The executor has never run in this process, or is suspended. The workers may belong to another daemon.
             Thread::Idle(mut executor) => executor.leave(),
             Thread::Gone => {}
         }
@@ -125,13 +125,13 @@ impl ExecutorThread {
 pub struct CudaFunction(pub(crate) Arc<ExecutorThread>);
 
 impl CudaFunction {
-    /// Returns the programs that use it.
+    /// Returns the programs that use the function.
     #[must_use]
     pub fn programs(&self) -> Vec<ProgramStatus> {
         self.0.shared.programs.lock().clone()
     }
 
-    /// Starts to execute commands, in a function that another daemon had.
+    /// Starts to execute commands of a function that belonged to another daemon.
     ///
     /// # Errors
     /// If the host refuses a thread.
@@ -139,24 +139,24 @@ impl CudaFunction {
         self.0.start()
     }
 
-    /// Suspends the function, whose server is suspended, for another daemon. Its workers continue to run.
+    /// Suspends the function for another daemon; its server is already suspended. Its workers continue to run.
     ///
     /// # Errors
-    /// The reason that it does not come to rest until the time `until`; it then continues.
+    /// If the function does not stop by the time `until`. It then continues.
     pub fn suspend(&self, until: Instant) -> Result<SuspendedFunction, &'static str> {
         match self.0.suspend(until) {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),
-            false => Err("the thread of its CUDA function does not come to rest"),
+            false => Err("the thread of its CUDA function does not become quiescent"),
         }
     }
 
-    /// Returns true if the guest lets the device access its memory.
+    /// Returns true if the guest allows the device to access guest memory.
     #[must_use]
     pub fn is_bus_master(&self) -> bool {
         self.0.shared.state.lock().is_bus_master
     }
 
-    /// Returns counts, with names that are valid for metrics.
+    /// Returns counters, with names that are valid for metrics.
     #[must_use]
     pub fn counters(&self) -> [(&'static str, u64); 5] {
         let load = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -185,13 +185,13 @@ impl SuspendedFunction {
     /// Saves the function, with duplicates of its descriptors.
     ///
     /// # Errors
-    /// The reason that it cannot be handed over.
+    /// If the function cannot be handed over. The error contains the reason.
     pub fn save(&self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let saved = self.thread.with_idle(|executor| executor.save());
         saved.unwrap_or_else(|| Err("its thread has ended".to_owned()))
     }
 
-    /// Leaves the workers to another daemon, which has the saved function.
+    /// Leaves the workers to another daemon, which continues with the saved function.
     pub fn leave(mut self) {
         self.is_left = true;
         self.thread.leave();

@@ -1,4 +1,4 @@
-//! Random steps from bytes, for the property tests and the fuzz target.
+//! Random steps from bytes, for property tests and the fuzz target.
 
 use std::cell::Cell;
 
@@ -12,16 +12,16 @@ use crate::core::{Core, Limits, Ticket, Words, WorkerId};
 pub(crate) enum Step {
     /// The guest sends a command.
     Command {
-        /// Its context.
+        /// Context of the command.
         context: u32,
         /// The command.
         command: Command,
     },
     /// A word of the window changes.
     Store {
-        /// Its number.
+        /// Number of the word.
         word: u16,
-        /// Its value.
+        /// New value of the word.
         value: u64,
     },
     /// A worker has unregistered a blob.
@@ -48,7 +48,7 @@ pub(crate) enum Step {
 /// Returns the header of a command for a context.
 ///
 /// # Panics
-/// Never; a header has 24 bytes.
+/// Never, because a header has 24 bytes.
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "the array is as large as a header")]
 pub(crate) fn header(context: u32) -> Header {
@@ -59,7 +59,7 @@ pub(crate) fn header(context: u32) -> Header {
     Header::read_from_bytes(&bytes).unwrap()
 }
 
-/// Decodes steps: five bytes each, with small numbers, so that they meet.
+/// Decodes steps of five bytes each. The numbers are small, so that steps refer to the same objects.
 #[must_use]
 pub(crate) fn steps(input: &[u8]) -> Vec<Step> {
     let (chunks, _) = input.as_chunks::<5>();
@@ -103,7 +103,7 @@ fn step([kind, first, second, third, fourth]: [u8; 5]) -> Step {
     Step::Command { context, command }
 }
 
-/// Words that change with each load.
+/// Words that change at each load.
 struct Changing(Cell<u64>);
 
 impl Words for Changing {
@@ -114,7 +114,7 @@ impl Words for Changing {
     }
 }
 
-/// Runs arbitrary bytes as commands of a guest and as steps: neither may panic or grow without a bound.
+/// Interprets arbitrary bytes as commands of a guest and as steps. Neither may panic or grow without bound.
 pub fn run(input: &[u8]) {
     let mut core = Core::new(Limits { window_bytes: 1 << 20, workers: 4 });
     let words = Changing(Cell::new(0));

@@ -1,8 +1,8 @@
-//! The journal: the state with which the next process continues the function after this one was killed.
+//! The journal: the state with which the next process continues the function after this process was killed.
 //!
-//! It is a memory file, whose descriptor the service manager keeps. A killed process stops between two instructions, so
-//! its earlier stores are in the file, in program order. Each change is first written to unused space; then one word
-//! makes it valid.
+//! The journal is a memory file whose descriptor the service manager stores. A killed process stops between two
+//! instructions, so its earlier stores are in the file in program order. Each change is first written to unused space.
+//! Then a single word makes the change valid.
 //!
 //! | bytes | content |
 //! |---|---|
@@ -11,9 +11,9 @@
 //! | 1024 × 256 | a slot for each descriptor of the control queue: its command, while it has no answer |
 //! | 2 × 2 MiB | the structure; [`word::STRUCTURE`] selects the valid copy |
 //!
-//! A command that changes contexts, blobs or workers is in its slot, with its answer, before the structure that
-//! includes it becomes valid; it is answered afterwards. Other commands are counted together with their answer, after
-//! it: the next process finds in the guest's ring whether the last one was answered.
+//! A command that changes contexts, blobs or workers is stored in its slot, with its response, before the structure
+//! that includes the command becomes valid. The response is sent afterwards. Other commands are counted together with
+//! their response, after it was sent: the guest's ring shows the next process if the last command has a response.
 
 use std::fs::File;
 use std::io;
@@ -30,14 +30,14 @@ use crate::core::SavedWait;
 use crate::registers::SavedRegisters;
 use crate::saved::{MAX_OUTSTANDING, MAX_WRITABLE, Progress, ReadyAnswer, Reply, SavedCommand, SavedStructure};
 
-/// Magic number at the start of the file; the last byte is the version of its layout.
+/// Magic number at the start of the file. The last byte is the version of the file's layout.
 const MAGIC: u64 = u64::from_le_bytes(*b"gmvcuda\x01");
-/// Size of a copy of the registers in bytes, with their length in front.
+/// Size of a copy of the registers in bytes, including their length at the start.
 const REGISTERS_BYTES: u64 = 2 << 10;
 const REGISTERS_AT: u64 = 4 << 10;
 const SLOTS_AT: u64 = 8 << 10;
 const SLOT_BYTES: u64 = 256;
-/// Size of a copy of the structure in bytes, with its length in front.
+/// Size of a copy of the structure in bytes, including its length at the start.
 const STRUCTURE_BYTES: u64 = 2 << 20;
 const STRUCTURE_AT: u64 = SLOTS_AT + MAX_OUTSTANDING as u64 * SLOT_BYTES;
 const FILE_BYTES: u64 = STRUCTURE_AT + 2 * STRUCTURE_BYTES;
@@ -49,7 +49,7 @@ mod word {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const REGISTERS: u64 = 8;
     pub(super) const STRUCTURE: u64 = 16;
-    /// Popped commands in the upper half, answered ones in the lower.
+    /// Number of popped commands in the upper half, and of commands with a response in the lower half.
     pub(super) const PROGRESS: u64 = 24;
 }
 
@@ -58,11 +58,11 @@ mod slot {
     /// 1 if the slot is in use. Written last.
     pub(super) const STATE: u64 = 0;
     pub(super) const INDEX: u64 = 8;
-    /// Number of answers before this one, plus 1; 0 before the answer.
+    /// Number of responses before this one, plus 1; 0 before the response.
     pub(super) const ANSWERING: u64 = 16;
     pub(super) const TICKET: u64 = 24;
     pub(super) const HEADER: u64 = 32;
-    /// 0: a removal, 1: a word, 2 and more: an answer.
+    /// 0 for a removal, 1 for a word, and 2 or more for a response.
     pub(super) const REPLY: u64 = 56;
     pub(super) const BLOB: u64 = 64;
     pub(super) const WORD: u64 = 72;
@@ -102,7 +102,7 @@ impl Journal {
         Ok(Self { file, region })
     }
 
-    /// Takes over the journal of a process that was killed.
+    /// Takes over the journal of a killed process.
     ///
     /// # Errors
     /// If the file is not a journal of this version.
@@ -118,7 +118,7 @@ impl Journal {
         Ok(journal)
     }
 
-    /// Returns the file.
+    /// Returns the journal's file.
     pub(crate) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
@@ -135,7 +135,7 @@ impl Journal {
         self.region.as_volatile_slice().load(at, Ordering::Acquire).unwrap_or(0)
     }
 
-    /// Writes bytes with their length in front into a copy of `space` bytes. Returns false if they are too many.
+    /// Writes bytes, preceded by their length, into a copy of `space` bytes. Returns false if the bytes do not fit.
     fn write(&self, at: u64, space: u64, bytes: &[u8]) -> bool {
         let length = bytes.len() as u64;
         let to = usize::try_from(at.saturating_add(8)).unwrap_or(usize::MAX);
@@ -154,12 +154,12 @@ impl Journal {
         Some(bytes)
     }
 
-    /// Writes bytes to the unused one of two copies, and makes it valid.
+    /// Writes bytes to the unused copy of two, and makes this copy valid.
     fn replace(&self, selector: u64, at: u64, space: u64, bytes: &[u8]) -> bool {
         let next = self.load(selector) & 1 ^ 1;
         let written = self.write(at.saturating_add(next.saturating_mul(space)), space, bytes);
         if written {
-            // Bit 1 is set once there is a valid copy.
+            // Bit 1 is set once a valid copy exists.
             self.store(selector, next | 2);
         }
         written
@@ -181,20 +181,20 @@ impl Journal {
     /// Records the structure.
     ///
     /// # Errors
-    /// The reason that the journal cannot be used any longer.
+    /// If the journal can no longer be used. The error contains the reason.
     pub(crate) fn put_structure(&self, structure: &SavedStructure) -> Result<(), String> {
         let mut writer = Writer::new([0; 16]);
         writer.put(FUNCTION, structure).map_err(|error| error.to_string())?;
         let written = self.replace(word::STRUCTURE, STRUCTURE_AT, STRUCTURE_BYTES, &writer.finish());
-        if written { Ok(()) } else { Err("the programs have more than a journal holds".to_owned()) }
+        if written { Ok(()) } else { Err("the programs' state does not fit in the journal".to_owned()) }
     }
 
-    /// Records the counts of commands.
+    /// Records the numbers of commands.
     pub(crate) fn put_progress(&self, Progress { popped, answered }: Progress) {
         self.store(word::PROGRESS, u64::from(popped) << 32 | u64::from(answered));
     }
 
-    /// Records a command without an answer. It becomes valid when it is counted.
+    /// Records a command without a response. The record becomes valid when the command is counted.
     pub(crate) fn put_command(&self, command: &SavedCommand) {
         let at = slot_at(command.head);
         let put = |offset: u64, value: u64| self.store(at.saturating_add(offset), value);
@@ -226,13 +226,13 @@ impl Journal {
         put(slot::STATE, 1);
     }
 
-    /// Records that a command is about to get an answer, after `answered` others; or that it is not.
+    /// Records that a command is about to get its response, after `answered` others. `None` undoes this.
     pub(crate) fn put_answering(&self, head: u16, answered: Option<u32>) {
         let number = answered.map_or(0, |answered| u64::from(answered).saturating_add(1));
         self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
     }
 
-    /// Forgets a command, which is answered.
+    /// Removes a command that has its response.
     pub(crate) fn remove_command(&self, head: u16) {
         self.store(slot_at(head).saturating_add(slot::STATE), 0);
     }
@@ -274,10 +274,10 @@ impl Journal {
         })
     }
 
-    /// Forgets all commands.
+    /// Removes all commands.
     pub(crate) fn clear(&self) {
         for head in 0..MAX_OUTSTANDING as u64 {
-            // A slot that was never used has no memory, and gets none.
+            // A slot that was never used has no memory, and no memory is allocated for it.
             let state = SLOTS_AT.saturating_add(head.saturating_mul(SLOT_BYTES));
             if self.load(state) != 0 {
                 self.store(state, 0);
@@ -286,12 +286,12 @@ impl Journal {
         self.put_progress(Progress::default());
     }
 
-    /// Makes the journal invalid, because it is incomplete.
+    /// Invalidates the journal, because it is incomplete.
     pub(crate) fn void(&self) {
         self.store(word::MAGIC, 0);
     }
 
-    /// Undoes [`Self::void`], when the incomplete state is gone.
+    /// Undoes [`Self::void`] once the incomplete state no longer exists.
     pub(crate) fn revalidate(&self) {
         self.store(word::MAGIC, MAGIC);
     }
@@ -299,7 +299,7 @@ impl Journal {
     /// Reads the journal.
     ///
     /// # Errors
-    /// If nothing was recorded, or not by this version.
+    /// If nothing was recorded, or another version recorded it.
     pub(crate) fn contents(&self) -> Result<Contents, Invalid> {
         let nothing = || Invalid::new("the journal of the CUDA function is empty");
         let bytes = self.valid(word::REGISTERS, REGISTERS_AT, REGISTERS_BYTES).ok_or_else(nothing)?;
@@ -312,7 +312,7 @@ impl Journal {
         let structure = read.map_err(Invalid::new)?;
         let [a0, a1, a2, a3, p0, p1, p2, p3] = self.load(word::PROGRESS).to_le_bytes();
         let (popped, answered) = (u32::from_le_bytes([p0, p1, p2, p3]), u32::from_le_bytes([a0, a1, a2, a3]));
-        // The structure includes a command before it is counted.
+        // The structure includes a command before the command is counted.
         let popped = if is_before(popped, structure.popped) { structure.popped } else { popped };
         let heads = 0..u16::try_from(MAX_OUTSTANDING).unwrap_or(u16::MAX);
         let commands = heads.filter_map(|head| self.command(head));
@@ -325,7 +325,7 @@ fn slot_at(head: u16) -> u64 {
     SLOTS_AT.saturating_add(u64::from(head).saturating_mul(SLOT_BYTES))
 }
 
-/// Returns true if a count that wraps is before another one.
+/// Returns true if a wrapping count precedes another one.
 pub(crate) fn is_before(one: u32, other: u32) -> bool {
     one.wrapping_sub(other) > u32::MAX / 2
 }

@@ -1,25 +1,25 @@
 //! The CUDA function of a VM: a virtio-gpu device with a private capability set, which the stock driver of Linux uses.
 //!
 //! A program of the guest opens the render node, creates a context and *blobs*: parts of the *window*, a BAR that is
-//! one file of this process. The first blob of a context starts a *worker*, a process of the host that maps the window
-//! and calls CUDA for the program. The device passes doorbells to the worker, and answers the waits of the program's
-//! threads when words in its blobs have reached their values.
+//! backed by one file of this process. The first blob of a context starts a *worker*, a process of the host that maps
+//! the window and calls CUDA for the program. The device passes doorbells to the worker. It responds to the waits of
+//! the program's threads when words in its blobs have reached their values.
 //!
 //! - `core`: the state machine: contexts, blobs, workers, waits.
-//! - `command`: the commands of virtio-gpu and the answers.
-//! - `pci`, `registers`: the configuration space and BAR0; each access is answered at once.
+//! - `command`: the commands of virtio-gpu, and the responses.
+//! - `pci`, `registers`: the configuration space and BAR0. Each access is served immediately.
 //! - `queue`: the control queue in the guest's memory, with indirect descriptors.
 //! - `window`: the window's memory.
-//! - `device`: the function as the server of the VMM calls it; `executor`: the thread for the commands; `shared`: the
-//!   state of both.
+//! - `device`: the function's interface to the VMM's server; `executor`: the thread that executes commands; `shared`:
+//!   the state that both share.
 //! - `worker`: processes and their links.
-//! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: that
-//!   of an earlier one; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the
-//!   socket at which workers find the next process.
+//! - `saved`, `core::saved`, `registers::saved`: the state for another process; `adoption`: the state of an earlier
+//!   process; `function`: the thread, and its suspension; `journal`: the state after a kill; `rejoin`: the socket
+//!   through which workers find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
-//! The crate does not read the programs' rings, and does not know CUDA. Everything from the guest is untrusted: it is
-//! copied once, then checked.
+//! The crate does not read the programs' rings and does not depend on CUDA. Everything from the guest is untrusted: it
+//! is copied once and then checked.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(
     test,

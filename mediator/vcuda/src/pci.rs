@@ -24,7 +24,7 @@ const BAR4: usize = 0x20;
 /// Flags of the window's base address: 64 bits, prefetchable.
 const BAR_WIDE_PREFETCHABLE: u8 = 0x0c;
 
-/// Capabilities in their order.
+/// Offsets of the capabilities, in the order of the list.
 mod capability {
     pub(super) const COMMON: usize = 0x40;
     pub(super) const ISR: usize = 0x50;
@@ -43,7 +43,7 @@ mod kind {
     pub(super) const SHARED_MEMORY: u8 = 8;
 }
 
-/// Id of the host-visible window among the shared memory regions.
+/// ID of the host-visible window among the shared memory regions.
 const HOST_VISIBLE: u8 = 1;
 /// Vendor-specific capability.
 const VENDOR_SPECIFIC: u8 = 0x09;
@@ -65,7 +65,7 @@ impl Config {
         let mut image = Image { bytes: [0; CONFIG_BYTES], writable: [0; CONFIG_BYTES] };
         image.put(0x00, &0x1af4u16.to_le_bytes());
         image.put(0x02, &0x1050u16.to_le_bytes());
-        // Status: a list of capabilities.
+        // Status: the function has a list of capabilities.
         image.put(0x06, &0x0010u16.to_le_bytes());
         // Revision 1, and the class of a display controller that is neither VGA nor 3D.
         image.put(0x08, &[1, 0x00, 0x80, 0x03]);
@@ -76,7 +76,7 @@ impl Config {
         image.allow(COMMAND, &COMMAND_BITS.to_le_bytes());
         image.allow(BAR0, &(!BAR0_BYTES.wrapping_sub(1)).to_le_bytes()[..4]);
         image.allow(BAR4, &(!window_bytes.wrapping_sub(1)).to_le_bytes());
-        // Interrupt line, for the firmware.
+        // Interrupt line, for use by the firmware.
         image.allow(0x3c, &[0xff]);
         for (at, next, kind, place) in [
             (capability::COMMON, capability::ISR, kind::COMMON, COMMON),
@@ -95,9 +95,9 @@ impl Config {
         let control = u16::from(VECTORS).wrapping_sub(1);
         image.put(capability::MSIX, &[MSIX, 0]);
         image.put(capability::MSIX.wrapping_add(2), &control.to_le_bytes());
-        // Enable, and mask of all vectors.
+        // The enable bit, and the mask of all vectors.
         image.allow(capability::MSIX.wrapping_add(3), &[0xc0]);
-        // Both are in BAR0.
+        // The table and the pending bits are in BAR0.
         image.put(capability::MSIX.wrapping_add(4), &MSIX_TABLE.start.to_le_bytes()[..4]);
         image.put(capability::MSIX.wrapping_add(8), &MSIX_PBA.start.to_le_bytes()[..4]);
         let Image { bytes, writable } = image;
@@ -127,7 +127,7 @@ impl Config {
     /// Restores the configuration space of another process.
     ///
     /// # Errors
-    /// If it is another function's.
+    /// If the configuration space belongs to another function.
     pub(crate) fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let other = || Invalid::new("the configuration space is another function's");
         let saved: [u8; CONFIG_BYTES] = saved.try_into().map_err(|_| other())?;
@@ -160,7 +160,7 @@ impl Image {
         self.writable.iter_mut().skip(at).zip(bits).for_each(|(to, bits)| *to = *bits);
     }
 
-    /// Adds a capability of virtio: its length, type, BAR and id, then a place in that BAR.
+    /// Adds a virtio capability: its length, type, BAR and ID, and then a location in that BAR.
     fn virtio(&mut self, at: usize, next: usize, what: [u8; 4], offset: u64, len: u64) {
         self.put(at, &[VENDOR_SPECIFIC, u8::try_from(next).unwrap_or(0)]);
         self.put(at.wrapping_add(2), &what);

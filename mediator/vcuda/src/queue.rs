@@ -1,6 +1,6 @@
 //! The control queue in the guest's memory.
 //!
-//! Descriptors and commands are copied once when read, because the guest may change them at any time.
+//! Descriptors and commands are copied once when they are read, because the guest may change them at any time.
 
 use std::sync::atomic::Ordering;
 
@@ -12,52 +12,52 @@ use crate::command::MAX_COMMAND_BYTES;
 use crate::registers::{QUEUE_SIZES, Setup};
 use crate::saved::{MAX_WRITABLE, Progress, SavedCommand};
 
-/// Flag of the available ring: the guest wants no interrupt. Source: VIRTIO 1.2, 2.7.6.
+/// Flag of the available ring: the guest requests no interrupt. Source: VIRTIO 1.2, 2.7.6.
 const NO_INTERRUPT: u16 = 1;
 
-/// Reason that the queue cannot be used any longer. The guest must reset the device.
+/// Reason why the queue can no longer be used. The guest must reset the device.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum QueueError {
-    /// Its rings violate the standard.
+    /// The queue's rings violate the standard.
     #[error(transparent)]
     Rings(#[from] virtio_queue::Error),
-    /// It has answers that the device has not given.
+    /// The ring contains responses that the device has not sent.
     #[error("the ring of answers was changed by the guest")]
     Changed,
-    /// Its rings are not in the guest's memory.
+    /// The queue's rings are not in the guest's memory.
     #[error(transparent)]
     Memory(#[from] GuestMemoryError),
 }
 
-/// A command that has no answer yet.
+/// A command without a response.
 #[derive(Debug)]
 pub(crate) struct Request {
-    /// First descriptor of its chain.
+    /// First descriptor of the command's chain.
     head: u16,
-    /// Its first bytes.
+    /// First bytes of the command.
     pub(crate) bytes: Vec<u8>,
     writable: Vec<(GuestAddress, usize)>,
 }
 
 impl Request {
-    /// Returns the first descriptor of its chain.
+    /// Returns the first descriptor of the command's chain.
     pub(crate) fn head(&self) -> u16 {
         self.head
     }
 
-    /// Returns the guest memory for its answer.
+    /// Returns the guest memory for the response.
     pub(crate) fn writable(&self) -> Vec<(u64, u64)> {
         self.writable.iter().map(|&(at, len)| (at.0, len as u64)).collect()
     }
 
-    /// Returns the command that another process has taken from the queue, without its bytes.
+    /// Returns a command that another process has taken from the queue, without the command's bytes.
     pub(crate) fn restored(command: &SavedCommand) -> Self {
         let part = |&(at, len): &(u64, u64)| (GuestAddress(at), usize::try_from(len).unwrap_or(usize::MAX));
         Self { head: command.head, bytes: Vec::new(), writable: command.writable.iter().map(part).collect() }
     }
 }
 
-/// The control queue, and the commands that went through it.
+/// The control queue, and the number of commands that have passed through it.
 #[derive(Debug)]
 pub(crate) struct ControlQueue {
     queue: Queue,
@@ -65,8 +65,8 @@ pub(crate) struct ControlQueue {
 }
 
 impl ControlQueue {
-    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if its set-up
-    /// names no memory of the guest.
+    /// Creates the queue that the guest has set up, after the commands of `progress`. Returns `None` if the set-up does
+    /// not refer to guest memory.
     pub(crate) fn new(setup: Setup, progress: Progress, memory: &MemoryTable) -> Option<Self> {
         let [most, _] = QUEUE_SIZES;
         let mut queue = Queue::new(most).ok()?;
@@ -81,12 +81,12 @@ impl ControlQueue {
         queue.is_valid(memory).then_some(Self { queue, progress })
     }
 
-    /// Returns the number of commands that went through the queue.
+    /// Returns the number of commands that have passed through the queue.
     pub(crate) fn progress(&self) -> Progress {
         self.progress
     }
 
-    /// Returns how many answers the guest's ring has beyond those of `progress`.
+    /// Returns the number of responses in the guest's ring after those of `progress`.
     ///
     /// # Errors
     /// If the rings cannot be used.
@@ -94,7 +94,7 @@ impl ControlQueue {
         Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
     }
 
-    /// Continues after other commands than those of `progress`.
+    /// Replaces the numbers of commands that have passed through the queue.
     pub(crate) fn set_progress(&mut self, progress: Progress) {
         self.progress = progress;
         self.queue.set_next_avail(low(progress.popped));
@@ -109,7 +109,7 @@ impl ControlQueue {
         let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
         self.progress.popped = self.progress.popped.wrapping_add(1);
         let mut request = Request { head: chain.head_index(), bytes: Vec::new(), writable: Vec::new() };
-        // The length of a chain is bounded by the crate: 65,535 in an indirect table.
+        // The `virtio_queue` crate limits the length of a chain: 65,535 in an indirect table.
         for part in chain {
             let len = usize::try_from(part.len()).unwrap_or(usize::MAX);
             if part.is_write_only() {
@@ -121,7 +121,7 @@ impl ControlQueue {
                 request.bytes.resize(from.saturating_add(len).min(MAX_COMMAND_BYTES), 0);
                 let to = request.bytes.get_mut(from..).unwrap_or_default();
                 if memory.read_slice(to, part.addr()).is_err() {
-                    // Bytes outside of the guest's memory: the command is cut short there.
+                    // The bytes are not in guest memory, so the command ends before them.
                     request.bytes.truncate(from);
                 }
             }
@@ -129,7 +129,7 @@ impl ControlQueue {
         Ok(Some(request))
     }
 
-    /// Answers a command. Returns true if the guest wants an interrupt.
+    /// Responds to a command. Returns true if the guest requests an interrupt.
     ///
     /// # Errors
     /// If the rings cannot be used.
@@ -146,12 +146,12 @@ impl ControlQueue {
         }
         self.queue.add_used(memory, request.head, written)?;
         self.progress.answered = self.progress.answered.wrapping_add(1);
-        // The crate's own test for the interrupt ignores the ring's flag.
+        // The `virtio_queue` crate's own check for an interrupt ignores the ring's flag.
         let flags: u16 = memory.load(GuestAddress(self.queue.avail_ring()), Ordering::SeqCst)?;
         Ok(u16::from_le(flags) & NO_INTERRUPT == 0)
     }
 
-    /// Tells the guest that no doorbell is necessary.
+    /// Informs the guest that no doorbell is necessary.
     ///
     /// # Errors
     /// If the rings cannot be used.
@@ -159,17 +159,17 @@ impl ControlQueue {
         Ok(self.queue.disable_notification(memory)?)
     }
 
-    /// Tells the guest that each command needs a doorbell. Returns true if commands have arrived without one.
+    /// Informs the guest that each command needs a doorbell. Returns true if commands have arrived without one.
     ///
     /// # Errors
     /// If the rings cannot be used.
     pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
-        // This has the full fence between the flag and the index.
+        // This call executes the full fence between the flag and the index.
         Ok(self.queue.enable_notification(memory)?)
     }
 }
 
-/// Returns the lower half of a count, as the rings have it.
+/// Returns the lower half of a count, in the format of the rings.
 fn low(count: u32) -> u16 {
     let [a, b, ..] = count.to_le_bytes();
     u16::from_le_bytes([a, b])

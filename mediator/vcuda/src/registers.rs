@@ -1,6 +1,6 @@
 //! BAR0: the registers of a modern virtio-pci device and the table of its MSI-X vectors.
 //!
-//! A state machine: it holds the values and reports effects. Each access is answered from here at once.
+//! A state machine that stores the values and reports effects. It serves each access immediately.
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.
 
@@ -20,15 +20,15 @@ pub(crate) const ISR: Range<u64> = 0x1000..0x1004;
 pub(crate) const DEVICE: Range<u64> = 0x2000..0x2010;
 /// The doorbells of the queues.
 pub(crate) const NOTIFY: Range<u64> = 0x3000..0x4000;
-/// Bytes from one queue's doorbell to the next one's.
+/// Distance between the doorbells of two queues, in bytes.
 pub(crate) const NOTIFY_MULTIPLIER: u32 = 4;
 /// The table of MSI-X vectors.
 pub(crate) const MSIX_TABLE: Range<u64> = 0x6000..0x6000 + VECTORS as u64 * 16;
-/// The pending bits of the vectors. The VMM has them; here they read as 0.
+/// The pending bits of the vectors. The VMM stores them; here they read as 0.
 pub(crate) const MSIX_PBA: Range<u64> = 0x7000..0x7008;
 /// Number of MSI-X vectors: configuration, control queue, cursor queue.
 pub(crate) const VECTORS: u8 = 3;
-/// Vector of an event that signals none.
+/// Vector of an event that signals no interrupt.
 pub(crate) const NO_VECTOR: u16 = 0xffff;
 
 /// Number of queues: control and cursor.
@@ -43,8 +43,8 @@ pub(crate) mod status {
     pub(crate) const NEEDS_RESET: u8 = 64;
 }
 
-/// Features on offer: 3D, blobs, contexts with a capability set, indirect descriptors, version 1, and addresses that
-/// an IOMMU translates.
+/// Offered features: 3D, blobs, contexts with a capability set, indirect descriptors, version 1, and addresses that an
+/// IOMMU translates.
 const FEATURES: u64 = 1 << 0 | 1 << 3 | 1 << 4 | 1 << 28 | 1 << 32 | 1 << 33;
 /// Features without which the device does not work.
 const REQUIRED: u64 = 1 << 32;
@@ -71,18 +71,18 @@ mod common {
 /// An effect of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effect {
-    /// None outside of the registers.
+    /// The write has no effect outside of the registers.
     None,
     /// The driver has rung the doorbell of the control queue, or enabled the device.
     Kick,
-    /// The driver resets the device. The status reads as not 0 until [`Registers::reset`].
+    /// The driver resets the device. The status does not read as 0 before [`Registers::reset`].
     Reset,
 }
 
-/// Addresses of a queue, from the guest.
+/// Addresses of a queue in guest memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Setup {
-    /// Entries.
+    /// Number of entries.
     pub(crate) size: u16,
     pub(crate) descriptors: u64,
     pub(crate) available: u64,
@@ -133,12 +133,12 @@ impl Default for Registers {
 }
 
 impl Registers {
-    /// Reads. Bytes without a register are zeros.
+    /// Reads registers. Bytes without a register read as zeros.
     pub(crate) fn read(&mut self, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if COMMON.contains(&offset) {
             let value = self.common(offset).to_le_bytes();
-            // A register of 8 bytes can be read in halves.
+            // An 8-byte register can be read in halves.
             let skip = if offset >= common::QUEUE_DESC { usize::from(offset % 8 == 4).wrapping_mul(4) } else { 0 };
             data.iter_mut().zip(value.iter().skip(skip)).for_each(|(to, byte)| *to = *byte);
         } else if ISR.contains(&offset) {
@@ -154,7 +154,7 @@ impl Registers {
         }
     }
 
-    /// Returns the value of the register at an offset; for a half of 64 bits, of the whole.
+    /// Returns the value of the register at an offset. For half of a 64-bit register, returns the whole value.
     fn common(&self, offset: u64) -> u64 {
         let queue = self.queues.get(usize::from(self.queue_select));
         let of_queue = |value: fn(&QueueRegisters) -> u64| queue.map_or(0, value);
@@ -178,7 +178,7 @@ impl Registers {
         }
     }
 
-    /// Writes. Writes to other places are lost.
+    /// Writes a register. Writes to other offsets have no effect.
     pub(crate) fn write(&mut self, offset: u64, data: &[u8]) -> Effect {
         if NOTIFY.contains(&offset) {
             let is_control = offset < NOTIFY.start.wrapping_add(NOTIFY_MULTIPLIER.into());
@@ -224,7 +224,7 @@ impl Registers {
             queue.vector = vector(half);
             return;
         }
-        // A queue in use does not change.
+        // A queue in use cannot be changed.
         if queue.enabled {
             return;
         }
@@ -254,7 +254,7 @@ impl Registers {
 
     fn set_status(&mut self, new: u8) -> Effect {
         if new == 0 {
-            // Also without a reset to do, so that the status reads as 0 only if nothing is left.
+            // Set even if the reset has nothing to do, so that the status reads as 0 only after a complete reset.
             self.is_resetting = true;
             self.status |= status::NEEDS_RESET;
             return Effect::Reset;
@@ -280,42 +280,42 @@ impl Registers {
         (control.enabled && self.is_live()).then_some(control.setup)
     }
 
-    /// Notes an interrupt of the control queue; returns its vector.
+    /// Records an interrupt of the control queue, and returns its vector.
     pub(crate) fn interrupt(&mut self) -> Option<u16> {
         self.isr |= 1;
         let [control, _] = &self.queues;
         (control.vector != NO_VECTOR).then_some(control.vector)
     }
 
-    /// Marks the device as failed; returns the vector that reports it.
+    /// Marks the device as failed, and returns the vector that reports the failure.
     pub(crate) fn fail(&mut self) -> Option<u16> {
         self.status |= status::NEEDS_RESET;
         self.isr |= 2;
         (self.config_vector != NO_VECTOR).then_some(self.config_vector)
     }
 
-    /// Marks the device as being reset, because of the bus or the client.
+    /// Marks the device as being reset, at the request of the bus or the client.
     pub(crate) fn begin_reset(&mut self) {
         *self = Self { is_resetting: true, status: status::NEEDS_RESET, ..Self::default() };
     }
 
-    /// Returns true if a reset is not complete.
+    /// Returns true if a reset is incomplete.
     pub(crate) fn is_resetting(&self) -> bool {
         self.is_resetting
     }
 
-    /// Completes a reset. The table of vectors stays: the bus owns it.
+    /// Completes a reset. The table of vectors stays, because it belongs to the bus.
     pub(crate) fn reset(&mut self) {
         *self = Self { table: self.table, ..Self::default() };
     }
 }
 
-/// Returns a vector that the device has, or [`NO_VECTOR`].
+/// Returns `value` if it is a valid vector, and [`NO_VECTOR`] otherwise.
 fn vector(value: u16) -> u16 {
     if value < u16::from(VECTORS) { value } else { NO_VECTOR }
 }
 
-/// Returns one of the two words of a value; 0 for others.
+/// Returns one of the two words of a value; 0 for other indices.
 fn half(value: u64, select: u32) -> u64 {
     match select {
         0 => value & 0xffff_ffff,
@@ -347,7 +347,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Drives the registers like Linux, up to DRIVER_OK.
+    /// Sets up the registers like Linux, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;

@@ -1,4 +1,4 @@
-//! The socket at which workers connect to the daemon after theirs has ended.
+//! The socket through which workers connect to a new daemon after their own daemon has ended.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -9,7 +9,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use worker_link::Link;
 
-/// Maximum number of connections that wait.
+/// Maximum number of waiting connections.
 const BACKLOG: i32 = 64;
 
 /// The listening socket.
@@ -17,8 +17,8 @@ const BACKLOG: i32 = 64;
 pub(crate) struct RejoinSocket(OwnedFd);
 
 impl RejoinSocket {
-    /// Listens at a path, in place of an earlier daemon's socket. This user and its group connect, because workers may
-    /// have a user of their own in this group; the numbers of their processes tell them from others.
+    /// Listens at a path, in place of an earlier daemon's socket. This user and its group may connect, because workers
+    /// may run as separate users in this group. Process IDs distinguish workers from other processes.
     pub(crate) fn listen(path: &Path) -> io::Result<Self> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -28,14 +28,14 @@ impl RejoinSocket {
             _ => {}
         }
         rustix::net::bind(&socket, &SocketAddrUnix::new(&hidden)?)?;
-        // Nothing connects before `listen`.
+        // No process can connect before `listen`.
         rustix::fs::chmod(&hidden, Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP)?;
         rustix::net::listen(&socket, BACKLOG)?;
         std::fs::rename(&hidden, path)?;
         Ok(Self(socket))
     }
 
-    /// Accepts a connection, with the number of its process; `None` if none waits.
+    /// Accepts a connection, with its process ID; `None` if no connection waits.
     pub(crate) fn accept(&self) -> Result<Option<(i32, Link)>, Errno> {
         match rustix::net::accept_with(&self.0, SocketFlags::CLOEXEC) {
             Ok(socket) => {

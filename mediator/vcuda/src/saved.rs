@@ -1,4 +1,4 @@
-//! The function in its saved form: for the next daemon of an upgrade, and in the journal.
+//! The saved form of the function, for the next daemon of an upgrade and for the journal.
 
 use saved_state::{Invalid, first_version};
 use serde::{Deserialize, Serialize};
@@ -7,12 +7,12 @@ use crate::command::{Answer, Header};
 use crate::core::{SavedCore, SavedWait};
 use crate::registers::SavedRegisters;
 
-/// Maximum number of commands without an answer: descriptors of the control queue.
+/// Maximum number of commands without a response: the number of descriptors of the control queue.
 pub(crate) const MAX_OUTSTANDING: usize = 1024;
 /// Maximum number of writable parts of a command.
 pub(crate) const MAX_WRITABLE: usize = 8;
 
-/// The function. Its window and the workers' connections are descriptors, which are handed over separately.
+/// The function. The descriptors of its window and of the workers' connections are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedFunction {
     /// The PCI configuration space.
@@ -46,52 +46,52 @@ pub(crate) struct SavedProcess {
     pub id: ProcessId,
 }
 
-/// Identity of a process of this host. No two processes have the same one.
+/// Identity of a process of this host. Each process has a different identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
-    /// Its number, which may be used again after its end.
+    /// The process ID, which may be reused after the end of the process.
     pub pid: i32,
-    /// Time of its start in the kernel's ticks since the boot.
+    /// Start time of the process in the kernel's ticks since the boot.
     pub started: u64,
 }
 
-/// Commands of the present queue. The counts wrap.
+/// Numbers of commands of the current queue. The counts wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    /// Taken from the queue.
+    /// Commands taken from the queue.
     pub popped: u32,
-    /// Answered.
+    /// Commands with a response.
     pub answered: u32,
 }
 
-/// A command without an answer.
+/// A command without a response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedCommand {
-    /// First descriptor of its chain.
+    /// First descriptor of the command's chain.
     pub head: u16,
     /// Number of commands that were popped before it.
     pub index: u32,
-    /// Number of answers before its own, once it is being answered.
+    /// Number of responses before the command's own, once the response is being sent.
     pub answering: Option<u32>,
     pub ticket: u64,
     pub header: [u8; 24],
     pub reply: Reply,
-    /// Guest memory for its answer.
+    /// Guest memory for the response.
     pub writable: Vec<(u64, u64)>,
 }
 
-/// Condition of a command's answer.
+/// Condition for the response to a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Reply {
-    /// A word.
+    /// A word reaches its value.
     Word(SavedWait),
-    /// A worker's removal of a blob; without one the answer is that the command is done.
+    /// A worker removes a blob. If the worker has ended, the command succeeds.
     Removal,
-    /// Nothing: the answer is determined.
+    /// No condition: the response is already known.
     Ready(ReadyAnswer),
 }
 
-/// An answer of a command that changes the state.
+/// A response to a command that changes the state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ReadyAnswer {
     Ok,
@@ -103,11 +103,11 @@ pub(crate) enum ReadyAnswer {
 }
 
 impl ReadyAnswer {
-    /// All answers, in the order of their numbers in the journal.
+    /// All responses, in the order of their numbers in the journal.
     pub(crate) const ALL: [Self; 6] =
         [Self::Ok, Self::Mapped, Self::OutOfMemory, Self::NoResource, Self::Invalid, Self::Unspecified];
 
-    /// Returns the saved form of an answer; `None` for answers to questions, which change nothing.
+    /// Returns the saved form of a response; `None` for responses to queries, which change nothing.
     pub(crate) fn new(answer: Answer) -> Option<Self> {
         Some(match answer {
             Answer::Ok => Self::Ok,
@@ -133,15 +133,15 @@ impl ReadyAnswer {
 }
 
 impl SavedCommand {
-    /// Returns the header.
+    /// Returns the command's header.
     pub(crate) fn header(&self) -> Header {
         Header::from(self.header)
     }
 
-    /// Checks the values that do not depend on others.
+    /// Checks the values that do not depend on other values.
     ///
     /// # Errors
-    /// If one of them is impossible.
+    /// If a value is invalid.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
         Invalid::unless(fits, || format!("command {} is impossible", self.head))

@@ -15,17 +15,17 @@ use crate::queue::ControlQueue;
 use crate::registers::Registers;
 use crate::window::Window;
 
-/// State under the lock. It is held for single accesses and single commands, never while anything waits.
+/// State under the lock. A thread holds the lock for one access or one command, and never while it waits.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) registers: Registers,
     pub(crate) queue: Option<ControlQueue>,
-    /// Differs for each queue: answers to commands of an earlier one are dropped.
+    /// Number of the queue's generation. Responses to commands of an earlier queue are dropped.
     pub(crate) generation: u64,
     pub(crate) is_bus_master: bool,
-    /// The window of the present client; `None` if the host refused one.
+    /// The window of the current client; `None` if the host refused the memory.
     pub(crate) window: Option<Arc<Window>>,
-    /// The PCI configuration space, as the server's thread last wrote it.
+    /// The PCI configuration space after the last write of the server's thread.
     pub(crate) config: [u8; CONFIG_BYTES],
     pub(crate) journal: Arc<Journal>,
     /// State of an earlier process, which the executor takes over first.
@@ -59,7 +59,7 @@ impl State {
     }
 }
 
-/// Reason that the executor's thread ends.
+/// Reason why the executor's thread ends.
 pub(crate) mod stop {
     pub(crate) const NONE: u8 = 0;
     /// The function ends.
@@ -108,7 +108,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire) == stop::END
     }
 
-    /// Lets the executor's thread end, or lets it start.
+    /// Sets or clears the reason for the executor's thread to end.
     pub(crate) fn set_stop(&self, reason: u8) {
         self.stop.store(reason, Ordering::Release);
         self.wake.wake();

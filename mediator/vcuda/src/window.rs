@@ -1,4 +1,4 @@
-//! The host-visible window: memory of one file that the guest, the workers and this process map.
+//! The host-visible window: memory of one file that is mapped by the guest, the workers and this process.
 
 use std::fs::File;
 use std::io;
@@ -21,7 +21,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Creates a window of `bytes` zero bytes. It has no memory until somebody writes to it.
+    /// Creates a window of `bytes` zero bytes. Its memory is allocated on the first write.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let file = region_memory("cuda-window", bytes)?;
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
@@ -30,10 +30,10 @@ impl Window {
         Ok(Self { file: Arc::new(file), region, bytes })
     }
 
-    /// Takes over the window of another process, with its contents.
+    /// Takes over the window of another process, including its contents.
     ///
     /// # Errors
-    /// If it cannot be mapped, or has another size.
+    /// If the file cannot be mapped or has a different size.
     pub(crate) fn adopt(file: Arc<OwnedFd>, bytes: u64) -> io::Result<Self> {
         if rustix::fs::fstat(&file)?.st_size.cast_unsigned() != bytes {
             return Err(io::Error::other("the window has another size"));
@@ -44,7 +44,7 @@ impl Window {
         Ok(Self { file, region, bytes })
     }
 
-    /// Returns the file.
+    /// Returns the window's file.
     pub(crate) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
@@ -60,12 +60,12 @@ impl Window {
         Ok(fallocate(&*self.file, how, range.offset, range.size)?)
     }
 
-    /// Zeroes all of it.
+    /// Zeroes the whole window.
     pub(crate) fn zero_all(&self) -> io::Result<()> {
         self.zero(Range { offset: 0, size: self.bytes })
     }
 
-    /// Stores a 64-bit word. A word outside of the window is not stored.
+    /// Stores a 64-bit word. Does nothing if the word is outside of the window.
     pub(crate) fn store(&self, offset: u64, value: u64) {
         if let Ok(offset) = usize::try_from(offset) {
             let stored = self.region.as_volatile_slice().store(value.to_le(), offset, Ordering::Release);
@@ -86,7 +86,7 @@ impl Window {
     /// Writes for a client that does not map the window.
     pub(crate) fn write(&self, offset: u64, data: &[u8]) {
         let offset = usize::try_from(offset).unwrap_or(usize::MAX);
-        // A write outside is lost, as on a bus.
+        // A write outside of the window is lost, as on a bus.
         let _ = self.region.as_volatile_slice().write_slice(data, offset);
     }
 }

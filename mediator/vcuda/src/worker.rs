@@ -1,4 +1,4 @@
-//! Workers as the device sees them: a process and a link.
+//! The device's interface to workers: a process and a link for each.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -10,12 +10,12 @@ use worker_link::{FromWorker, LinkError, Rejoin, ToWorker, WorkerOptions};
 
 use crate::saved::ProcessId;
 
-/// Maximum number of messages that wait for a worker. The socket itself takes some hundred.
+/// Maximum number of messages that wait for a worker. The socket itself buffers a few hundred messages.
 const MAX_OUTBOX: usize = 4096;
 
-/// Maximum number of lines of a worker that are logged.
+/// Maximum number of lines from a worker that are logged.
 const MAX_LOGGED_LINES: usize = 64;
-/// Maximum length of such a line in bytes; the rest is another line.
+/// Maximum length of a line in bytes. The rest counts as another line.
 const MAX_LINE_BYTES: u64 = 512;
 /// Maximum number of bytes of all lines.
 const MAX_LOGGED_BYTES: u64 = 32 << 10;
@@ -25,14 +25,14 @@ pub trait Launcher: Send {
     /// Starts a worker that maps the window `window`.
     ///
     /// # Errors
-    /// The reason that none runs.
+    /// If no worker runs. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
-    /// Returns a worker's process that an earlier daemon has started; `None` if it has ended.
+    /// Returns the process of a worker that an earlier daemon has started; `None` if the process has ended.
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>>;
 
-    /// Returns the socket at which workers of an earlier daemon connect to this one, and the time for which they try;
-    /// `None` if they cannot.
+    /// Returns the socket through which workers of an earlier daemon connect to this one, and the time for which they
+    /// try; `None` if they cannot connect.
     fn rejoin(&self) -> Option<&Rejoin> {
         None
     }
@@ -49,7 +49,7 @@ pub trait Process: Send {
     /// Releases the process after its end.
     fn reap(&mut self);
 
-    /// Returns its identity for another daemon; `None` if it cannot be adopted.
+    /// Returns the identity of the process for another daemon; `None` if the process cannot be adopted.
     fn id(&self) -> Option<ProcessId>;
 
     /// Leaves the process to another daemon: dropping this value does not kill it.
@@ -68,7 +68,7 @@ pub struct Started {
 #[derive(Clone, Debug)]
 pub struct ProgramLauncher(pub WorkerOptions);
 
-/// Copies a worker's messages to the log: the first ones, because a guest may control the worker. Later ones fail.
+/// Copies a worker's first messages to the log. Later messages fail, because a guest may control the worker.
 fn relay(pid: u32, messages: impl Read) {
     let mut reader = BufReader::new(messages.take(MAX_LOGGED_BYTES));
     for _ in 0..MAX_LOGGED_LINES {
@@ -101,7 +101,7 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // The descriptor keeps the number, so the process that has it now is the one that is examined.
+        // The descriptor reserves the process ID, so the process with this ID is the examined one.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
@@ -118,7 +118,7 @@ fn start_time(pid: i32) -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-/// A process with the descriptor of its end. It is killed when this value is dropped.
+/// A process and the descriptor that reports its end. The process is killed when this value is dropped.
 #[derive(Debug)]
 struct WorkerProcess {
     /// `None` if another process has started it.
@@ -162,7 +162,7 @@ impl Process for WorkerProcess {
     }
 
     fn kill(&mut self) {
-        // It may have ended already.
+        // The process may have ended already.
         let _ = pidfd_send_signal(&self.ended, Signal::KILL);
     }
 
@@ -190,7 +190,7 @@ impl Drop for WorkerProcess {
             return;
         }
         self.kill();
-        // A killed process ends when the driver lets it; this thread does not wait for that.
+        // A killed process ends when the driver permits it, and this thread does not wait for that.
         if let Some(child) = &mut self.child {
             let _ = child.try_wait();
         }
@@ -203,7 +203,7 @@ pub(crate) struct Worker {
     link: Option<worker_link::Link>,
     process: Box<dyn Process>,
     outbox: VecDeque<ToWorker>,
-    /// The link is closed, or the worker does not follow the protocol.
+    /// Set if the link is closed, or the worker violates the protocol.
     is_deaf: bool,
     /// Time at which a worker without a link is killed.
     pub(crate) rejoins_until: Option<u64>,
@@ -214,13 +214,13 @@ impl Worker {
         Self { link: Some(link), process, outbox: VecDeque::new(), is_deaf: false, rejoins_until: None }
     }
 
-    /// Creates the worker of an earlier daemon; without a link, it may connect until a time.
+    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until a time.
     pub(crate) fn adopted(process: Box<dyn Process>, link: Option<worker_link::Link>, until: u64) -> Self {
         let rejoins_until = link.is_none().then_some(until);
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
     }
 
-    /// Gives a worker that waits for a link its link. Returns it if this worker waits for none.
+    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for it.
     pub(crate) fn rejoin(&mut self, pid: i32, link: worker_link::Link) -> Result<(), worker_link::Link> {
         if self.link.is_some() || self.is_deaf || self.process.id().is_none_or(|id| id.pid != pid) {
             return Err(link);
@@ -239,23 +239,23 @@ impl Worker {
         self.process.leave();
     }
 
-    /// Returns the link's descriptor, if messages are expected from it.
+    /// Returns the link's descriptor, if messages are expected on the link.
     pub(crate) fn link(&self) -> Option<BorrowedFd<'_>> {
         self.link.as_ref().filter(|_| !self.is_deaf).map(AsFd::as_fd)
     }
 
-    /// Returns the descriptor of the process's end.
+    /// Returns the descriptor that reports the end of the process.
     pub(crate) fn ended(&self) -> BorrowedFd<'_> {
         self.process.ended()
     }
 
-    /// Returns true if messages wait.
+    /// Returns true if messages are waiting to be sent.
     pub(crate) fn has_output(&self) -> bool {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message, now or when the worker has read others. A worker that does not read is killed.
-    /// Without a link, the message is dropped: everything is repeated when the worker connects.
+    /// Sends a message, now or after the worker has read earlier ones. A worker that does not read is killed. Without a
+    /// link, the message is dropped, because everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;
@@ -271,7 +271,7 @@ impl Worker {
         self.flush();
     }
 
-    /// Sends messages that wait.
+    /// Sends waiting messages.
     pub(crate) fn flush(&mut self) {
         let Some(link) = self.link.as_ref().filter(|_| !self.is_deaf) else { return };
         while let Some(&message) = self.outbox.front() {

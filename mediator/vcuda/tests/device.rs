@@ -1,4 +1,4 @@
-//! The device with a driver's accesses, a real queue in memory, and threads as workers.
+//! Tests the device with a driver's accesses, a real queue in memory, and threads as workers.
 
 mod support;
 
@@ -33,7 +33,7 @@ fn program_shares_blob_with_its_worker_and_waits() {
     assert_eq!(guest.event(), Event::Message(message));
     let window = guest.window();
     window.as_volatile_slice().store(41u64, 0x10_0000, Ordering::Release).unwrap();
-    // Two waits; the later one on its own ring is answered first.
+    // The guest submits two waits. The later one, on its own ring, completes first.
     guest.post(1, &wait(3, (7, 1), 43));
     guest.post(2, &wait(3, (8, 2), 42));
     guest.done(&doorbell(3));
@@ -41,7 +41,7 @@ fn program_shares_blob_with_its_worker_and_waits() {
     assert_eq!((slot, u32::from_le_bytes(bytes[..4].try_into().unwrap())), (2, 0x1100));
     assert_eq!((bytes[4], bytes[8], bytes[16], bytes[20]), (3, 8, 3, 2), "the fence comes back");
     assert_eq!(guest.answers(), 0);
-    // Words that change without a report are found as well.
+    // The device also notices words that change without a report.
     window.as_volatile_slice().store(43u64, 0x10_0000, Ordering::Release).unwrap();
     assert_eq!(guest.answer().0, 1);
     guest.until(|guest| guest.function.programs().len() == 1);
@@ -62,7 +62,7 @@ fn dropped_blob_is_zeroed_after_its_worker_has_removed_it() {
     let events: Vec<_> = guest.events.try_iter().collect();
     assert!(events.contains(&Event::Message(ToWorker::Remove { id: 5, serial: 2 })), "{events:?}");
     assert_eq!(window.as_volatile_slice().load::<u64>(0x40_0008, Ordering::Acquire).unwrap(), 0);
-    // A range that the program has never had is zeroed as well.
+    // A range that the program has never used is also zeroed.
     window.as_volatile_slice().store(7u64, 0x80_0008, Ordering::Release).unwrap();
     guest.done(&blob(1, 10, 6 << 32 | 4, 0x1_0000));
     guest.done(&map(10, 0x80_0000));
@@ -145,7 +145,7 @@ fn registers_answer_while_a_worker_does_not_start() {
     guest.done(&context(1));
     guest.done(&blob(1, 1, 1, CONTROL_BYTES));
     guest.post(0, &map(1, 0));
-    // The executor waits in the launcher. If an access waited for it, this would never end.
+    // The executor waits in the launcher. An access that waited for the executor would block this test forever.
     guest.until(|guest| guest.function.counters()[1].1 == 3);
     for _ in 0..100 {
         assert_eq!(guest.status(), 0xf);
@@ -177,7 +177,7 @@ fn long_indirect_chain_is_answered() {
 #[test]
 fn broken_rings_stop_the_device_until_reset() {
     let mut guest = Guest::new();
-    // An index that is further ahead than the queue has entries.
+    // This index is further ahead than the number of entries in the queue.
     guest.poke(0x2002, &5000u16.to_le_bytes());
     guest.write(RegionIndex::Bar0, 0x3000, &[0, 0]);
     guest.until(|guest| guest.status() & 0x40 != 0);
@@ -219,7 +219,7 @@ fn dropped_device_ends_its_workers() {
     guest.program(2, 0x20_0000);
     let Guest { device, events, sender, .. } = guest;
     drop((device, sender));
-    // The threads have ended, so the channel is closed behind their last events.
+    // The threads have ended, so the channel is closed after their last events.
     let ended = events.iter().filter(|event| *event == Event::Ended).count();
     assert_eq!(ended, 2);
 }

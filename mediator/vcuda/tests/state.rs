@@ -1,4 +1,4 @@
-//! The function outlives its daemon: upgrades, and kills.
+//! The function outlives its daemon, in upgrades and after kills.
 
 mod support;
 
@@ -18,12 +18,12 @@ fn load(guest: &Guest, offset: usize) -> u64 {
     guest.window().as_volatile_slice().load(offset, Ordering::Acquire).unwrap()
 }
 
-/// Returns a guest whose workers find the next device in a folder.
+/// Returns a guest whose workers find the next device through a folder.
 fn guest(folder: &tempfile::TempDir) -> Guest {
     guest_with(folder, Duration::from_secs(60))
 }
 
-/// Returns a guest whose workers look for the next device for this time.
+/// Returns a guest whose workers try to connect to the next device for this time.
 fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
     let socket = folder.path().join("workers.sock");
     Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))
@@ -46,9 +46,9 @@ fn program_continues_with_its_worker_in_next_device() {
         guest.until(|guest| load(guest, 0x10_0000) == 42);
         let started = guest.events.try_iter().filter(|event| *event == Event::Started).count();
         assert_eq!(started, 1);
-        // The guest does not notice that no device serves it: its commands wait in the queue.
+        // The guest cannot notice that no device serves it: its commands wait in the queue.
         way(&mut guest, |guest| guest.post(2, &command(0x777, 0, &[])));
-        // The next daemon rings after a kill, so the word may have its value already.
+        // The next daemon rings after a kill, so the word may already have its value.
         let mut slots = Vec::new();
         while !slots.contains(&2) {
             slots.push(guest.answer().0);
@@ -67,7 +67,7 @@ fn program_continues_with_its_worker_in_next_device() {
         assert!(!events.contains(&Event::Started) && !events.contains(&Event::Ended), "{events:?}");
         let [program] = &guest.function.programs()[..] else { panic!("one program") };
         assert!(program.is_served);
-        // New programs, and the end of the old one.
+        // New programs start, and the old one ends.
         guest.program(4, 0x40_0000);
         guest.done(&destroy(3));
         guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
@@ -132,7 +132,7 @@ fn worker_that_ended_meanwhile_is_reported_as_lost() {
 #[test]
 fn worker_that_stays_stopped_is_lost_after_its_own_limit() {
     let folder = tempfile::tempdir().unwrap();
-    // A worker without a daemon ends after this time, so the next daemon waits no longer.
+    // A worker without a daemon ends after this time, so the next daemon does not wait longer.
     let mut guest = guest_with(&folder, Duration::from_millis(200));
     guest.program(1, 0x10_0000);
     guest.post(1, &wait(1, (1, 1), 100));
@@ -163,7 +163,7 @@ fn reset_in_progress_continues_in_next_device() {
         guest.program(1, 0);
         store(&guest, 8, 7);
         way(&mut guest, |guest| guest.write(RegionIndex::Bar0, 0x14, &[0]));
-        // The write of an upgrade comes after the state was saved: as on a bus, the next device gets it.
+        // The write happens after the upgrade has saved the state. The next device receives it, as on a bus.
         guest.write(RegionIndex::Bar0, 0x14, &[0]);
         guest.until(|guest| guest.status() == 0);
         assert_eq!(load(&guest, 8), 0);
@@ -191,7 +191,7 @@ fn unknown_process_at_the_workers_socket_is_sent_away() {
     let folder = tempfile::tempdir().unwrap();
     let mut guest = guest(&folder);
     guest.program(1, 0);
-    // No worker waits for a connection, so this process is none of them.
+    // No worker waits for a connection, so this process is not a worker.
     let stranger = worker_link::Link::connect(&folder.path().join("workers.sock")).unwrap();
     assert_eq!(stranger.receive_in_worker().unwrap(), ToWorker::Goodbye);
     guest.done(&doorbell(1));
@@ -207,16 +207,16 @@ fn journal_of_other_version_or_empty_file_is_refused() {
     let journal = guest.device.journal().unwrap();
     rustix::io::pwrite(&journal, &[0; 8], 0).unwrap();
     assert!(device.take_journal(journal).unwrap_err().0.contains("another version"));
-    // The window alone does not continue a function.
+    // The window alone is not enough to continue a function.
     let window = std::sync::Arc::clone(other.device.regions()[4].mappable().unwrap().file());
     assert!(device.take_file(RegionIndex::Bar4, window).unwrap_err().0.contains("journal is missing"));
 }
 
-/// Places in the journal: the counts of commands, and the state of the slot of descriptor 0.
+/// Offsets in the journal: the counts of commands, and the state of the slot of descriptor 0.
 const PROGRESS: u64 = 24;
 const SLOT: u64 = 8 << 10;
 
-/// Changes the counts of popped and answered commands, as if the last change had not been made.
+/// Changes the counts of popped commands and of sent responses, as if the last change had not been made.
 fn uncount(journal: &std::os::fd::OwnedFd, popped: u32, answered: u32) {
     let mut bytes = [0; 8];
     rustix::io::pread(journal, &mut bytes, PROGRESS).unwrap();
@@ -230,7 +230,7 @@ fn kill_between_answer_and_count_answers_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut guest = guest(&folder);
         guest.program(1, 0);
-        // The last command is in slot 0: one that is recorded, and one that is only counted.
+        // The last command is in slot 0. It is either recorded or only counted.
         guest.done(&if is_recorded { context(2) } else { doorbell(1) });
         let journal = guest.device.journal().unwrap();
         guest.kill(|_| {
@@ -253,7 +253,7 @@ fn kill_before_recorded_answer_repeats_the_answer_only() {
     guest.done(&context(2));
     let journal = guest.device.journal().unwrap();
     guest.kill(|guest| {
-        // The answer does not exist, and the slot is still in use.
+        // The response does not exist, and the slot is still in use.
         guest.unanswer();
         uncount(&journal, 0, 1);
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
@@ -274,7 +274,7 @@ fn kill_before_a_command_is_counted_executes_it_again() {
     guest.kill(|guest| {
         guest.unanswer();
         uncount(&journal, 1, 1);
-        // Its slot was written, but not counted.
+        // The slot was written but not counted.
         rustix::io::pwrite(&journal, &1u64.to_le_bytes(), SLOT).unwrap();
         rustix::io::pwrite(&journal, &u64::from(u32::MAX / 4).to_le_bytes(), SLOT + 8).unwrap();
     });

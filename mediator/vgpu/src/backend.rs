@@ -121,7 +121,7 @@ pub(super) struct VmBackend {
     pace: Pace,
     /// Faults to report to the guest after the access that caused them.
     faults: Vec<MmuFault>,
-    /// Set if the VM has neither work nor memory on the card, so that its chunks may go to other VMs.
+    /// Set if the VM has neither work nor memory on the card, so that other VMs may get its chunks.
     quiet: bool,
     /// The doorbell that the current access rang.
     doorbell: Option<RungDoorbell>,
@@ -390,7 +390,7 @@ impl VmBackend {
         submitted.taken
     }
 
-    /// Takes all channels off the card.
+    /// Removes all channels from the card.
     fn unbind_all(&mut self) {
         for channel in self.work.channels() {
             self.unbind(channel);

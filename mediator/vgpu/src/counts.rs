@@ -11,7 +11,7 @@ macro_rules! counts {
         }
 
         impl $name {
-            /// Returns all counters under the names that operators see.
+            /// Returns all counters with the names that operators see.
             pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, u64)> + use<> {
                 [$(($metric, self.$field)),+].into_iter()
             }

@@ -1,4 +1,4 @@
-//! Handles the card's events, and relocations of memory, for a VM.
+//! Handles the card's events and relocations of memory for a VM.
 
 use super::device::{Core, MediatedVm};
 use super::work::Runlist;
@@ -50,7 +50,7 @@ impl Recipient for Core {
                 }
             }
             GuestEvent::Alarm => {
-                // If the alarm fires early by the card's clock, it is armed again for the remaining time.
+                // If the alarm fires too early for the card's clock, it is armed again for the remaining time.
                 self.alarm = None;
                 self.gpu.tick(&mut self.backend);
             }

@@ -1,4 +1,4 @@
-//! A VM whose client saves or loads its state with vfio-user messages.
+//! A VM whose client saves or loads its state through vfio-user messages.
 //!
 //! The saved state is the stream of a saved VM (`saving`). The protocol requires that the state is loaded in place:
 //! starting to load drops the VM's previous state, and after an invalid state the client's device fails until it is
@@ -172,7 +172,7 @@ impl Migration for MediatedDevice {
         let Phase::Loading(halted, coming) = self.take_phase() else { return Err(misplaced()) };
         let become_one = || {
             let come = coming.finish(halted.strikes())?;
-            // The client may lend different memory by now.
+            // The client may now lend different memory.
             self.vm.await_arrival()?;
             self.vm.become_one(come, &self.settings)
         };

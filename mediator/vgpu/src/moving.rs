@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Interval between checks whether a VM is quiescent.
+/// Interval at which a thread checks whether a VM is quiescent.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 /// State of a VM on the card that it leaves, without its memory.
@@ -97,7 +97,7 @@ impl MediatedVm {
             last.duration_since(before)
         };
         let suspended = self.host().suspend(self.vm, limit)?;
-        // The client may lend different memory by now.
+        // The client may now lend different memory.
         there.await_arrival()?;
         let travelling = self.migrate_out(&suspended, limit)?;
         there.take_windows(self, true)?;

@@ -91,7 +91,7 @@ impl Pending {
         }
     }
 
-    /// Returns whether the guest has enabled a channel whose bind is waiting, and whether its doorbell has rung.
+    /// Returns two flags of a channel whose bind is waiting: the guest has enabled it, and its doorbell has rung.
     pub(crate) fn state(&self, channel: VirtualChannelId) -> Option<(bool, bool)> {
         self.binds.get(&channel).map(|bind| (bind.enabled, bind.gp_put.is_some()))
     }

@@ -18,7 +18,7 @@ impl MediatedVm {
         core.complete_deferred();
         // After the card has been handed over, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();
-        // A doorbell that is taken now might be missing in the saved state.
+        // A doorbell that is taken now might be missing from the saved state.
         if core.polls && self.host().lock().stands_still() {
             return Some(false);
         }
@@ -29,7 +29,7 @@ impl MediatedVm {
         })
     }
 
-    /// Starts the thread that polls doorbells under mapped apertures, if there are any and the thread is not running.
+    /// Starts the thread that polls doorbells under mapped apertures, if any exist and the thread is not running.
     pub(super) fn start_polling(this: &Arc<Self>, core: &mut Core) {
         if core.polls || core.backend.work().polled().next().is_none() {
             return;

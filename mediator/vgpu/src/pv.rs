@@ -1,4 +1,4 @@
-//! The paravirtual interface of one VM: a part of its PCI function that the chip does not have.
+//! The paravirtual interface of one VM: a part of the VM's PCI function that the chip does not have.
 //!
 //! Modules: `registers` (setup, doorbell, interrupt), `queue` (reads batches from the guest's memory and writes
 //! replies), `attachments` (segments in address spaces), `saved` (saved state). The crate [`pv`] contains the binary
@@ -75,7 +75,7 @@ counts! {
         doorbells: "pv_doorbells",
         /// Completed batches.
         batches: "pv_batches",
-        /// Times that the VM was locked to execute a batch or part of one.
+        /// Number of times that the VM was locked to execute a batch or a part of one.
         holds: "pv_holds",
         /// Operations executed successfully.
         operations: "pv_operations",
@@ -110,7 +110,7 @@ pub(super) struct Interface {
     channel_cap: u32,
     attachments: Attachments,
     counts: Counts,
-    /// Number of errors that the guest has made with its queue since the VM was created.
+    /// Number of errors in the guest's queue since the VM was created.
     complaints: u64,
 }
 
@@ -198,7 +198,7 @@ impl Interface {
         Ok(())
     }
 
-    /// Forgets a channel that was created.
+    /// Forgets a channel that the guest has created.
     pub(super) fn forget_channel(&mut self, channel: VirtualChannelId) {
         self.channels.remove(&channel.0);
     }

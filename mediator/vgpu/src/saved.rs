@@ -70,7 +70,7 @@ impl SavedSide {
         apertures.as_ref().map_or(Ok(()), |apertures| file.put(vm.0, apertures))
     }
 
-    /// Reads the parts of VM `vm` from a file. `files` contain the memory under its apertures.
+    /// Reads the parts of VM `vm` from a file. `files` contains the memory under the VM's apertures.
     ///
     /// # Errors
     /// Returns a [`ReadError`] if the parts cannot be read.
@@ -106,7 +106,7 @@ impl Settings {
 }
 
 impl MediatedVm {
-    /// Checks that the VM can be handed over, moved or saved. Call this before anything is quiesced.
+    /// Checks that the VM can be handed over, moved or saved. The caller must do this before anything is quiesced.
     ///
     /// # Errors
     /// Returns an error if a part cannot be handed over. The error describes the first such part.
@@ -166,7 +166,7 @@ impl Core {
 }
 
 impl MediatedVm {
-    /// Creates a VM from its saved state, on a card that has not been taken over yet, with a `link` to its client. The
+    /// Creates a VM from its saved state, on a card that was not taken over yet, with a `link` to the VM's client. The
     /// client must lend the same memory.
     ///
     /// # Errors

@@ -55,7 +55,7 @@ impl Origin {
         }
     }
 
-    /// Checks that this card can restore a VM with this origin.
+    /// Checks that a VM with this origin can be restored on this card.
     fn check(&self, here: &Self) -> Result<(), Invalid> {
         let Self { chip, vram_bytes, apertures, paravirtual, strikes: _, now_ns: _ } = self;
         let mib = |bytes: u64| bytes >> 20;
@@ -86,7 +86,7 @@ pub struct Saving {
     first: Option<Vec<u8>>,
     writer: Option<StreamWriter>,
     chunks: std::vec::IntoIter<GuestVramAddr>,
-    /// Addresses of the current chunk that have not been written yet.
+    /// Addresses of the current chunk that were not written yet.
     left: std::ops::Range<u64>,
     chunk_bytes: u64,
     data: Vec<u8>,

@@ -24,7 +24,7 @@ pub(crate) struct Bound {
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound. It may or may not be on the card.
+/// A channel that the guest has bound. The channel may be on the card or not.
 #[derive(Debug)]
 struct Channel {
     instance: Place,
@@ -57,7 +57,7 @@ pub(crate) enum Runlist {
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     channels: BTreeMap<VirtualChannelId, Channel>,
-    /// Guest VRAM pages that hold a channel's USERD.
+    /// Guest VRAM pages that contain a channel's USERD.
     userd: HashMap<u64, VirtualChannelId>,
     /// Channels that the guest has unbound and that are still on the card, by physical channel number.
     departing: BTreeMap<ChannelId, Bound>,

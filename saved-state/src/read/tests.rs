@@ -13,7 +13,7 @@ struct First {
 
 first_version!(First, "first");
 
-/// [`Second`] in the version that had no name.
+/// An earlier version of [`Second`], without a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 struct SecondBefore {
     number: u64,
@@ -172,7 +172,7 @@ fn a_section_of_another_file_is_refused() {
 fn sections_that_have_changed_places_are_refused() {
     let mut file = file(IDENTITY);
     let at = file.windows(6).rposition(|bytes| bytes == b"second").unwrap() + 6;
-    // Relabel the state of VM 4 as that of VM 5.
+    // Relabel the state of VM 4 as the state of VM 5.
     file[at] = 5;
     assert_eq!(refused(&file), ReadError::Sum { name: "second".into(), of: 5 });
 }
@@ -229,7 +229,7 @@ fn keys_ascend_or_do_not() {
 }
 
 proptest! {
-    /// Truncates or changes a file: it must be refused without a panic.
+    /// Truncates or changes a file. The reader must refuse it without a panic.
     #[test]
     fn damage_is_found(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {
         let whole = file(IDENTITY);
@@ -239,7 +239,7 @@ proptest! {
         prop_assert!(SavedState::parse(&whole[..cut.index(whole.len())], &known()).is_err());
     }
 
-    /// Reads arbitrary bytes: they must be read or refused.
+    /// Reads arbitrary bytes. The reader must accept or refuse them without a panic.
     #[test]
     fn bytes_are_read_or_refused(mut bytes in prop::collection::vec(any::<u8>(), 0..200), magic: bool) {
         if magic {

@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// An item as the sink receives it, with its bytes.
+/// An item in the form in which the sink receives it, with its bytes.
 #[derive(Debug, PartialEq, Eq)]
 enum Whole {
     Head(Vec<u8>),

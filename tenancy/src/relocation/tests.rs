@@ -10,7 +10,7 @@ const ANSWER_NS: u64 = 10_000_000_000;
 
 type Taken = Action<u32, Place>;
 
-/// A card with one tenant, whose chunks all are on the card.
+/// A card with one tenant, whose chunks are all on the card.
 struct World {
     table: ChunkTable,
     relocations: Relocations<u32, Place>,
@@ -51,7 +51,7 @@ impl World {
         admitted
     }
 
-    /// Takes all actions, and ends the moves.
+    /// Takes all actions, and executes the ends of moves.
     fn actions(&mut self) -> Vec<Taken> {
         let mut taken = Vec::new();
         while let Some(action) = self.relocations.take_action() {
@@ -94,7 +94,7 @@ impl World {
     }
 }
 
-/// Describes actions in one word each, with the number of chunks.
+/// Describes each action with one word and the number of chunks.
 fn words(actions: &[Taken]) -> Vec<String> {
     let word = |action: &Taken| match action {
         Action::Quiesce { .. } => "quiesce".to_owned(),
@@ -119,14 +119,14 @@ fn order_runs_from_quiesce_to_resume() {
     assert_eq!(words(&copies), ["copy1:2", "copy2:1"]);
     let Action::Copy { chunks, .. } = &copies[0] else { panic!("{copies:?}") };
     assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "in the order of addresses");
-    // Copies may end in another order; each is remapped while the other is copied.
+    // Copies may end in a different order. Each batch is remapped while the other is copied.
     assert_eq!(words(&world.copied(2, true)), ["remap:1"]);
     assert_eq!(words(&world.remapped(7, 1, 1)), ["moved:1"]);
     assert_eq!(words(&world.copied(1, true)), ["remap:2"]);
     assert_eq!(words(&world.remapped(7, 1, 2)), ["moved:2", "resume"]);
     assert_eq!((world.in_host(), world.relocations.moved()), (3, 3));
     assert!(world.relocations.is_idle() && !world.relocations.is_moving(TENANT));
-    assert_eq!(world.relocations.remapped(&world.table, 0, 7, 1, |_| true), Ok(()), "a late answer is ignored");
+    assert_eq!(world.relocations.remapped(&world.table, 0, 7, 1, |_| true), Ok(()), "a late reply is ignored");
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn batches_of_a_user_are_bounded() {
     world.quiet(7, 1);
     world.copied(1, true);
     world.remapped(7, 1, 2);
-    // Three batches are too many for a new one.
+    // Three batches in progress are too many for a new one.
     world.relocations.begin_round();
     assert_eq!(world.evict(7, 8..32, false), 0);
     world.copied(2, true);
@@ -234,7 +234,7 @@ fn silent_user_is_forced_and_then_given_up() {
         assert!(world.ticked().is_empty(), "once");
         world.relocations.cancel(7);
         assert_eq!(words(&world.actions()), ["stayed:1", "cancelled"]);
-        assert!(world.relocations.is_left_alone(7, world.now), "nobody waits for it again at once");
+        assert!(world.relocations.is_left_alone(7, world.now), "it is not waited for again immediately");
     }
 }
 
@@ -288,7 +288,7 @@ fn cancelled_copy_keeps_its_memory_until_it_ends() {
     assert!(world.relocations.records.is_empty() && world.relocations.orphans.is_empty());
 }
 
-/// Random answers of random users: each chunk ends exactly once, and nothing is left.
+/// Random responses of random users: each chunk's move ends exactly once, and no chunk is left.
 #[test]
 fn each_move_ends_once_whatever_the_answers() {
     let mut random = 1_u64;
@@ -322,7 +322,7 @@ fn each_move_ends_once_whatever_the_answers() {
                 5 if !remaps.is_empty() => {
                     let (user, order) = remaps.remove(0);
                     let below = draw(3) as usize;
-                    // The order may have been cancelled, and another may have begun.
+                    // The order may have been cancelled in the meantime, and another one may have begun.
                     let _ = world.relocations.remapped(&world.table, world.now, user, order, |at| at < below);
                 }
                 6 if draw(4) == 0 => world.relocations.forget(user),

@@ -1,4 +1,4 @@
-//! Two tenants of 40 chunks each on a card of 64 chunks, and a third one with 4 chunks.
+//! Tests with two tenants of 40 chunks each on a card of 64 chunks, and a third tenant with 4 chunks.
 
 use super::*;
 use vram::{CHUNK_BYTES_MIN, Contents, GuestVramAddr, Limits, Mode, OnFull};
@@ -27,7 +27,7 @@ fn card() -> (ChunkTable, Residency) {
     (table, residency)
 }
 
-/// Reports traffic that thrashes until quanta begin. Returns the time and the holds.
+/// Reports traffic of thrashing tenants until quanta begin. Returns the time and the holds.
 fn thrash(table: &ChunkTable, residency: &mut Residency) -> (u64, Holds) {
     for step in 1..200 {
         let now = step * 10 * MS;
@@ -87,7 +87,7 @@ fn holds_follow_quanta_and_their_time_is_counted() {
 fn quantum_waits_a_bounded_time_for_more_memory() {
     let (table, mut residency) = card();
     let (begin, _) = thrash(&table, &mut residency);
-    // All of its memory is on the card, so it cannot gain more.
+    // All memory of this tenant is on the card, so it cannot gain more.
     assert_eq!((residency.turn().unwrap().holder, table.vms().next().unwrap().1.host), (ONE, 0));
     assert_eq!(residency.is_still(&table, begin, Some(&|_| 0)), [(ONE, false)]);
     let now = begin + 100 * MS;

@@ -240,7 +240,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
     let (of_quarter, of_less) = (filled(host, quarter)?, filled(host, less)?);
     ensure!((224..=256).contains(&of_quarter) && (48..=64).contains(&of_less), "{of_quarter} and {of_less} MiB");
     ensure!(output(host, none)?.starts_with('0'), "a job without shards has variables: {}", output(host, none)?);
-    ensure!(output(host, bare)?.contains("ask for some with --gres=shard:N"), "{}", output(host, bare)?);
+    ensure!(output(host, bare)?.contains("request some with --gres=shard:N"), "{}", output(host, bare)?);
     ensure!(output(host, vgpu)?.trim() == "socket alice 600", "{}", output(host, vgpu)?);
     nothing_is_left(host)?;
     let written = ledger(host)?;

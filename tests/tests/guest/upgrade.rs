@@ -90,7 +90,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let refused = |daemon: &mut Daemon, copies: &mut [Copies], what: &str, said: &str| -> Result<()> {
         let ended = daemon.ctl(&["daemon", "upgrade"])?;
         assert_eq!(ended.code, Some(4), "{what}: {}{}", ended.stdout, ended.stderr);
-        assert!(ended.stderr.contains("goes on as before") && ended.stderr.contains(said), "{what}: {}", ended.stderr);
+        assert!(ended.stderr.contains("and continues") && ended.stderr.contains(said), "{what}: {}", ended.stderr);
         assert!(daemon.alive() && daemon.pid() == pid, "{what}");
         copies.iter_mut().try_for_each(|copies| copies.copy().context(what.to_owned()))
     };
@@ -113,7 +113,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
     let config = fs::read_to_string(daemon.config())?;
     for (what, text, said) in [
         ("a file that is none", "nonsense".to_owned(), "expected"),
-        ("a VM less", config.replace(&vm_toml("b", 32), ""), "VM `b`: the configuration has it no more"),
+        ("a VM less", config.replace(&vm_toml("b", 32), ""), "VM `b`: the configuration no longer has it"),
         ("another size", config.replace("vram_mib = 128", "vram_mib = 256"), "card"),
         (
             "more host memory",

@@ -42,7 +42,7 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     }
     if rogue.quarantined {
         let log = crowd.daemon().log();
-        if !(log.contains("a submission runs for longer than it may") && log.contains("a VM is quarantined")) {
+        if !(log.contains("a submission exceeds its time limit") && log.contains("a VM is quarantined")) {
             complaints.push(format!("{}: the daemon has not said what it did", rogue.name));
         }
     }

@@ -303,8 +303,8 @@ type Mishap = fn(&Machine);
 #[test]
 fn vms_lose_card_that_is_reset_externally_or_stops_answering() {
     let cases: [(Mishap, &str); 2] = [
-        (|machine| machine.sim.reset(), "somebody else has reset it"),
-        (|machine| machine.silent.store(true, Ordering::SeqCst), "it does not answer any more"),
+        (|machine| machine.sim.reset(), "another program has reset it"),
+        (|machine| machine.silent.store(true, Ordering::SeqCst), "it no longer responds"),
     ];
     for (happens, expected) in cases {
         let (machine, rig) = with_bar1(true);

@@ -1,4 +1,4 @@
-//! An API server for one driver: stores objects, checks each object against the published types, and records the
+//! An API server for one driver: it stores objects, checks each object against the published types, and records the
 //! requests.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ struct Objects {
     writes: usize,
     /// Device fields that this cluster drops because their features are disabled.
     forgets: Vec<&'static str>,
-    /// True if every answer is an error.
+    /// True if the server responds to every request with an error.
     broken: bool,
 }
 
@@ -126,7 +126,7 @@ impl ApiServer {
         self.objects().slices.values().map(typed).collect()
     }
 
-    /// Removes all slices, as a kubelet does when it starts.
+    /// Removes all slices, like a kubelet that starts.
     pub fn wipe(&self) {
         let mut objects = self.objects();
         objects.version += 1;
@@ -209,7 +209,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks the API server's rules for a slice that its type does not express.
+/// Checks those rules of the API server for a slice that the slice's type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -265,7 +265,8 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let since: u64 = query["resourceVersion"].parse().unwrap();
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
-            // Reports that objects have changed since then; one event suffices for a watcher that then reads again.
+            // Reports that objects have changed since then. One event suffices, because the watcher then reads all
+            // objects again.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();
@@ -308,7 +309,7 @@ async fn replace(
         return failure(StatusCode::CONFLICT, "Conflict");
     }
     let (before, after) = (&there["spec"]["pool"]["generation"], &body["spec"]["pool"]["generation"]);
-    assert!(before.as_i64() < after.as_i64(), "a change has a generation of its own");
+    assert!(before.as_i64() < after.as_i64(), "each change has its own generation");
     objects.writes += 1;
     good(&objects.store(body, "MODIFIED"))
 }

@@ -1,4 +1,4 @@
-//! The manifests in `fleet/kubernetes`, rendered as `kubectl` renders them.
+//! The manifests in `fleet/kubernetes`, rendered in the same way as by `kubectl`.
 
 use std::collections::BTreeSet;
 use std::fs;

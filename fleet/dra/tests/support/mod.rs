@@ -1,4 +1,4 @@
-//! A node with `mediatord` and the driver as processes; this test acts as the kubelet and the API server.
+//! A node with `mediatord` and the driver as processes. The test acts as the kubelet and the API server.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod api_server;
@@ -87,8 +87,8 @@ impl Node {
         node
     }
 
-    /// Creates a node with a card `h100` of the fake CUDA driver. The folder `plain` has the driver's libraries, and
-    /// `shim` has the mediator's library.
+    /// Creates a node with a card `h100` of the fake CUDA driver. The folder `plain` contains the driver's libraries,
+    /// and `shim` contains the mediator's library.
     pub async fn with_cuda_card() -> Self {
         let mut node = Self::new("").await;
         for (folder, library) in [("plain", "libcuda_fake.so"), ("shim", "libcuda.so")] {
@@ -217,7 +217,7 @@ impl Node {
         .await
     }
 
-    /// Returns a kubelet that has registered the driver, and supports only services of these versions.
+    /// Returns a kubelet that has registered the driver and supports only services of these versions.
     pub async fn kubelet(&self, knows: &[&str]) -> Kubelet {
         let socket = self.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
         let mut client = RegistrationClient::new(connect(&socket).await);
@@ -225,7 +225,7 @@ impl Node {
         let PluginInfo { r#type, name, endpoint, supported_versions } = info;
         assert_eq!((r#type.as_str(), name.as_str()), ("DRAPlugin", "gpu-mediator.internal"));
         let chosen = knows.iter().find(|known| supported_versions.iter().any(|version| version == **known));
-        let chosen = chosen.expect("a version that both know");
+        let chosen = chosen.expect("a version that both sides support");
         let status = RegistrationStatus { plugin_registered: true, error: String::new() };
         client.notify_registration_status(status).await.unwrap();
         Kubelet { channel: connect(Path::new(&endpoint)).await, old: *chosen == "v1beta1.DRAPlugin" }

@@ -17,7 +17,7 @@ fn headers(pairs: &[(&str, &str)]) -> Headers {
     pairs.iter().map(|(name, value)| (name.as_bytes().to_vec(), value.as_bytes().to_vec())).collect()
 }
 
-/// A request as Go's gRPC sends it.
+/// Returns a request in the form that Go's gRPC sends.
 fn request(authority: &str) -> Headers {
     headers(&[
         (":method", "POST"),
@@ -61,7 +61,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
     input.extend(frame(4, 0, 0, &[]));
     for (stream, authority) in [(1, "/var/lib/kubelet/x.sock"), (3, "/var/lib/kubelet/x.sock"), (5, "%2Fvar%2Fx.sock")]
     {
-        // The second time, the encoder refers to its table, so that the bytes do not contain the path.
+        // For the second request, the encoder refers to its table, so the bytes do not contain the path.
         input.extend(frame(HEADERS, END_HEADERS, stream, &encode(&mut encoder, &request(authority))));
         input.extend(frame(0, END_STREAM, stream, &[0, 0, 0, 0, 0]));
     }
@@ -140,7 +140,7 @@ fn oversized_header_block_is_rejected() {
     block.extend([0xbe; 1000]);
     input.extend(frame(HEADERS, END_HEADERS, 1, &block));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);
-    // A header block that never ends exceeds the limit as well.
+    // A header block that never ends also exceeds the limit.
     let mut input = [PREFACE_BYTES.to_vec(), frame(HEADERS, 0, 1, &[0x82; 16_000])].concat();
     (0..8).for_each(|_| input.extend(frame(CONTINUATION, 0, 1, &[0x82; 16_000])));
     assert_eq!(rewritten(&input, 4096).unwrap_err(), Malformed::Block);

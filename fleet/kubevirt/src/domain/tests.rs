@@ -20,7 +20,7 @@ fn a_domain_of_kubevirt_gets_the_device_and_shared_memory() {
     let argument = r#"<qemu:arg value="-device"/><qemu:arg value="{&quot;driver&quot;:&quot;vfio-user-pci&quot;"#;
     assert!(out.contains(argument), "{out}");
     assert!(out.contains("/run/a &amp; b"), "{out}");
-    // The rest is unchanged.
+    // The rest of the document is unchanged.
     let added = ["<memoryBacking>", "<qemu:commandline>"];
     let mut rest = out.replace(r#" xmlns:qemu="http://libvirt.org/schemas/domain/qemu/1.0""#, "");
     for start in added {

@@ -1,4 +1,4 @@
-//! The program that an administrator and Slurm run in addition to the plugin: installs the plugin and checks a node's
+//! A program that administrators and Slurm run in addition to the plugin. It installs the plugin and checks a node's
 //! health.
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use clap::Parser;
 use spank_gpu_mediator::options::Arguments;
 use spank_gpu_mediator::{MARK, work};
 
-/// Prefix of the reason with which a node is drained.
+/// Prefix of the reason why a node is drained.
 const REASON: &str = "gpu-mediator:";
 /// Path of the plugin in the package.
 const PLUGIN: &str = "/usr/lib/gpu-mediator/slurm/spank_gpu_mediator.so";
@@ -79,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark may also occur in code, but never all of them in sequence.
+    // The words of the mark may also occur in code, but never in this sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;
@@ -104,7 +104,7 @@ fn health(words: &[String]) -> Result<()> {
     match checked {
         Ok(over) => {
             for job in &over {
-                println!("job {job} is over: what it had is free");
+                println!("job {job} has ended: its resources are free");
             }
             if drained_by_us {
                 said("scontrol", &["update", &format!("nodename={node}"), "state=resume"])?;

@@ -23,7 +23,7 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// Creates a job with shards of a node, as the controller of these tests reports them.
+/// Creates a job with shards of a node, as the tests' controller reports them.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
@@ -69,7 +69,7 @@ fn all_shards_of_a_card_can_be_handed_out_and_no_more() {
     }
     let error = begin(&arguments, &VGPU, &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("expected at most 0: card `card0`"), "{error}");
-    // A program has no card on this node.
+    // The card on this node does not serve programs.
     let error = begin(&arguments, &Given::new(), &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("no card number 0 for CUDA programs"), "{error}");
     assert_eq!(held(&arguments).unwrap(), [1, 2, 3, 4]);
@@ -102,7 +102,7 @@ fn missing_daemon_is_reported() {
         end(&arguments, 1).unwrap_err(),
         reconcile(&arguments, || Ok(Vec::new())).unwrap_err(),
     ] {
-        assert!(error.contains("no daemon answers at") && error.contains("start mediatord"), "{error}");
+        assert!(error.contains("no daemon responds at") && error.contains("start mediatord"), "{error}");
     }
 }
 
@@ -122,7 +122,7 @@ fn job_without_shards_gets_nothing_and_its_options_fail() {
     let (_served, arguments, folder) = served();
     let none = job(7, 0, &folder);
     assert_eq!(begin(&arguments, &Given::new(), &none), Ok(Vec::new()));
-    assert!(begin(&arguments, &VGPU, &none).unwrap_err().contains("ask for some with --gres=shard:N"));
+    assert!(begin(&arguments, &VGPU, &none).unwrap_err().contains("request some with --gres=shard:N"));
     assert_eq!(held(&arguments).unwrap(), Vec::<u32>::new());
 }
 

@@ -1,5 +1,5 @@
-//! A model of the card as the feeder sees it, and of the mediator's state around it. All threads wait for changes of
-//! the model; its clock advances when work ends or the timer expires.
+//! A model of the card from the feeder's point of view, and of the mediator's state around it. All threads wait for
+//! changes of the model. Its clock advances when work ends or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -27,7 +27,7 @@ pub(super) fn choose<T>(from: &[T]) -> Option<&T> {
 pub(super) struct Ring {
     pub(super) vm: TenantId,
     pub(super) engine: Engine,
-    /// The engine that the channel's methods are for, if the channel also has a context for another engine.
+    /// The engine that executes the channel's methods, if the channel also has a context for another engine.
     pub(super) works_on: Option<Engine>,
     /// Set if the guest has enabled the channel.
     pub(super) enabled: bool,
@@ -35,9 +35,10 @@ pub(super) struct Ring {
     descheduled: bool,
     /// Set if the channel waits for a semaphore.
     pub(super) acquires: bool,
-    /// Set if the channel blocks the method unit during its wait.
+    /// Set if the channel blocks the method unit while it waits.
     holds: bool,
-    /// Submissions that were taken from the guest and have not started, each with its length in ns; `None` never ends.
+    /// Submissions that the mediator took from the guest and that have not started, each with its length in ns; a
+    /// submission with `None` never ends.
     waiting: VecDeque<(Submission, Option<u64>)>,
 }
 
@@ -58,25 +59,25 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// Set if the interrupt was raised and not served yet.
+    /// Set if the interrupt was raised and is not served yet.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has started: it continues even if the channel changes.
+    /// Work that each engine has started. It continues even if the channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
-    /// Completion records that the mediator has not seen, with the card's time, ordered by time.
+    /// Completion records that the mediator has not seen, with the card's time, sorted by time.
     records: Vec<(ChannelId, Submission, u64)>,
-    /// The submission whose completion record was doubted.
+    /// The submission whose completion record the mediator doubted.
     doubted: Option<Submission>,
     deferred: bool,
-    /// Number of each VM's submissions in flight, from the guest's view.
+    /// Number of each VM's submissions in flight, as the guest counts them.
     unfinished: BTreeMap<TenantId, usize>,
-    /// VMs with completions that no interrupt has reported.
+    /// VMs with completions that no interrupt has reported yet.
     news: BTreeSet<TenantId>,
-    /// VMs whose guest was interrupted.
+    /// VMs whose guest has received an interrupt.
     pub(super) interrupted: BTreeSet<TenantId>,
     removed: BTreeSet<TenantId>,
 }
@@ -231,7 +232,7 @@ impl Hardware {
         assert!(self.rings.insert(channel, ring).is_none());
     }
 
-    /// Returns true if all of a VM's submissions have ended from the guest's view.
+    /// Returns true if all of a VM's submissions have ended, as the guest counts them.
     pub(super) fn is_done(&self, vm: TenantId) -> bool {
         self.unfinished.get(&vm).is_none_or(|count| *count == 0)
     }
@@ -246,7 +247,7 @@ impl Hardware {
         self.removed.contains(&vm)
     }
 
-    /// Returns true if the mediator has seen the end of all work.
+    /// Returns true if the mediator has noticed the end of all work.
     pub(super) fn is_seen(&self) -> bool {
         self.records.is_empty()
     }
@@ -256,7 +257,7 @@ impl Hardware {
         self.busy[engine.index()]
     }
 
-    /// Returns true if the timer will call the mediator, or has expired.
+    /// Returns true if the timer is set or has expired.
     fn is_armed(&self) -> bool {
         self.alarm.is_some() || self.expired
     }
@@ -287,7 +288,7 @@ pub(super) struct State {
     pub(super) schedule: Schedule<Card>,
     card: Card,
     submissions: u64,
-    /// Value of the clock at its last read. Submissions that start afterwards get this start time.
+    /// Value of the clock when it was last read. Submissions that start afterwards get this start time.
     read: Cell<u64>,
 }
 
@@ -347,8 +348,8 @@ impl State {
         self.feeder().unschedule_vm(vm);
     }
 
-    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the card's and the
-    /// scheduler's records agree on each submission.
+    /// Checks the state at each release of the card's lock: waiting work will be polled again, and the card and the
+    /// scheduler agree on each submission.
     pub(super) fn check(&self) {
         for (ticket, held) in &self.schedule.held {
             let expected = match held.stage {
@@ -395,7 +396,8 @@ impl CardView for State {
         self.card.look().rings.get(&channel).is_some_and(|ring| ring.enabled && ring.acquires && ring.holds)
     }
 
-    // The model's card does not clear PGRAPH between VMs, so no channel is kept off PGRAPH, and contexts do not change.
+    // The model's card does not clear PGRAPH between VMs, so channels are never kept off PGRAPH, and contexts do not
+    // change.
 
     fn is_shut_out(&self, _: ChannelId) -> bool {
         false
@@ -421,7 +423,7 @@ impl CardView for State {
         None
     }
 
-    /// All completions raise interrupts.
+    /// Every completion raises an interrupt.
     fn suppress_completion_irq(&mut self, _: ChannelId, _: Submission) -> bool {
         false
     }
@@ -439,7 +441,7 @@ impl CardView for State {
         thread_rng().gen_range(0..2)
     }
 
-    /// An engine ends the work that it has started before a channel leaves it.
+    /// An engine completes the work that it has started before a channel leaves it.
     fn ask_to_leave(&mut self, _: ChannelId) {}
 
     fn withhold(&mut self, channel: ChannelId, descheduled: bool) {
@@ -462,7 +464,7 @@ impl CardView for State {
         let started = self.read.get();
         self.card.change(|hardware| {
             let Hardware { rings, engines, removed, .. } = hardware;
-            let ring = rings.get_mut(&channel).expect("what is gone is never started");
+            let ring = rings.get_mut(&channel).expect("removed work is never started");
             assert!(!removed.contains(&ring.vm));
             let (next, length) = ring.waiting.pop_front().expect("nothing is started twice");
             assert_eq!(next, submission, "a channel's submissions start in their order");
@@ -476,7 +478,7 @@ impl CardView for State {
         self.card.change(|hardware| {
             let mut ended = std::mem::take(&mut hardware.records);
             hardware.deferred = false;
-            // The last submission may have ended with a forged record, which is accepted at the next poll.
+            // The last submission may have ended with a forged record, which the next poll accepts.
             let doubted = hardware.doubted;
             let doubts =
                 |last: &mut (ChannelId, Submission, u64)| doubted != Some(last.1) && thread_rng().gen_bool(0.25);
@@ -484,7 +486,7 @@ impl CardView for State {
                 (hardware.doubted, hardware.deferred) = (Some(last.1), true);
                 hardware.records.push(last);
             }
-            // Keep the order within each channel.
+            // The order within each channel must be kept.
             ended.sort_by_key(|(channel, ..)| *channel);
             ended.into_iter().map(|(_, submission, at)| (submission, Some(Nanos(at)))).collect()
         })

@@ -1,4 +1,5 @@
-//! Tests the mailbox under schedules chosen by a checker: all schedules for few threads, thousands for more threads.
+//! Tests the mailbox under schedules that a checker chooses: all schedules for a few threads, thousands for more
+//! threads.
 
 use crate::GuestEvent;
 use crate::tenants::mailbox::{Mailbox, Recipient};
@@ -7,7 +8,7 @@ use nvspec::fifo::VirtualChannelId;
 use shuttle::sync::Arc;
 use shuttle::thread::{self, JoinHandle};
 
-/// The handled events in order: the thread that delivered each event, and the thread's number for the event.
+/// The handled events in order, each with the delivering thread and that thread's number for the event.
 #[derive(Debug, Default)]
 struct Guest {
     events: Vec<(u32, u32)>,
@@ -39,7 +40,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread that makes register accesses, as a VM's own thread does.
+/// Starts a thread that makes register accesses, like a VM's own thread.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -52,7 +53,7 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
 /// Joins all threads and checks that each event was handled once, in the order of each delivering thread.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
-    // Check before the lock is taken again, because that would handle remaining events.
+    // Check before the lock is taken again, because taking it would handle the remaining events.
     assert!(mailbox.is_empty(), "an event was left");
     let guest = mailbox.lock();
     for from in 0..deliverers {

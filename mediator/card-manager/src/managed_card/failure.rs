@@ -1,9 +1,9 @@
-//! Handles a failed card: a thread panicked while the card's state was half changed, or one of the card's own threads
-//! has ended.
+//! Handles a failed card: a thread panicked in the middle of a change of the card's state, or one of the card's own
+//! threads has ended.
 //!
-//! The state shared by the tenants is then not trustworthy, so it is not used: the card is reset, which stops all work
-//! and its access to host memory, its VMs' clients are disconnected, and any thread that takes the card's lock from
-//! then on panics. The panic ends a VM's thread, and the VM shows as failed. Other cards continue ([decision
+//! The state that the tenants share is then not trustworthy, so it is not used. The card is reset, which stops all work
+//! and its access to host memory. The clients of its VMs are disconnected. Any thread that takes the card's lock from
+//! then on panics. The panic ends a VM's thread, and the VM is reported as failed. Other cards continue ([decision
 //! 115](../../../docs/decisions/115-panics.md)).
 
 use super::{CardState, ManagedCard};
@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// Set if the thread was already panicking when it took the lock: its changes are complete.
+    /// Set if the thread was already panicking when it took the lock, so its changes are complete.
     unwinding: bool,
 }
 
@@ -30,17 +30,18 @@ impl<'a> StateGuard<'a> {
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // This is not a fault: the thread ends without a message.
+                // This is not a fault, so the thread ends without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
-            // PANIC: the state under the lock is torn. All threads that reach this code catch panics.
+            // PANIC: the state under the lock is inconsistent. All threads that reach this code catch panics.
             panic!("the card has failed: {why}");
         }
         Self { host, state, unwinding }
     }
 
-    /// Lets a waiting thread take the lock first, and then takes it again. For work with many short holds, which would
-    /// otherwise act as one long hold: a running thread takes the lock before a sleeping thread wakes.
+    /// Lets a waiting thread take the lock first, and then takes the lock again. Use this function for work with many
+    /// short holds: they would otherwise act as one long hold, because a running thread takes the lock before a
+    /// sleeping thread wakes.
     ///
     /// # Panics
     /// If the card has failed meanwhile.
@@ -50,7 +51,7 @@ impl<'a> StateGuard<'a> {
         assert!(self.unwinding || self.host.failure().is_none(), "the card has failed");
     }
 
-    /// Releases the lock until `condition` is notified, or `limit` has passed, and takes it again.
+    /// Releases the lock until `condition` is notified or `limit` has passed, and then takes it again.
     ///
     /// # Panics
     /// If the card has failed meanwhile.
@@ -78,20 +79,20 @@ impl DerefMut for StateGuard<'_> {
 impl Drop for StateGuard<'_> {
     fn drop(&mut self) {
         if !self.unwinding && std::thread::panicking() {
-            // The card is marked before the lock is released: waiting threads must see that the card has failed.
+            // The card is marked before the lock is released, because waiting threads must notice the failure.
             self.host.fail("a thread panicked with the card's state half changed");
         }
     }
 }
 
 impl ManagedCard {
-    /// Returns the reason that the card has failed, if it has.
+    /// Returns the reason why the card has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)
     }
 
-    /// Marks the card as failed, unless it already is. The card's threads do the rest.
+    /// Marks the card as failed, unless it is already marked. The card's threads do the rest.
     pub(crate) fn fail(&self, why: &str) {
         if self.failure.set(why.to_owned()).is_ok() {
             self.wake_threads();
@@ -110,8 +111,8 @@ impl ManagedCard {
     }
 }
 
-/// Runs the body of one of the card's threads. The card fails when the body ends, unless the card is being closed; the
-/// first thread that ends takes the card out of service.
+/// Runs the body of one of the card's threads. When the body ends, the card fails, unless it is being closed. The first
+/// thread that ends takes the card out of service.
 pub(crate) fn watched(host: &Weak<ManagedCard>, name: &str, body: impl FnOnce()) {
     let ended = catch_unwind(AssertUnwindSafe(body));
     let Some(host) = host.upgrade().filter(|host| !host.stopping()) else { return };

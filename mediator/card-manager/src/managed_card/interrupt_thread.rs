@@ -4,8 +4,8 @@ use crate::tenants::GuestEvent;
 use std::io;
 use vram::TenantId;
 
-/// Maximum number of rounds through the interrupt tree for one message before the thread waits for the next message:
-/// the thread must not spin on a stuck status bit.
+/// Maximum number of passes through the interrupt tree per message. The thread then waits for the next message, because
+/// it must not spin on a stuck status bit.
 const MAX_ROUNDS_PER_MESSAGE: u32 = 64;
 
 /// Reason for a wake-up of the thread.
@@ -19,7 +19,7 @@ pub(crate) struct Woken {
 
 /// The object that the thread serves. Each call takes the card's lock if needed.
 pub(crate) trait Served {
-    /// Clears the signal, and lets the card raise the next one.
+    /// Clears the signal, so that the card can raise the next one.
     ///
     /// # Errors
     /// If the signal cannot be read.
@@ -40,8 +40,8 @@ pub(crate) trait Served {
 
 /// Serves one wake-up.
 ///
-/// The signal is cleared first, then the card's status is read and cleared, so that an edge between the two causes a
-/// new message instead of being lost.
+/// Clears the signal first, and then reads and clears the card's status. An edge between the two steps therefore causes
+/// a new message instead of being lost.
 ///
 /// # Errors
 /// If the signal cannot be read.

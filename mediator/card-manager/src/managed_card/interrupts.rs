@@ -1,4 +1,4 @@
-//! The card's interrupt tree: reads and acknowledges interrupts, and turns them into events of the affected VMs. The
+//! The card's interrupt tree: reads and acknowledges interrupts, and converts them to events of the affected VMs. The
 //! same thread regularly checks for channels without progress.
 
 use super::interrupt_thread::{Served, Woken, serve_wakeup};
@@ -48,15 +48,15 @@ impl PollToken for Token {
     }
 }
 
-/// Niceness of the interrupt thread. The host's own interrupt threads have priority over all others; this thread has
-/// priority over VMs' processors, so that a card does not idle while the processors keep its host busy.
+/// Niceness of the interrupt thread. The host's own interrupt threads have priority over all others. This thread has
+/// priority over the VMs' processors, so that the card does not idle while these processors keep the host busy.
 const NICE: i32 = -10;
 
 /// Raises the priority of this thread, if `RLIMIT_NICE` or `CAP_SYS_NICE` allows this.
 pub(crate) fn run_first() {
-    // `None` means this thread.
+    // `None` selects the calling thread.
     if let Err(error) = rustix::process::setpriority_process(None, NICE) {
-        tracing::info!(%error, nice = NICE, "the card's interrupts are served no sooner than VMs run; RLIMIT_NICE would allow it");
+        tracing::info!(%error, nice = NICE, "the card's interrupts have no priority over VMs; raise RLIMIT_NICE to allow it");
     }
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, event: &EventFd, timer: &OwnedFd, 
     }
 }
 
-/// A card, with the event that its interrupt signals.
+/// A card and the event that its interrupt signals.
 struct Line<'a> {
     host: &'a ManagedCard,
     event: &'a EventFd,
@@ -145,7 +145,7 @@ impl Served for Line<'_> {
         let before = state.work.ended();
         state.feeder().tick();
         if state.work.ended() != before {
-            // A VM may wait for work that ended without an interrupt.
+            // A VM may be waiting for work that ended without an interrupt.
             let mut events = Vec::new();
             state.resume(&mut events);
             state.work.schedule_mut().outbox.extend(events);
@@ -164,8 +164,8 @@ impl Served for Line<'_> {
 impl ManagedCard {
     /// Delivers an event to a VM, if it still exists. Never waits for the VM.
     pub(crate) fn deliver(&self, vm: TenantId, event: GuestEvent) {
-        // The VM is looked up for each event, because it may be gone and its lock must not be taken while the card's is
-        // held.
+        // Look the VM up for each event, because the VM may have been removed, and its lock must not be taken while the
+        // card's lock is held.
         let target = self.lock().vms.get(&vm).and_then(Weak::upgrade);
         if let Some(target) = target {
             target.deliver(event);
@@ -174,7 +174,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Returns the VMs whose alarm is due.
+    /// Returns the VMs whose PTIMER alarm is due.
     fn due_guest_alarms(&mut self) -> Vec<TenantId> {
         let now = self.now_ns();
         self.guest_alarms.due(now)
@@ -209,7 +209,7 @@ impl CardState {
         (pending != 0, events)
     }
 
-    /// Kills channels whose work has not ended for too long, and polls rings that wait for free entries.
+    /// Kills channels whose work exceeds its time limit, and polls rings that wait for free entries.
     fn look(&mut self) -> Vec<(TenantId, GuestEvent)> {
         let mut events = Vec::new();
         let now_ns = self.now_ns();
@@ -218,7 +218,7 @@ impl CardState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
-        // The owner of each wait polls when the wait may be over; this poll is a fallback.
+        // This poll is only a fallback: normally the thread that may end a wait also polls.
         self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {
@@ -230,7 +230,7 @@ impl CardState {
             events.push((vm, GuestEvent::Hang { engine, channel }));
         }
         for Stall { vm, channel, at } in self.work.channels_mut().stalled(self.memory.card_mut(), now_ns) {
-            tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel stands still; its fault was not recorded");
+            tracing::warn!(vm = vm.0, ?channel, va = %at, "a channel makes no progress; its fault was not recorded");
             self.retire_now(vm, channel);
             use pfifo::FAULT_TYPE::{CLIENT, HUB, REASON};
             let kind = REASON.encode(fault::PTE) | HUB.encode(1) | CLIENT.encode(fault::hub_client::FIFO);
@@ -243,13 +243,13 @@ impl CardState {
         events
     }
 
-    /// Reports runlists that have taken effect.
+    /// Reports the runlists that have taken effect.
     fn runlists_taken(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let taken = self.work.channels_mut().runlists_taken(self.memory.card_mut());
         events.extend(taken.into_iter().map(|vm| (vm, GuestEvent::Runlist)));
     }
 
-    /// Reports rings with more entries than fit on the card.
+    /// Reports the rings whose entries did not all fit on the card.
     fn resume(&mut self, events: &mut Vec<(TenantId, GuestEvent)>) {
         let waiting = self.work.channels().pending_pull();
         events.extend(waiting.into_iter().map(|doorbell| (doorbell.vm, GuestEvent::Resume(doorbell))));
@@ -305,11 +305,11 @@ impl CardState {
             let bits = card.read32(pfifo::NON_STALL_INTR::at(engine));
             card.write32(pfifo::NON_STALL_INTR::at(engine), bits);
         }
-        // The VMs are collected before `complete`: work that starts there has not raised the interrupt, so its guest
-        // would poll without success.
+        // The VMs are collected before `complete`. Work that starts in `complete` has not raised the interrupt, so its
+        // guest would poll without success.
         let working: Vec<_> =
             raised().map(|engine| (engine, self.work.channels_mut().at_work(self.memory.card_mut(), engine))).collect();
-        // This is called once for all engines, because it polls each channel with work in flight.
+        // Called once for all engines, because it polls each channel with work in flight.
         let before = self.work.ended();
         self.feeder().complete();
         let in_vain = self.work.ended() == before;
@@ -323,8 +323,8 @@ impl CardState {
         self.resume(events);
     }
 
-    /// Guesses the VM whose work has raised an engine's interrupt without a completion. A guess may be wrong
-    /// occasionally, but not for a continuous series. `vms` are the candidates.
+    /// Guesses which VM's work has raised an engine's interrupt without a completion. A single guess may be wrong, but
+    /// a long series of guesses is not. `vms` are the candidates.
     fn raised_by(&mut self, engine: u32, vms: &BTreeSet<TenantId>) -> Option<TenantId> {
         if vms.len() == 1 {
             return vms.first().copied();
@@ -333,12 +333,13 @@ impl CardState {
         self.work.channels().by_physical(occupant).map(|(vm, _)| vm).filter(|vm| vms.contains(vm))
     }
 
-    /// Counts an interrupt without a completion for a VM. A VM that causes too many is paused until the next check.
+    /// Counts an interrupt without a completion for a VM. If the VM has caused too many, it is paused until the next
+    /// check.
     fn count_noise(&mut self, vm: TenantId) {
         if vm == COPIER || vm == SCRUBBER || !self.work.noise_mut().count(vm) {
             return;
         }
-        tracing::warn!(%vm, "a VM causes more interrupts than it may; its channels are paused for up to a tenth of a second");
+        tracing::warn!(%vm, "a VM exceeds its interrupt rate; its channels are paused for up to a tenth of a second");
         self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, true);
         self.feeder().look_at_waits(Some(vm));
     }
@@ -350,14 +351,14 @@ impl CardState {
         let high = card.read32(pfifo::FAULT_VA_HI::at(unit));
         let va = GpuVa((u64::from(high) << 32) | u64::from(low));
         let kind = card.read32(pfifo::FAULT_TYPE::at(unit));
-        // The report is freed before the engine continues: otherwise the report of its next fault would be lost.
+        // The report is freed before the engine continues. Otherwise the report of its next fault would be lost.
         card.write32(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
         let owner = self.owner_of(instance);
         let trespasser =
             owner.filter(|_| unit == fault::unit::GR).filter(|&(vm, channel)| self.lacks_graphics(vm, channel));
         self.recover(card, owner, unit);
         if let Some((vm, channel)) = trespasser {
-            // PGRAPH was reset for this channel, perhaps during another VM's slice.
+            // PGRAPH was reset for this channel, possibly during another VM's slice.
             tracing::warn!(%vm, ?channel, "a channel without a PGRAPH context has used PGRAPH");
             self.feeder().feed([sched::Event::Struck { vgpu: vm, engine: Engine::Compute }]);
         }

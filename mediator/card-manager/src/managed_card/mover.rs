@@ -1,7 +1,6 @@
-//! The thread that evicts memory when the card has too little, and returns it when the card has more.
+//! The thread that evicts memory when the card has too little of it, and returns the memory when the card has enough.
 //!
-//! The thread sleeps until it is woken or until the time of the balancer's next plan, so it costs nothing while memory
-//! suffices.
+//! The thread sleeps until it is woken or the balancer's next plan is due, so it costs nothing while memory suffices.
 
 use super::{CardState, ManagedCard};
 use crate::tenants::GuestEvent;
@@ -12,7 +11,7 @@ use std::sync::Weak;
 use std::time::{Duration, Instant};
 use vram::{Step, TenantId, To};
 
-/// Maximum number of plans that are carried out for one wake-up before VMs that wait for memory are notified.
+/// Maximum number of plans that are executed per wake-up before VMs that wait for memory are notified.
 const MAX_PLANS_PER_WAKEUP: u32 = 16;
 
 /// Body of the thread: serves `host` until the card is closed or dropped.
@@ -28,8 +27,8 @@ pub(crate) fn serve(host: &Weak<ManagedCard>, wakeup: &Wakeup) {
     }
 }
 
-/// Last notification of VMs that wait for memory. Each waiting VM then retries, and wakes the mover if it gets no
-/// memory. Without this record, VM and mover would wake each other repeatedly during the wait.
+/// The last notification of the VMs that wait for memory. Each notified VM retries, and wakes the mover if it gets no
+/// memory. Without this record, VMs and mover would wake each other repeatedly while the VMs wait.
 #[derive(Debug, Default)]
 struct WaiterNotifications {
     at: Option<Instant>,
@@ -54,7 +53,7 @@ impl WaiterNotifications {
 }
 
 impl ManagedCard {
-    /// Carries out the balancer's moves. Returns the time until its next plan, if any.
+    /// Executes the balancer's moves. Returns the time until its next plan, if any.
     fn balance(&self, told: &mut WaiterNotifications) -> Option<Duration> {
         let waiting = self.lock().vram().waiting();
         let stirred = self.lock().inject_random_moves();
@@ -85,14 +84,14 @@ impl ManagedCard {
         if told.tells(&wait, moved, spare, Instant::now()) {
             wait.into_iter().for_each(|vm| self.deliver(vm, GuestEvent::Memory));
         }
-        // Zeroing comes after all work that a VM waits for, and stops when a VM waits again.
+        // Zeroing starts after all work that a VM waits for, and stops as soon as a VM waits again.
         while !self.wakeup.is_rung() && self.zero_by_engines(false) {}
         while !self.wakeup.is_rung() && self.lock().vram_mut().scrub_ahead().unwrap_or(false) {}
         next.into_iter().chain(retry).min()
     }
 
-    /// Reserves the mediator's first structures for a new VM, and moves chunks that are in their way. If no chunk can
-    /// move, the structures are allocated on demand, which may fail.
+    /// Reserves the mediator's first structures for a new VM, and moves chunks that occupy their memory. If no chunk
+    /// can move, the structures are allocated on demand, which may fail.
     pub(crate) fn admit(&self, vm: TenantId) {
         {
             let mut state = self.lock();
@@ -106,8 +105,8 @@ impl ManagedCard {
         }
     }
 
-    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee occupy the memory, moves their
-    /// chunks and tries again.
+    /// Runs `attempt`, which guarantees memory of the card. If VMs above their guarantee occupy this memory, moves
+    /// their chunks and runs `attempt` again.
     ///
     /// # Errors
     /// The last error of `attempt`.
@@ -138,8 +137,8 @@ impl ManagedCard {
         attempt(&mut self.lock())
     }
 
-    /// Executes a plan. Returns true if any step had an effect. The mediator's own moves come between the steps of the
-    /// plan, because the work of all VMs may wait for them.
+    /// Executes a plan. Returns true if any step had an effect. Executes the mediator's own moves between the steps of
+    /// the plan, because the work of all VMs may wait for them.
     fn carry_out(&self, plan: Plan) -> bool {
         let mut any = false;
         for (vm, steps) in plan {
@@ -153,7 +152,7 @@ impl ManagedCard {
         any
     }
 
-    /// Moves chunks that are in the way of the mediator's own structures. Returns true if any chunk moved.
+    /// Moves chunks that occupy memory for the mediator's own structures. Returns true if any chunk moved.
     fn make_own_room(&self) -> bool {
         let plan = self.lock().plan_own();
         let mut any = false;

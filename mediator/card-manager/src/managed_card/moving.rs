@@ -1,12 +1,12 @@
 //! Moves one VM from this card to another card of the same host, while other VMs continue.
 //!
-//! Before the VM stops, its memory leaves the card for host memory while its guest works ([`ManagedCard::empty`]), and
-//! the other card borrows this memory; the rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM
-//! is suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
-//! copied ([`Halted::depart`]), as well as memory that was not borrowed and differs on the target
-//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still),
-//! receives the channels ([`CardState::arrive`]), and resumes the VM. Until then this card's state is unchanged: after
-//! a failure the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
+//! Before the VM stops, its memory is evicted to host memory while its guest works ([`ManagedCard::empty`]), and the
+//! other card borrows this memory. The rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is
+//! suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
+//! copied ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
+//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). It
+//! receives the channels ([`CardState::arrive`]) and resumes the VM. Until then this card's state is unchanged: after a
+//! failure the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
 //! memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
@@ -30,21 +30,21 @@ use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
-/// Number of bytes that leave the card for host memory at a time: the guest's work is stopped while they are copied.
+/// Number of bytes that are evicted to host memory at a time. The guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of rounds of checks for chunks that have returned to the card, or are new on it.
+/// Maximum number of checks for chunks that have returned to the card or are new on it.
 const MAX_CHECK_ROUNDS: u32 = 3;
-/// Maximum number of bytes that are written under one hold of a card's lock.
+/// Maximum number of bytes that are written while a card's lock is held once.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
-/// Number of bytes that are compared at a time, and copied if they differ: they and their copy fit in a processor's
-/// cache.
+/// Number of bytes that are compared at a time, and copied if they differ. The bytes and their copy fit in a
+/// processor's cache.
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum number of strikes that are moved: more than any quarantine needs.
+/// Maximum number of strikes that move with a VM: more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
-/// Channels and strikes of a VM, which move together with its own state and its memory.
+/// A VM's channels and strikes, which move together with the VM's own state and memory.
 #[derive(Debug)]
 pub struct Departing {
     channels: Moving,
@@ -62,7 +62,7 @@ impl Departing {
         Ok((channels.save()?, *strikes))
     }
 
-    /// Raises the strikes to those of the replaced VM, if the latter are higher.
+    /// Raises the strikes to those of the replaced VM, if that VM had more.
     #[must_use]
     pub fn struck(self, strikes: u32) -> Self {
         Self { strikes: self.strikes.max(strikes), ..self }
@@ -85,7 +85,7 @@ impl Departing {
 }
 
 /// A VM whose work is stopped until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Halted {
     host: Arc<ManagedCard>,
     vm: TenantId,
@@ -94,7 +94,7 @@ pub struct Halted {
 }
 
 /// A VM whose work is stopped, and whose memory does not move, until this value is dropped.
-#[must_use = "the VM goes on when this is dropped"]
+#[must_use = "the VM continues when this is dropped"]
 pub struct Suspended<'a> {
     // Dropped first.
     halted: Halted,
@@ -102,8 +102,8 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
-    /// may have borrowed the memory. The VM's work stays stopped.
+    /// Allows the card's memory to move again, except the memory of the VM that has moved to another card: that card
+    /// may have borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
         halted.host.lock().vram_mut().chunks.freeze(halted.vm);
@@ -120,7 +120,7 @@ impl std::ops::Deref for Suspended<'_> {
 }
 
 impl ManagedCard {
-    /// Moves a VM's memory from the card to host memory, as far as slots are free, while the VM works. Its memory does
+    /// Moves a VM's memory from the card to host memory while the VM works, as long as slots are free. The memory does
     /// not return to the card before [`Self::stays`]. Returns the number of evicted bytes.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
@@ -147,12 +147,12 @@ impl ManagedCard {
         left
     }
 
-    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory, while the VM works: its
-    /// writes meanwhile may or may not be included ([`Suspended::copy_memory`]). Returns the number of bytes that are
-    /// copied, now or when the memory is given back.
+    /// Makes VM `its` of card `to`, which has no memory yet, borrow or copy a VM's memory while the VM works. The copy
+    /// may miss writes that the VM makes meanwhile ([`Suspended::copy_memory`]). Returns the number of bytes that are
+    /// copied now or when the memory is returned.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not answer.
+    /// If the other card has too little memory, or one of the cards does not respond.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -169,17 +169,17 @@ impl ManagedCard {
         self.look_again();
     }
 
-    /// Makes the work of a VM leave the engines. A channel that has not left within `limit` counts as hung: it is
-    /// killed, and its guest is notified. Call it without any lock.
+    /// Makes a VM's work leave the engines. A channel that has not left within `limit` counts as hung: it is killed,
+    /// and its guest is notified. The caller must not hold a lock.
     ///
     /// # Errors
-    /// If a channel still stays on the card; in this case the VM continues.
+    /// If a channel still stays on the card. In this case the VM continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
     }
 
-    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, as well as the VM's own memory on an
+    /// Same as [`Self::suspend`], but memory of other VMs may move meanwhile, and the VM's own memory may move at an
     /// operator's request.
     ///
     /// # Errors
@@ -204,15 +204,15 @@ impl Halted {
         self.host.tell_ended();
     }
 
-    /// Copies this card's state of the VM's channels, and leaves it unchanged.
+    /// Copies this card's state of the VM's channels without changing it.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not answer.
+    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
         if state.memory.segments_of(vm) {
-            return Err(ManagerError::Stays("it has made a segment that other address spaces may share"));
+            return Err(ManagerError::Stays("it has created a segment that other address spaces may share"));
         }
         // Wait for the last writes of the VM's engines.
         state.vram().memory.barrier()?;
@@ -244,7 +244,7 @@ impl Halted {
     /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
         let state = &mut *self.host.lock();
         let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
@@ -263,7 +263,7 @@ impl Suspended<'_> {
     /// of copied bytes.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not answer.
+    /// If the other card has too little memory, or one of the cards does not respond.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -282,7 +282,7 @@ impl Drop for Halted {
     }
 }
 
-/// Known contents of the target memory.
+/// Known content of the target memory.
 enum Known {
     Zeros,
     Something,
@@ -382,8 +382,7 @@ impl ManagedCard {
         state.place_of(vm, at).map(|place| End::from_place(&state, place))
     }
 
-    /// Zeroes chunks of VM `its` of card `to` that the VM on this card does not have: they were copied, and have been
-    /// freed since.
+    /// Zeroes chunks of VM `its` of card `to` that the VM on this card no longer has: they were copied and then freed.
     fn take_back(&self, chunks: Vec<GuestVramAddr>, to: &ManagedCard, its: TenantId) -> Result<(), ManagerError> {
         let here = self.lock().chunk_bytes();
         let has: BTreeSet<u64> = chunks.into_iter().map(|at| at.0).collect();
@@ -402,10 +401,10 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes memory of a VM from another card or a stream, into zeroed memory.
+    /// Writes a VM's memory that arrives from another card or a stream into zeroed memory.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM, no memory is free, or the card does not answer.
+    /// If the memory does not belong to the VM, no memory is free, or the card does not respond.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -420,8 +419,8 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Places guest memory that arrives from another card in zeroed memory: in host memory, or on the card if no host
-    /// memory is free. The card's lock is released between the parts of a scrub.
+    /// Allocates zeroed memory for guest memory that arrives from another card: host memory, or card memory if no host
+    /// memory is free. Releases the card's lock between the parts of a scrub.
     pub(super) fn receive(&self, vm: TenantId, at: GuestVramAddr) -> Result<Place, ManagerError> {
         if let Some(place) = self.lock().place_of(vm, at) {
             return Ok(place);
@@ -439,7 +438,7 @@ impl ManagedCard {
             }
         };
         if let Place::Host(slot) = place {
-            // The host allocates pages while the card's lock is free.
+            // The host allocates pages while the card's lock is released.
             let wanted = self.lock().vram().pinned.lacks(slot);
             if let Some(wanted) = wanted {
                 let memory = wanted.find()?;
@@ -452,7 +451,7 @@ impl ManagedCard {
     }
 }
 
-/// Copies `bytes` bytes, except parts that are equal. Returns the number of copied bytes.
+/// Copies `bytes` bytes, except parts that are already equal. Returns the number of copied bytes.
 fn copy(
     host: &ManagedCard,
     from: &End,
@@ -478,7 +477,8 @@ fn copy(
 }
 
 impl CardState {
-    /// Stops a VM's channels, takes them off the engines, and keeps its memory in place; or undoes these steps.
+    /// With `held`, stops a VM's channels, removes them from the engines, and keeps the VM's memory in place. Otherwise
+    /// undoes these steps.
     pub fn hold_still(&mut self, vm: TenantId, held: bool) {
         if held {
             self.held.insert(vm);
@@ -493,7 +493,7 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Keeps a VM's memory in place while it arrives from another card, or lets it move again.
+    /// Keeps a VM's memory in place while it arrives from another card, or allows it to move again.
     pub fn travels(&mut self, vm: TenantId, travels: bool) {
         self.memory.set_migrating(vm, travels);
     }
@@ -518,7 +518,7 @@ impl CardState {
         self.vram().chunks.chunk_bytes()
     }
 
-    /// Returns the place of a byte of guest VRAM, if it is placed.
+    /// Returns the location of a byte of guest VRAM, if memory is allocated for it.
     pub(super) fn place_of(&self, vm: TenantId, at: GuestVramAddr) -> Option<Place> {
         match self.vram().chunks.lookup(vm, at, 1) {
             Lookup::Placed(place) => Some(place),
@@ -531,7 +531,7 @@ impl CardState {
     /// before it resumes.
     ///
     /// # Errors
-    /// If too few channels are free, or the channels are invalid for this card; in both cases the state is unchanged.
+    /// If too few channels are free, or the channels are invalid for this card. In both cases the state is unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,
@@ -553,7 +553,7 @@ impl CardState {
         Ok(())
     }
 
-    /// Records a channel's submissions: started submissions wait for a slice, as for a stopped channel.
+    /// Records a channel's submissions. Started submissions wait for a slice, as on a stopped channel.
     fn adopt(&mut self, vm: TenantId, arrived: &Arrived) -> Vec<Event> {
         let now = self.card_time();
         let physical = arrived.physical;

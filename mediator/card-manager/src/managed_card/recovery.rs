@@ -16,14 +16,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use vram::TenantId;
 
-/// Poll interval while a thread waits, without a lock, for channels to leave.
+/// Poll interval of a thread that waits, without a lock, for channels to leave.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 impl CardState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet: it departs, and its VM is notified when it has left
+    /// [`Stuck`] if the channel has not left its engines yet. It then departs, and its VM is notified when it has left
     /// ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
@@ -47,7 +47,7 @@ impl CardState {
     /// Takes a channel off the card permanently, and reserves its number until [`Self::end_channel`].
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet: it departs.
+    /// [`Stuck`] if the channel has not left its engines yet. It then departs.
     pub fn retire_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -57,21 +57,21 @@ impl CardState {
         {
             tracing::error!(
                 ?channel,
-                "the mediator's own channel has failed; the CPU moves memory until the engines are tried again"
+                "the mediator's own channel has failed; the CPU moves memory until the engines are retried"
             );
             copier.breaks();
         }
         if vm == SCRUBBER {
             let now = self.now_ns();
             self.scrubber.iter_mut().for_each(|scrubber| scrubber.breaks(now));
-            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound anew");
+            tracing::error!("the mediator's channel on PGRAPH has failed; it is bound again");
         }
         self.departs(vm, physical, retired);
         retired
     }
 
-    /// Same as [`Self::retire_channel`], for a channel that the card should no longer run. If the channel stays on an
-    /// engine, the engine is reset, because the work is no longer charged.
+    /// Same as [`Self::retire_channel`], for a channel that the card must no longer run. If the channel stays on an
+    /// engine, the engine is reset, because the channel's work is no longer charged.
     pub(crate) fn retire_now(&mut self, vm: TenantId, channel: VirtualChannelId) {
         let physical = self.work.channels().physical(vm, channel);
         let retired = self.retire_channel(vm, channel);
@@ -88,7 +88,7 @@ impl CardState {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         let physical = self.work.channels().physical(vm, channel);
-        // The engine must schedule nothing between the check and the reset.
+        // The engine must not schedule anything between the check and the reset.
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << engine);
         if physical.is_some_and(|physical| holds(&*card, engine, physical))
             && let Err(error) = restart_engine(&*card, &self.firmware, engine)
@@ -99,8 +99,8 @@ impl CardState {
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
     }
 
-    /// Takes all channels of a VM off the card and gives the VM no new ones. Channels that are still on the card depart
-    /// later.
+    /// Removes all channels of a VM from the card, and binds no new ones for the VM. Channels that are still on the
+    /// card depart later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.feeder().complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
@@ -110,7 +110,7 @@ impl CardState {
         stuck.into_iter().for_each(|stuck| self.work.departures_mut().begin(vm, stuck.channel, false, now_ns));
     }
 
-    /// Records that a channel of a VM must be off the card, with the result of its removal.
+    /// Records that a channel of a VM must leave the card, with the result of its removal.
     fn departs(&mut self, vm: TenantId, physical: Option<ChannelId>, left: Result<(), Stuck>) {
         let Some(physical) = physical else { return };
         let now_ns = self.now_ns();
@@ -143,7 +143,7 @@ impl CardState {
             return;
         }
         self.removed.remove(&vm);
-        tracing::info!(%vm, "the card has let go of the channels of a VM that was removed; its memory is free");
+        tracing::info!(%vm, "the card has released the channels of a removed VM; the VM's memory is free");
         if let Err(error) = self.memory.destroy_vm(vm) {
             tracing::error!(%vm, %error, "the memory of a VM that was removed stays out of use");
         }
@@ -151,7 +151,8 @@ impl CardState {
         self.vram().wakeup.ring();
     }
 
-    /// Polls the departing channels. Makes a bounded number of accesses for each; must be called until none is left.
+    /// Polls the departing channels. Makes a bounded number of accesses for each channel. Must be called until no
+    /// departing channel is left.
     pub(crate) fn look_at_departures(&mut self) {
         let now_ns = self.now_ns();
         for (physical, vm) in self.work.departures_mut().due(now_ns) {
@@ -163,8 +164,8 @@ impl CardState {
                 None => {}
                 Some(Remedy::Reset) => self.reset_engines_of(physical),
                 Some(Remedy::GiveUp) => {
-                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; what the channel \
-                        reaches is kept until it has left or the card is reset");
+                    tracing::error!(%vm, channel = physical.0, "resetting engines did not help; the channel's memory \
+                        is kept until the channel has left or the card is reset");
                     if self.work.departures_mut().discharge(physical) {
                         self.feeder().channel_ended(vm, physical);
                     }
@@ -179,7 +180,7 @@ impl CardState {
         self.work.departures().any_leaving(Some(vm))
     }
 
-    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM unmaps the work areas, and
+    /// Returns a VM's channels that have left but whose work areas are still mapped. The VM unmaps the work areas and
     /// then calls [`Self::free_left`].
     pub fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         self.work.departures_mut().take_left(vm)
@@ -197,13 +198,13 @@ impl CardState {
         self.work.schedule_mut().arm(now, Some(LOOK_NS));
     }
 
-    /// Resets the engines that work for a channel and do not release it. Other channels' contexts are in memory, so no
-    /// other work is lost.
+    /// Resets the engines that work for a channel and do not release it. Contexts of other channels are in memory, so
+    /// no other work is lost.
     pub(crate) fn reset_engines_of(&mut self, physical: ChannelId) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
         for unit in 0..engine::COUNT {
-            // The engine must schedule nothing between the check and the reset.
+            // The engine must not schedule anything between the check and the reset.
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
                 tracing::error!(channel = physical.0, engine = unit, "an engine does not end its work and is reset");
@@ -215,10 +216,10 @@ impl CardState {
         }
     }
 
-    /// Takes a faulted channel (if its owner is known) off the card, and lets its engine continue with other channels.
-    /// The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error would make the
-    /// scheduler use the engine again, but would not repair it. An engine that already works for another channel is not
-    /// reset.
+    /// Removes a faulted channel (if its owner is known) from the card, and lets its engine continue with other
+    /// channels. The stopped engine is reset, as in nouveau (`gf100_fifo_recover_work`): acknowledging the error would
+    /// make the scheduler use the engine again, but would not repair the engine. An engine that already works for
+    /// another channel is not reset.
     pub(crate) fn recover(&mut self, card: &dyn Card, channel: Option<(TenantId, VirtualChannelId)>, unit: u32) {
         let engine = match unit {
             fault::unit::GR => Some(engine::GR),
@@ -246,7 +247,7 @@ impl CardState {
 
 impl ManagedCard {
     /// Waits, for a limited number of polls, until a VM's departing channels have left or are known to stay. Holds no
-    /// lock during the wait; the caller must not hold a VM's lock.
+    /// lock while it waits. The caller must not hold a VM's lock.
     pub fn wait_departed(&self, vm: TenantId) {
         loop {
             {
@@ -255,7 +256,7 @@ impl ManagedCard {
                 if !state.is_departing(vm) {
                     // The VM's memory may be wiped and given to another VM next.
                     if let Err(error) = state.vram().memory.barrier() {
-                        tracing::error!(%vm, %error, "what a VM's channels wrote last may arrive late");
+                        tracing::error!(%vm, %error, "the last writes of a VM's channels may arrive late");
                     }
                     return;
                 }
@@ -266,7 +267,7 @@ impl ManagedCard {
 }
 
 /// Returns true if an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
-/// faulted channel is on the engine. Otherwise the engine has been reset since and may work for another channel.
+/// faulted channel is on the engine. Otherwise the engine was reset in the meantime and may work for another channel.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
     waits || channel.is_some_and(|channel| holds(card, unit, channel))

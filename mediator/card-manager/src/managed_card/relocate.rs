@@ -1,13 +1,13 @@
-//! Moves chunks of a VM between the card and host memory, while the VM continues: the executor of
+//! Moves chunks of a VM between the card and host memory while the VM continues. This module executes
 //! [`tenancy::relocation`] for VMs.
 //!
 //! 1. The destinations are reserved, and the host allocates pages for destinations in host memory.
-//! 2. The VM's channels are stopped and leave the engines. Its CPUs do not notice: work of their doorbells waits in the
-//!    rings; their writes go to the old location of the chunks, and are recorded.
+//! 2. The VM's channels are stopped and leave the engines. Its CPUs are not affected: submitted work waits in the
+//!    rings, and CPU writes go to the old location of the chunks and are recorded.
 //! 3. The mediator's own channels copy the chunks, in batches.
-//! 4. While later batches are copied: under the VM's lock and the card's lock, pages of a batch that were written
-//!    meanwhile are copied again, the chunks change places, the shadow entries that name them are rewritten, and the
-//!    card's TLBs are flushed.
+//! 4. Later batches are copied meanwhile. Under the VM's lock and the card's lock, pages of a batch that were written
+//!    in the meantime are copied again, the chunks change places, the shadow entries that refer to them are rewritten,
+//!    and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held while waiting.
@@ -28,27 +28,27 @@ use std::time::{Duration, Instant};
 use tenancy::relocation::{Action, User};
 use vram::{Ended, GuestVramAddr, HostAddr, Move, Place, Step, TenantId, Tier, VramAddr};
 
-/// Poll interval for channels to leave their engines. The card has no interrupt for this.
+/// Poll interval for channels to leave their engines. The card has no interrupt for this event.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
-/// Time limit for the engines to make progress before the CPU copies the rest.
-// TIMEOUT: covers a part of 512 KiB after a queue of guests' copies. The watchdog handles hung channels of the
+/// Time limit for the engines to make progress. Afterwards the CPU copies the rest.
+// TIMEOUT: covers a part of 512 KiB that follows a queue of guests' copies. The watchdog handles hung channels of the
 // mediator.
 const STILL_LIMIT: Duration = Duration::from_secs(20);
 /// Interval at which the progress is checked.
 const STILL_LOOK: Duration = Duration::from_secs(1);
-/// Number of bytes that the CPU copies under one hold of the card's lock, if the engines fail.
+/// Number of bytes that the CPU copies while the card's lock is held once, if the engines fail.
 const BY_HAND: u64 = 64 << 10;
 
-/// Total size of the chunks that change places under one hold of the locks, in bytes, unless one chunk is larger.
+/// Total size in bytes of the chunks that change places while the locks are held once, unless one chunk is larger.
 const COMMIT_BYTES: u64 = 2 << 20;
-/// Number of pages that are copied again under one hold of the card's lock.
+/// Number of pages that are copied again while the card's lock is held once.
 const AGAIN_PAGES: usize = 8;
 
-/// A batch of copies that the engines were asked for.
+/// A batch of copies that was submitted to the engines.
 struct InFlight {
     batch: u64,
     chunks: Vec<Chunk>,
-    /// One copy for each chunk; `None` if the engines take none.
+    /// One copy for each chunk; `None` if the engines accept no copies.
     copies: Option<Vec<CopyId>>,
 }
 
@@ -79,7 +79,7 @@ impl ManagedCard {
         done
     }
 
-    /// Carries out the steps of a VM's relocation, until it ends.
+    /// Executes the steps of a VM's relocation until the relocation ends.
     fn carry_out_moves(&self, holder: &dyn GuestEvents, vm: TenantId, done: &mut Relocated) {
         let (mut wanted, mut copying) = (Vec::new(), VecDeque::new());
         let (mut current, mut copies_began) = (0, None);
@@ -105,11 +105,11 @@ impl ManagedCard {
                     self.lock().abort_moves(vm, &chunks);
                     done.stayed += chunks.len() as u32;
                 }
-                // The accounts changed with the mapping.
+                // The accounts changed together with the mapping.
                 Some(Action::Ended { moved: true, .. }) => {}
                 Some(Action::Resume { user, .. } | Action::Cancelled { user, .. }) => self.lock().go_on(user),
                 Some(Action::GiveUp { user, .. }) => {
-                    tracing::error!(vm = %user, "memory of a VM stays where it is: its channels do not leave the engines");
+                    tracing::error!(vm = %user, "memory of a VM does not move: its channels do not leave the engines");
                     self.lock().memory.relocations().0.cancel(user);
                 }
                 None if !wanted.is_empty() => {
@@ -120,7 +120,7 @@ impl ManagedCard {
                     Some(first) => {
                         let copied = self.await_copies(&first, &mut copying);
                         if let Err(error) = &copied {
-                            tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                            tracing::error!(%vm, %error, "memory of a VM does not move");
                         }
                         done.copied_ns = copies_began.map_or(0, |began: Instant| nanoseconds(began.elapsed()));
                         self.lock().has_copied(first.batch, copied.is_ok());
@@ -132,7 +132,7 @@ impl ManagedCard {
         }
     }
 
-    /// Looks once if a VM's channels have left the engines, and sleeps if they have not.
+    /// Checks once if a VM's channels have left the engines, and sleeps if they have not.
     fn await_quiet(&self, vm: TenantId, order: u32) {
         {
             let state = &mut *self.lock();
@@ -142,7 +142,7 @@ impl ManagedCard {
                 let arrived = state.vram().memory.barrier();
                 let (relocations, chunks) = state.memory.relocations();
                 if let Err(error) = arrived {
-                    tracing::error!(%vm, %error, "memory of a VM stays where it is");
+                    tracing::error!(%vm, %error, "memory of a VM does not move");
                     return relocations.declined(now, vm, order);
                 }
                 return relocations.quiet(chunks, vm, order);
@@ -152,7 +152,8 @@ impl ManagedCard {
         locks::sleep(POLL_INTERVAL);
     }
 
-    /// Returns the object to notify of moves of a VM's memory. Without such an object, the VM's memory is frozen.
+    /// Returns the object that must be notified of moves of a VM's memory. Without such an object, the VM's memory
+    /// stays in place.
     fn holder(&self, vm: TenantId) -> Option<Arc<dyn GuestEvents>> {
         let mut state = self.lock();
         let holder = state.vms.get(&vm).and_then(Weak::upgrade);
@@ -168,7 +169,8 @@ impl ManagedCard {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // Both steps happen under one lock: otherwise another thread could scrub the last chunk in between.
+                // Both steps need one hold of the lock. Otherwise another thread could scrub the last chunk between
+                // them.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -186,7 +188,7 @@ impl ManagedCard {
         (moves, rebooked)
     }
 
-    /// Gives destinations in host memory their pages. Chunks whose destination has no memory are omitted.
+    /// Allocates pages for destinations in host memory. Omits chunks whose destination gets no memory.
     fn fill(&self, vm: TenantId, mut moves: Vec<Move>) -> Vec<Move> {
         moves.retain(|chunk| {
             let mut state = self.lock();
@@ -200,8 +202,8 @@ impl ManagedCard {
         moves
     }
 
-    /// Copies pages again that were written since their copy, in parts with the lock released in between, so that few
-    /// pages are left for the commit. The number of rounds is limited, because the VM may continue to write.
+    /// Copies pages again that were written after their copy. Releases the lock between parts, and leaves few pages for
+    /// the commit. The number of rounds is limited, because the VM may continue to write.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
         let bytes = self.lock().chunk_bytes();
         for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
@@ -224,8 +226,8 @@ impl ManagedCard {
         }
     }
 
-    /// Makes the host allocate the pages of destinations, which takes long but delays no VM: the VM still works, and
-    /// the card's lock is free. A failed allocation is tried again under the lock, and reported then.
+    /// Makes the host allocate the pages of destinations. This takes long but delays no VM, because the VM still works
+    /// and the card's lock is free. A failed allocation is retried under the lock, and reported then.
     fn find_pages(&self, chunks: &[Move]) {
         let lacking: Vec<(HostAddr, Wanted)> = {
             let state = self.lock();
@@ -264,7 +266,7 @@ impl ManagedCard {
         }
     }
 
-    /// Asks the engines to copy batches of chunks.
+    /// Submits copies of batches of chunks to the engines.
     fn submit_copies(&self, batches: Vec<(u64, Vec<Chunk>)>) -> Vec<InFlight> {
         let mut state = self.lock();
         let bytes = state.chunk_bytes();
@@ -278,12 +280,12 @@ impl ManagedCard {
         batches.into_iter().map(flight).collect()
     }
 
-    /// Waits for a batch. If the engines fail, the CPU copies it, and the `later` batches in turn.
+    /// Waits for a batch. If the engines fail, the CPU copies this batch, and later also the `later` batches.
     fn await_copies(&self, first: &InFlight, later: &mut VecDeque<InFlight>) -> Result<(), ManagerError> {
         let by_engine = first.copies.as_deref().ok_or_else(dead).and_then(|copies| self.await_jobs(copies));
         by_engine.or_else(|error| {
             tracing::warn!(%error, "chunks are copied by the CPU");
-            // An engine that still works would later write to memory that may belong to a guest by then.
+            // An engine that still works would later write to memory that may belong to a guest at that time.
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
@@ -300,8 +302,8 @@ impl ManagedCard {
         })
     }
 
-    /// Takes the mediator's own channels off the card, if they exist, so that they write nothing later. If they do not
-    /// leave, their targets `places` stay out of use.
+    /// Removes the mediator's own channels from the card, if they exist, so that they cannot write later. If they do
+    /// not leave, their targets `places` stay out of use.
     pub(super) fn stop_copier(&self, places: &[Place]) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -321,7 +323,7 @@ impl ManagedCard {
         Err(ManagerError::OwnChannelsStay)
     }
 
-    /// Makes the engines do the jobs that `wanted` returns, and waits until they are complete.
+    /// Makes the engines execute the jobs that `wanted` returns, and waits for their completion.
     pub(super) fn have_done(&self, wanted: impl FnOnce(&mut CardState) -> Vec<Job>) -> Result<(), ManagerError> {
         let copies = {
             let mut state = self.lock();
@@ -355,8 +357,8 @@ impl ManagedCard {
         }
     }
 
-    /// Switches the chunks to their copies, in groups: other threads need the locks between two groups. Returns the
-    /// moves that have ended, which are those of chunks that have moved or are gone.
+    /// Switches the chunks to their copies, in groups, because other threads need the locks between two groups. Returns
+    /// the moves that have ended: those of chunks that have moved or no longer exist.
     fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
         let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
         let mut ended = Vec::new();
@@ -369,7 +371,7 @@ impl ManagedCard {
                 ranges
             };
             if let Err(error) = holder.relocated(&mut commit) {
-                tracing::error!(%vm, %error, "the card may use guest memory where it does not lie any more; what lay there \
+                tracing::error!(%vm, %error, "the card may still use a former location of guest memory; that memory \
                     stays out of use until the card is reset");
             }
             ends.resize(chunks.len(), false);
@@ -386,7 +388,7 @@ impl CardState {
         for chunk in moves {
             self.vram_mut().copied.insert((vm, u64::from(chunk.index)), Dirty::new(chunk.bytes));
         }
-        // No VM is given up because its memory cannot move.
+        // No VM is killed because its memory cannot move.
         let user = User { id: vm, tenant: vm, run_limit_ns: None };
         let (relocations, chunks) = self.memory.relocations();
         for &Move { id, vm, index, from, to, bytes: _ } in moves {
@@ -397,7 +399,8 @@ impl CardState {
         relocations.submit(chunks, now);
     }
 
-    /// Returns the channels of a stopped VM that are on an engine; `None` if no channel is, or is about to leave one.
+    /// Returns the channels of a stopped VM that are on an engine; `None` if no channel is on an engine or about to
+    /// leave one.
     fn stays_on(&mut self, vm: TenantId) -> Option<Vec<VirtualChannelId>> {
         self.look_at_departures();
         let left = self.work.channels_mut().vacating(self.memory.card_mut(), vm);
@@ -411,7 +414,7 @@ impl CardState {
         relocations.copied(chunks, now, batch, done, 0);
     }
 
-    /// Reports the moves of a batch that have ended: the chunks are at their destinations, or gone.
+    /// Reports the moves of a batch that have ended: the chunks are at their destinations, or no longer exist.
     fn has_remapped(&mut self, vm: TenantId, order: u32, ended: &[bool]) {
         let now = self.now_ns();
         let (relocations, chunks) = self.memory.relocations();
@@ -421,7 +424,7 @@ impl CardState {
         }
     }
 
-    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest; this code
+    /// Resets the engines of a channel that does not leave them. The watchdog may notify the VM's guest, but this code
     /// needs only the engine.
     fn force_off(&mut self, vm: TenantId) {
         let first = self
@@ -432,7 +435,7 @@ impl CardState {
         first.into_iter().for_each(|physical| self.reset_engines_of(physical));
     }
 
-    /// Asks the copy engines to do these jobs.
+    /// Submits these jobs to the copy engines.
     fn submit_jobs(&mut self, jobs: &[Job]) -> Result<Vec<CopyId>, ManagerError> {
         let now = self.now_ns();
         self.revive_copier();
@@ -448,7 +451,8 @@ impl CardState {
         self.feeder().look_at_waits(Some(vm));
     }
 
-    /// Commits the new places of moved chunks. Returns their ranges, and for each chunk if its move has ended.
+    /// Commits the new locations of moved chunks. Returns the chunks' ranges, and sets for each chunk whether its move
+    /// has ended.
     fn commit_moves(&mut self, vm: TenantId, chunks: &[Chunk], ended: &mut Vec<bool>) -> Ranges {
         let mut ranges = Vec::new();
         let bytes = self.chunk_bytes();
@@ -460,7 +464,7 @@ impl CardState {
             let copied = copied.and_then(|()| chunk.id.ok_or_else(dead));
             ended.push(copied.is_ok());
             match copied {
-                Err(error) => tracing::error!(%vm, %error, "a chunk stays where it is"),
+                Err(error) => tracing::error!(%vm, %error, "a chunk stays in its place"),
                 Ok(id) => {
                     if self.vram_mut().chunks.commit_move(id) == Ended::Committed {
                         self.memory.leave(chunk.from);
@@ -472,8 +476,8 @@ impl CardState {
         ranges
     }
 
-    /// Quarantines the old places of chunks that have just moved, because the card's TLBs may still have translations
-    /// to these places.
+    /// Quarantines the old locations of chunks that have just moved, because the card's TLBs may still contain
+    /// translations to these locations.
     pub fn quarantine_left(&mut self) {
         self.memory.quarantine_left();
     }

@@ -1,11 +1,11 @@
-//! Opens a card that another owner has saved, with its VMs, and takes it over.
+//! Opens a card that another owner has saved, with its VMs, and takes the card over.
 //!
-//! The other owner continues with the card unless this one takes it over. So there are two steps.
-//! [`ManagedCard::reopen`] restores all state from the saved form, and checks it; VMs are restored and
-//! [readmitted](Reopened::readmit). Until then only registers of the card are read; writes to its memory are queued.
-//! [`Reopened::take_over`] performs these writes and resumes all VMs.
+//! The other owner continues with the card unless this process takes it over, so the takeover has two steps.
+//! [`ManagedCard::reopen`] restores and checks all saved state; VMs are restored and [readmitted](Reopened::readmit).
+//! Until then only registers of the card are read, and writes to its memory are queued. [`Reopened::take_over`]
+//! performs these writes and resumes all VMs.
 //!
-//! The mediator's own channels are bound again: they have no work in flight when a card is quiesced.
+//! The mediator's own channels are bound again, because they have no work in flight when a card is quiesced.
 
 use super::saved::{SavedHost, SavedOwner};
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -34,13 +34,13 @@ use std::time::{Duration, Instant};
 use tenancy::Residency;
 use vram::TenantId;
 
-/// Time limit for the mediator's own channels to leave the engines: they have no work.
-// TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread, which a busy host may not run.
+/// Time limit for the mediator's own channels, which have no work, to leave the engines.
+// TIMEOUT: leaving takes microseconds on hardware. The software card needs its thread, and a busy host may not run it.
 const LEAVE_LIMIT: Duration = Duration::from_secs(5);
 /// Interval at which their departure is polled.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
-/// Input for restoring a card.
+/// Input for the restoration of a card.
 pub struct Handed {
     /// The saved parts.
     pub saved: SavedHost,
@@ -61,7 +61,7 @@ pub struct Reopened {
     clear: bool,
 }
 
-/// The card, as context for restoring its parts.
+/// The card as the context in which its parts are restored.
 struct Around<'a> {
     layout: channels::Layout,
     own: (u32, u32),
@@ -93,12 +93,12 @@ impl Surroundings for Around<'_> {
 }
 
 impl ManagedCard {
-    /// Opens a `card` that another owner has saved, without changing it. Takes the settings from `sharing`, except the
+    /// Opens a `card` that another owner has saved, without changing it. Uses the settings from `sharing`, except the
     /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// If the saved state is invalid, belongs to another card or does not match the settings, or if the host lacks
-    /// memory.
+    /// If the saved state is invalid, belongs to another card or does not match the settings, or if the host has too
+    /// little memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -179,7 +179,7 @@ impl ManagedCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // A setting that would be refused later is refused now.
+        // Refuse now any setting that a later step would refuse.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
@@ -208,13 +208,13 @@ impl Reopened {
         self.vms.keys().copied().collect()
     }
 
-    /// Takes the restored state of a VM, to rebuild the VM.
+    /// Takes the restored state of a VM, from which the VM can be rebuilt.
     ///
     /// # Errors
     /// If the VM was not saved, or its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
-        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or is there already")))?)
+        Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or already exists")))?)
     }
 
     /// Readmits a saved VM, which receives `events`. `ram` is the VM's ranges of I/O addresses, and `held` is the size
@@ -253,15 +253,15 @@ impl Reopened {
         Ok(())
     }
 
-    /// Takes over the card: its VMs resume. The previous owner has given up the card.
+    /// Takes over the card and resumes its VMs. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not answer. In the second case the card may be half taken over, and
-    /// must be reset.
+    /// If a VM was not restored, or the card does not respond. In the second case the takeover of the card may be
+    /// incomplete, and the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
-            return Err(Invalid::new(format_args!("VM {vm} was not made anew")).into());
+            return Err(Invalid::new(format_args!("VM {vm} was not created again")).into());
         }
         let no_moves = host.moving.lock();
         host.owned.store(true, Ordering::Release);
@@ -299,7 +299,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // Interrupts that the card raised in between are not raised again.
+        // The card does not raise interrupts again that it raised in the meantime.
         host.wake_threads();
         drop(no_moves);
         Ok(host)
@@ -307,8 +307,8 @@ impl Reopened {
 }
 
 impl ManagedCard {
-    /// Makes the mediator's own channels leave the card, on which the previous owner has left them. Releases the lock
-    /// in between.
+    /// Makes the mediator's own channels leave the card, where the previous owner left them. Releases the lock between
+    /// two polls.
     fn clear_own(&self) -> Result<(), ManagerError> {
         for vm in [COPIER, SCRUBBER] {
             let own: Vec<_> = self.lock().channels().bound_of(vm).collect();
@@ -334,7 +334,7 @@ impl ManagedCard {
 }
 
 impl CardState {
-    /// Asks the card to release a channel.
+    /// Makes the card release a channel.
     fn leaves(&mut self, physical: nvspec::fifo::ChannelId) -> Result<(), channels::Stuck> {
         let Self { memory, work, .. } = self;
         work.channels_mut().kick(memory.card_mut(), physical)
@@ -349,8 +349,8 @@ impl CardState {
         Ok(())
     }
 
-    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again: no VM holds it now, or their channels
-    /// ran without it.
+    /// Makes VMs with started work that may need PGRAPH wait for PGRAPH again, because no VM holds it now, or their
+    /// channels ran without it.
     pub(super) fn want_graphics_again(&mut self) {
         let begun: Vec<TenantId> =
             self.vms.keys().copied().filter(|vm| self.has_on_graphics(*vm, &[Stage::Started])).collect();

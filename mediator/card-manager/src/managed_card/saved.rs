@@ -23,7 +23,7 @@ const CARD: u32 = 0;
 pub(super) struct SavedOwner {
     /// Chunk size in bytes, checked against the settings before it is used for reading.
     pub(super) chunk_bytes: u64,
-    /// Address on the card and size in bytes of the chunks with the fixed structures.
+    /// Address on the card of the chunks with the fixed structures, and their size in bytes.
     pub(super) own: (u64, u64),
     /// Size of a PGRAPH context in bytes, as reported by its firmware at start.
     pub(super) context_bytes: u32,
@@ -42,7 +42,7 @@ pub struct SavedHost {
     pub card: SavedCard,
     /// The card manager's part.
     pub(super) owner: SavedOwner,
-    /// Segments that VMs share, if any: a program without support for segments can take over a card without segments.
+    /// Segments that VMs share, if any. A program that does not support segments can take over a card without segments.
     pub(super) segments: Option<SavedSegments>,
 }
 
@@ -58,7 +58,7 @@ impl SavedHost {
     /// Appends all parts to a file.
     ///
     /// # Errors
-    /// See [`WriteError`].
+    /// Same as for [`WriteError`].
     pub fn write(&self, file: &mut Writer) -> Result<(), WriteError> {
         let Self { card, owner, segments } = self;
         card.write(file)?;
@@ -69,7 +69,7 @@ impl SavedHost {
     /// Reads all parts from a file.
     ///
     /// # Errors
-    /// See [`ReadError`].
+    /// Same as for [`ReadError`].
     pub fn read(file: &mut SavedState<'_>) -> Result<Self, ReadError> {
         let (mut card, owner) = (SavedCard::read(file)?, file.take(CARD)?);
         let any = !file.owners::<SavedSegments>().is_empty();
@@ -90,7 +90,7 @@ impl ManagedCard {
             return Err(ManagerError::Stays("host memory for its chunks is not shared"));
         }
         if !state.removed.is_empty() {
-            return Err(ManagerError::Stays("it keeps a channel of a VM that was removed"));
+            return Err(ManagerError::Stays("it keeps a channel of a removed VM"));
         }
         if state.vram().pinned.borrows() {
             return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
@@ -98,7 +98,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Returns the file with host memory for chunks, for another process; `None` if there is no such memory.
+    /// Returns the file with host memory for chunks, for another process; `None` if the card has no such memory.
     #[must_use]
     pub fn host_memory(&self) -> Option<Arc<File>> {
         self.lock().memory.host_file().map(Arc::clone)
@@ -116,7 +116,7 @@ impl Standstill<'_> {
         // The VMs handle their pending events, which may change the card's state.
         let vms = vms()?;
         let mut state = self.host.lock();
-        // The next owner expects all channels to have the contexts that their guests have set.
+        // The next owner expects that all channels have the contexts that their guests have set.
         let (vram, channels) = state.parts();
         channels.restore_graphics(&mut vram.memory);
         let residency = state.memory.divider().residency();
@@ -142,14 +142,14 @@ impl Standstill<'_> {
         Ok(SavedHost { card, owner, segments: state.memory.save_segments() })
     }
 
-    /// Gives the card to the next owner of the saved state: this process no longer accesses the card, not even on drop.
+    /// Hands the card to the next owner of the saved state. This process no longer accesses the card, not even on drop.
     /// Later calls that need the card's state fail, as on a failed card.
     pub fn give_away(self) {
         let host = self.host;
         host.lock().vram_mut().pinned.hand_over();
         host.owned.store(false, Ordering::Release);
         host.stop.store(true, Ordering::Release);
-        host.fail("it was given away");
+        host.fail("it was handed over");
         // Wait until the current holder releases the card's lock; later holders see the failure.
         drop(host.state.lock());
         // Threads that wait to move memory see the failure from now on.

@@ -1,4 +1,4 @@
-//! The scheduler's view of the card: the scheduler's inputs, and the effects of its decisions.
+//! The scheduler's view of the card: the inputs of the scheduler, and the effects of its decisions.
 
 use super::CardState;
 use super::scrubber::{SCRUBBER, Scrubber};
@@ -15,8 +15,8 @@ use residue::Tenancy;
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Interval of the first polls for PGRAPH's tenant to leave, which the card does not report. PGRAPH may idle meanwhile;
-/// a channel between two submissions leaves in a fraction of this time.
+/// Interval of the first polls for the departure of PGRAPH's tenant, which the card does not report. PGRAPH may idle
+/// meanwhile. A channel between two submissions leaves in a fraction of this time.
 const LEAVES_NS: u64 = 50_000;
 
 impl CardState {
@@ -25,7 +25,7 @@ impl CardState {
         Feeder::new(self)
     }
 
-    /// Returns the card's time, which never goes back.
+    /// Returns the card's time, which never decreases.
     #[must_use]
     pub fn card_time(&self) -> Nanos {
         self.clock.card_time()
@@ -135,7 +135,7 @@ impl CardView for CardState {
 
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)> {
         let now_ns = self.now_ns();
-        // With a single VM, no other VM pays for forged records.
+        // With a single VM, forged records harm no other VM.
         let shared = self.vms.len() > 1;
         let Self { memory, work, .. } = self;
         let mut completions = work.channels_mut().completed(memory.card_mut(), now_ns, shared);

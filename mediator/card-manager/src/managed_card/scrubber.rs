@@ -1,6 +1,6 @@
 //! Clears PGRAPH between tenants by running the mediator's own kernel on its own channel.
 //!
-//! [`residue::Tenancy`] decides which VM uses PGRAPH; this module carries out its steps. A VM's channels with a PGRAPH
+//! [`residue::Tenancy`] decides which VM uses PGRAPH, and this module executes its steps. A VM's channels with a PGRAPH
 //! context are kept off the card until the VM is admitted ([`channels::Channels::admit`]): the VM's slice begins with
 //! the clearing and is charged for it.
 
@@ -39,22 +39,22 @@ pub(super) struct Scrubber {
     broken: bool,
     pub(super) tenancy: Tenancy,
     pub(super) keeping: Keeping,
-    /// Channels that did not leave the card before PGRAPH changed hands, because a copy engine worked for them.
+    /// Channels that had not left the card before PGRAPH changed hands, because a copy engine was working for them.
     elsewhere: Vec<ChannelId>,
 }
 
-/// Time for which a departing tenant blocks PGRAPH without using it.
+/// Time during which a departing tenant blocks PGRAPH without using it.
 #[derive(Debug, Default)]
 pub(super) struct Keeping {
     /// The tenant, and the time of the last poll in this state.
     since: Option<(TenantId, Nanos)>,
-    /// The part of this time that is not reported to the scheduler yet: the tenant, and the start.
+    /// The part of this time that was not reported to the scheduler yet: the tenant, and the start.
     kept: Option<(TenantId, Nanos)>,
 }
 
 impl Keeping {
     /// Records a poll while PGRAPH's tenant must leave. `keeps` means that the tenant has not left and PGRAPH is idle.
-    /// The scheduler is charged for the time since the last poll in this state.
+    /// The tenant is charged for the time since the last poll in this state.
     fn look(&mut self, vm: TenantId, keeps: bool, now: Nanos) {
         if let Some((_, since)) = self.since.take().filter(|(of, _)| *of == vm) {
             let before = self.kept.filter(|(of, _)| *of == vm).map_or(since, |(_, before)| before);
@@ -63,14 +63,14 @@ impl Keeping {
         self.since = keeps.then_some((vm, now));
     }
 
-    /// Takes the part that is not reported to the scheduler yet.
+    /// Takes the part that was not reported to the scheduler yet.
     pub(super) fn take(&mut self) -> Option<(TenantId, Nanos)> {
         self.kept.take()
     }
 }
 
 impl Scrubber {
-    /// Binds the channel, and writes the kernel to the card's memory. From now on only channels of the admitted VM use
+    /// Binds the channel, and writes the kernel to the card's memory. From now on, only channels of the admitted VM use
     /// PGRAPH.
     pub(super) fn new(
         vram: &mut CardVram,
@@ -134,14 +134,14 @@ impl Scrubber {
         Ok(())
     }
 
-    /// Records that PGRAPH changes hands although copy engines work for these channels of its tenant.
+    /// Records that PGRAPH changes hands while copy engines work for these channels of its tenant.
     fn not_awaited(&mut self, channels: Vec<ChannelId>) {
         self.elsewhere.extend(channels);
         self.elsewhere.sort_unstable();
         self.elsewhere.dedup();
     }
 
-    /// Returns true if a copy engine may still work for a channel that left without a wait.
+    /// Returns true if a copy engine may still work for a channel that lost PGRAPH without a wait.
     pub(super) fn is_awaited_elsewhere(&self) -> bool {
         !self.elsewhere.is_empty()
     }
@@ -165,14 +165,14 @@ impl CardState {
         self.scrubber.as_ref().map(|scrubber| scrubber.tenancy.counts())
     }
 
-    /// Returns true if the engines of a channel's work matter: the channel may use PGRAPH, PGRAPH is cleared between
-    /// VMs, and another VM exists.
+    /// Returns true if the engines of a channel's work must be known: the channel may use PGRAPH, PGRAPH is cleared
+    /// between VMs, and another VM exists.
     #[must_use]
     pub fn asks_needs(&self, channel: ChannelId) -> bool {
         self.scrubber.is_some() && self.vms.len() > 1 && self.work.channels().has_graphics(channel)
     }
 
-    /// Handles work of a VM for a channel. Work that may be for PGRAPH waits until the VM is admitted to PGRAPH.
+    /// Handles a VM's work for a channel. Work that may be for PGRAPH waits until the VM is admitted to PGRAPH.
     pub(super) fn wants_graphics(&mut self, channel: ChannelId) {
         let [graphics, ..] = self.work.channels().contexts(channel);
         if let (Some(scrubber), Some((vm, _)), true) =
@@ -208,8 +208,8 @@ impl CardState {
         }
     }
 
-    /// Admits a VM to PGRAPH. Channels of other VMs that a copy engine still works for lose their PGRAPH contexts
-    /// first.
+    /// Admits a VM to PGRAPH. Before that, channels of other VMs that a copy engine still works for lose their PGRAPH
+    /// contexts.
     fn admit(&mut self, scrubber: &Scrubber, vm: TenantId) {
         let (vram, channels) = self.parts();
         for channel in &scrubber.elsewhere {
@@ -220,7 +220,7 @@ impl CardState {
         channels.admit(&mut vram.memory, Some(vm));
     }
 
-    /// Lets PGRAPH change hands, as far as possible now; does nothing while the card is quiesced.
+    /// Makes PGRAPH change hands, as far as possible now. Does nothing while the card is quiesced.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
         while !self.still {
@@ -255,7 +255,7 @@ impl CardState {
                 }
                 Step::Clear => {
                     if let Err(error) = self.clear_graphics(&mut scrubber, now) {
-                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait for it");
+                        tracing::error!(%error, "PGRAPH cannot be cleared: VMs wait until it can");
                         scrubber.breaks(now);
                     }
                     false
@@ -288,7 +288,7 @@ impl CardState {
         scrubber.submit(vram, channels, now)
     }
 
-    /// Returns true if work of a VM that may be for PGRAPH is at one of these stages.
+    /// Returns true if a VM has work at one of these stages that may be for PGRAPH.
     pub(super) fn has_on_graphics(&self, vm: TenantId, stages: &[Stage]) -> bool {
         self.work.schedule().any_at(stages, &self.work.channels().on_graphics(vm))
     }
@@ -316,7 +316,7 @@ impl CardState {
     }
 
     /// Returns two values: true if PGRAPH is idle, and true if additionally no further work of a VM can arrive at
-    /// PGRAPH. A channel on a copy engine cannot arrive: it is stopped, so that it reaches no other engine before its
+    /// PGRAPH. A channel on a copy engine cannot arrive, because it is stopped and reaches no other engine before its
     /// VM is admitted again.
     // GUESS: the card schedules a stopped channel only on the engine that already works for it.
     fn has_left_graphics(&mut self, scrubber: &mut Scrubber, vm: TenantId) -> (bool, bool) {
@@ -336,8 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Makes VMs with channels that were not awaited wait for PGRAPH again, once no copy engine works for these
-    /// channels.
+    /// Queues VMs for PGRAPH whose channels lost PGRAPH while a copy engine was working for them, once this work has
+    /// ended.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };
@@ -371,7 +371,7 @@ mod tests {
         keeping.look(a, true, Nanos(20));
         keeping.look(a, false, Nanos(30));
         assert_eq!((keeping.take(), keeping.take()), (Some((a, Nanos(10))), None));
-        // The tenant works on PGRAPH in between, and then another VM is the tenant.
+        // The tenant works on PGRAPH in between. Afterwards another VM is the tenant.
         keeping.look(a, true, Nanos(40));
         keeping.look(b, true, Nanos(50));
         keeping.look(b, false, Nanos(60));

@@ -1,12 +1,13 @@
-//! Memory of a VM that moves to another card, while both cards use it: its host memory is mapped for the other card as
-//! well, so that this memory need not be copied during the VM's downtime. Only one of the cards lets the VM run.
+//! Memory of a VM that moves to another card, while both cards use it. The VM's host memory is also mapped for the
+//! other card, so that it need not be copied during the VM's downtime. Only one of the cards runs the VM.
 //!
 //! 1. The target card *borrows* the VM's memory in the other card's host memory ([`ManagedCard::lend`]), in addition to
 //!    its own memory, whose pages are already allocated.
-//! 2. When the VM is stopped, borrowed chunks that have moved since are returned ([`ManagedCard::part`]) and copied
-//!    like chunks that were never borrowed.
-//! 3. When the VM has resumed, the borrowed memory is copied, in parts, each while its work is off the engines, as in a
-//!    relocation ([`ManagedCard::copy_borrowed_memory`]). Only then the old card gets its memory back.
+//! 2. When the VM is stopped, borrowed chunks that have moved in the meantime are returned ([`ManagedCard::part`]) and
+//!    copied like chunks that were never borrowed.
+//! 3. When the VM has resumed, the borrowed memory is copied in parts. The VM's work is off the engines during each
+//!    part, as in a relocation ([`ManagedCard::copy_borrowed_memory`]). Only then does the old card get its memory
+//!    back.
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -28,11 +29,11 @@ struct Lent {
 }
 
 impl ManagedCard {
-    /// Makes VM `its` of card `to` borrow these chunks of a VM, which continues to work. Returns the chunks that could
-    /// not be borrowed, because they are on a card or the chunk sizes differ.
+    /// Makes VM `its` of card `to` borrow these chunks of a VM, which continues to work. Returns the chunks that cannot
+    /// be borrowed because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
-    /// If the other card has too little memory, or does not answer.
+    /// If the other card has too little memory, or does not respond.
     pub(super) fn lend(
         &self,
         vm: TenantId,
@@ -59,9 +60,9 @@ impl ManagedCard {
         Ok(rest)
     }
 
-    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved since: its own memory at these
-    /// addresses is zero. Must be called while no memory of this card moves. Returns the chunks that are identical on
-    /// both cards.
+    /// Makes VM `its` of card `to` give up borrowed chunks of a VM that have moved in the meantime. Its own memory at
+    /// these addresses is zero. Must be called while no memory of this card moves. Returns the chunks that are
+    /// identical on both cards.
     ///
     /// # Errors
     /// If the other card rejects its own memory.
@@ -93,7 +94,7 @@ impl ManagedCard {
     /// repeatedly, each time while a few MiB are copied.
     ///
     /// # Errors
-    /// If this card still has memory of the other card, which then must not be reused.
+    /// If this card still has memory of the other card. The other card must not reuse that memory.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();
@@ -104,7 +105,7 @@ impl ManagedCard {
             }
             self.copy_borrowed_batch(vm, &lent)?;
         }
-        // Scrub memory that the VM has released meanwhile.
+        // Scrub memory that the VM has released in the meantime.
         self.scrub();
         if self.lock().vram().pinned.borrows() {
             return Err(ManagerError::Unsettled("it still has memory of the card that a VM has left"));
@@ -153,7 +154,7 @@ impl CardState {
         self.chunks_of(vm).into_iter().filter_map(lent).collect()
     }
 
-    /// Stops a VM's channels, makes them leave the engines, and records its CPUs' writes to these chunks.
+    /// Stops a VM's channels, makes them leave the engines, and records the VM's CPU writes to these chunks.
     fn begin_settling(&mut self, vm: TenantId, lent: &[Lent]) {
         let bytes = self.chunk_bytes();
         for one in lent {
@@ -162,8 +163,8 @@ impl CardState {
         self.keep_from_running(vm);
     }
 
-    /// Switches a copied chunk to the card's own memory, including writes made meanwhile, unless the chunk has lost its
-    /// place.
+    /// Switches a copied chunk to the card's own memory, including writes made in the meantime, unless the chunk was
+    /// freed.
     fn settle_one(&mut self, vm: TenantId, Lent { at, slot, memory }: &Lent) -> Result<(), ManagerError> {
         let bytes = self.chunk_bytes();
         let written = self.vram_mut().copied.remove(&(vm, at.0 / bytes));

@@ -1,8 +1,8 @@
 //! Quiesces the card: no channel of a VM is on an engine, ended work is reported, and no memory moves. In this state,
 //! the card can be saved or handed over.
 //!
-//! Guests continue: work of their doorbells waits in their rings, and their writes stay in place. For VMs, work only
-//! takes longer.
+//! Guests continue: their submitted work waits in their rings, and their writes stay in place. The VMs' work only takes
+//! longer.
 
 use super::scrubber::Scrubber;
 use super::{CardState, ManagedCard};
@@ -17,14 +17,14 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// Additional time limit after the hung channels are killed.
-// TIMEOUT: an engine has no work after a reset, and departures give up after a quarter of a second.
+/// Additional time limit after the hung channels have been killed.
+// TIMEOUT: an engine has no work after a reset, and departures time out after a quarter of a second.
 const KILLED_LIMIT: Duration = Duration::from_secs(1);
 /// Interval at which departing channels are polled. The card has no interrupt for a channel's departure.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 /// A card that is quiesced until this value is dropped.
-#[must_use = "the card goes on when this is dropped"]
+#[must_use = "the card continues when this is dropped"]
 pub struct Standstill<'a> {
     pub(super) host: &'a ManagedCard,
     _no_moves: locks::Guard<'a, rank::Moving, ()>,
@@ -32,10 +32,10 @@ pub struct Standstill<'a> {
 
 impl ManagedCard {
     /// Makes the work of all VMs leave the engines. A channel that has not left within `limit` counts as hung: it is
-    /// killed, its guest is notified, and the wait for the other channels continues. Must be called without any lock.
+    /// killed, its guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
     ///
     /// # Errors
-    /// If a channel still stays on the card; in this case the card continues.
+    /// If a channel still stays on the card. In this case the card continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -72,7 +72,7 @@ impl ManagedCard {
         loop {
             let Some(stays) = stays(&mut self.lock()) else { break };
             if began.elapsed() > limit + KILLED_LIMIT {
-                tracing::error!(?stays, "channels do not stand still");
+                tracing::error!(?stays, "channels are not quiescent");
                 return Err(ManagerError::NotStill);
             }
             if began.elapsed() > limit {
@@ -90,7 +90,7 @@ impl ManagedCard {
         told.into_iter().for_each(|event| self.deliver(vm, event));
     }
 
-    /// Notifies guests of ended work. The card raises no interrupts afterwards, because no work runs.
+    /// Notifies guests of completed work. The card raises no interrupts afterwards, because no work runs.
     pub(super) fn tell_ended(&self) {
         let events = {
             let mut state = self.lock();
@@ -138,12 +138,12 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for this channel: a reset of the engines that it holds suffices, and its guest need not
+            // No engine works for this channel. A reset of the engines that it holds suffices, and its guest need not
             // be notified.
             self.reset_engines_of(physical);
             return None;
         };
-        tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine for the card to stand still");
+        tracing::warn!(%vm, ?channel, engine, "a channel does not leave its engine, so the card is not quiescent");
         self.kill_channel(vm, channel, engine);
         if let Some(engine) = engine_numbered(engine) {
             self.feeder().feed([sched::Event::Struck { vgpu: vm, engine }]);

@@ -51,7 +51,7 @@ impl CardState {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
-    /// Returns the current holdings of memory.
+    /// Returns how the memory is currently allocated.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         self.memory.holdings(self.now_ns())
@@ -81,13 +81,13 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves that allow `chunks` more chunks of the card to be guaranteed.
+    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
     }
 
-    /// Returns random moves, if they are due.
+    /// Returns random moves for tests, if they are due.
     pub(super) fn inject_random_moves(&mut self) -> Plan {
         self.memory.inject_random_moves()
     }
@@ -104,7 +104,7 @@ impl CardState {
         self.memory.looked(now, waiting, served)
     }
 
-    /// Ends a round of plans: starts the quantum for which memory was moved, unless memory moves.
+    /// Ends a round of plans. Starts the quantum for which memory was moved, unless memory is still moving.
     pub(super) fn round_ended(&mut self) {
         let now = self.now_ns();
         let holds = self.memory.round_ended(now);
@@ -117,7 +117,7 @@ impl CardState {
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or lets them run again.
+    /// Stops VMs during another VM's quantum, or allows them to run again.
     fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
@@ -127,7 +127,7 @@ impl CardState {
         self.compete();
     }
 
-    /// Lets the holder of a quantum compete for time with the settings of all members.
+    /// Makes the holder of a quantum compete for time with the settings of all members.
     fn compete(&mut self) {
         let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
         self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
@@ -165,32 +165,32 @@ impl CardState {
         self.clock.host_ns()
     }
 
-    /// Measures by how much the card's clock is ahead of the host's.
+    /// Measures how far the card's clock is ahead of the host's clock.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&**self.memory.vram().memory.card());
     }
 
-    /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns, or a little later; `None`
-    /// cancels it.
+    /// Schedules [`GuestEvent::Alarm`](crate::GuestEvent::Alarm) for a VM in `in_ns` ns or slightly later; `None`
+    /// cancels the alarm.
     pub fn arm_guest_alarm(&mut self, vm: TenantId, in_ns: Option<u64>) {
         let now = self.now_ns();
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and the number of pauses of its
-    /// channels because of too many such interrupts.
+    /// Returns the number of interrupts without a completion that a VM has caused, and the number of times that its
+    /// channels were paused because of them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
     }
 
-    /// Returns the VM's share of the card's time when all VMs have work, in millionths.
+    /// Returns the VM's share of the card's time if all VMs have work, in millionths.
     #[must_use]
     pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
     }
 
-    /// Returns the scheduler's usage data, with uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's usage data, including the uses of the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
@@ -221,8 +221,8 @@ impl CardState {
         self.work.note_move(moved);
     }
 
-    /// Begins a record of how often a VM's memory is accessed. Returns `false` if the VM does not exist, or it has one
-    /// already.
+    /// Starts to record how often a VM's memory is accessed. Returns `false` if the VM does not exist or already has a
+    /// record.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)

@@ -6,17 +6,17 @@ use card_memory::{Job, Source};
 use vram::Place;
 
 impl ManagedCard {
-    /// Scrubs free memory, as the thread that moves memory does after each relocation.
+    /// Scrubs free memory. The thread that moves memory does this after each relocation.
     pub fn scrub(&self) {
         while self.zero_by_engines(true) {}
         while self.lock().vram_mut().scrub_piece().unwrap_or(false) {}
     }
 
-    /// Scrubs memory that a VM has freed. If the engines zero memory, the mover does this after a wake-up, because the
-    /// caller may hold a VM's lock.
+    /// Scrubs memory that a VM has freed. If the engines zero memory, only wakes the mover, because the caller may hold
+    /// a VM's lock.
     ///
     /// # Errors
-    /// If the card does not answer.
+    /// If the card does not respond.
     pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
         // The card's lock is held for one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}
@@ -24,7 +24,7 @@ impl ManagedCard {
     }
 
     /// Zeroes free chunks of the card with the engines: all chunks, or only the reserve of pre-zeroed chunks. Returns
-    /// false if no chunk needs zeroing or the CPU must do it.
+    /// false if no chunk needs zeroing or the CPU must zero them.
     pub(super) fn zero_by_engines(&self, all: bool) -> bool {
         if !self.engines_zero {
             return false;
@@ -44,7 +44,7 @@ impl ManagedCard {
             return !places.is_empty();
         };
         tracing::warn!(%error, "memory is zeroed by the CPU");
-        // An engine that still works would later write to memory that may belong to a guest by then.
+        // An engine that still works would later write to memory that may belong to a guest at that time.
         match self.stop_copier(&places) {
             Ok(()) => self.lock().vram_mut().engines_have_failed(),
             Err(_) => self.lock().vram_mut().engines_keep(),

@@ -1,10 +1,10 @@
-//! The alarms that guests have armed on their PTIMERs: one timer per card, set to the first alarm.
+//! The alarms that guests have armed on their PTIMERs. One timer per card is set to the first alarm.
 
 use crate::alarm::{Alarm, TimerAlarm};
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Minimum time between arming an alarm and its expiry, in ns: a guest that arms its alarm repeatedly wakes the card's
+/// Minimum time between arming an alarm and its expiry, in ns. A guest that arms its alarm repeatedly wakes the card's
 /// interrupt thread at most this often.
 const SOONEST_NS: u64 = 100_000;
 

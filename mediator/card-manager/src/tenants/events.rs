@@ -5,13 +5,13 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers where the VM's numbers are unknown to the card
-/// manager.
+/// A card event for one VM. It contains physical addresses and numbers if the card manager has no record of the VM's
+/// own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work of an engine has raised its interrupt; the VM had work on this engine.
     NonStall {
-        /// The engine's number in `nvspec::fifo::engine`.
+        /// Number of the engine in `nvspec::fifo::engine`.
         engine: u32,
     },
     /// The last runlist that the VM submitted is in effect.
@@ -24,9 +24,9 @@ pub enum GuestEvent {
     Alarm,
     /// Memory that the VM waits for may be available, or its wait has reached the time limit.
     Memory,
-    /// A channel held an engine for too long without progress. It is off the card.
+    /// A channel held an engine for too long without progress. The channel is off the card.
     Hang {
-        /// The engine's number in `nvspec::fifo::engine`.
+        /// Number of the engine in `nvspec::fifo::engine`.
         engine: u32,
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -42,7 +42,7 @@ pub enum GuestEvent {
         /// The fault's type word, in the format of `pfifo::FAULT_TYPE`.
         kind: u32,
     },
-    /// A PBDMA found a method that it cannot execute, and has continued after it.
+    /// A PBDMA found a method that it cannot execute, and has skipped it.
     Pbdma {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -55,7 +55,7 @@ pub enum GuestEvent {
         /// Data of the method.
         data: u32,
     },
-    /// PGRAPH refused a method, and has continued after it.
+    /// PGRAPH rejected a method, and has skipped it.
     Graph {
         /// The VM's channel.
         channel: VirtualChannelId,
@@ -71,10 +71,10 @@ pub enum GuestEvent {
         data: u32,
         /// Units that trapped, as a word in the format of `pgraph::TRAP`.
         trap: u32,
-        /// Error report of the first multiprocessor that trapped, if any did.
+        /// Error report of the first multiprocessor that trapped, if any.
         sm: Option<SmError>,
     },
-    /// A copy engine refused a method, and has continued after it.
+    /// A copy engine rejected a method, and has skipped it.
     Copy {
         /// The VM's channel.
         channel: VirtualChannelId,

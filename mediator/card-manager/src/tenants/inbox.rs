@@ -1,14 +1,14 @@
-//! Events from the card's interrupt thread for a VM whose lock is taken.
+//! Events from the card's interrupt thread for a VM whose lock is held.
 //!
 //! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM: a guest that keeps its own
-//! vGPU busy with a large flush would delay its neighbours' interrupts. The thread leaves the event in the inbox
-//! instead (`mailbox` handles it later).
+//! vGPU busy with a large flush would delay its neighbours' interrupts. The thread puts the event into the inbox
+//! instead, and `mailbox` handles it later.
 
 use super::GuestEvent;
 use std::collections::VecDeque;
 
-/// Maximum number of queued errors. Engines continue after an error, so a guest can cause any number; further errors
-/// are only counted.
+/// Maximum number of queued errors. Engines continue after an error, so a guest can cause any number of errors. Further
+/// errors are only counted.
 const MAX_QUEUED_ERRORS: usize = 256;
 
 /// Events that are waiting for a VM.
@@ -25,13 +25,13 @@ impl Inbox {
             return;
         }
         match event {
-            // A channel's ring is read up to its last doorbell, so only this doorbell is stored.
+            // A channel's ring is read up to its last doorbell, so only the last doorbell is stored.
             GuestEvent::Resume(doorbell) => {
                 let same = |old: &GuestEvent| matches!(old, GuestEvent::Resume(old) if old.channel == doorbell.channel);
                 self.events.retain(|old| !same(old));
             }
-            // Each of these events is the end of a channel that stays bound until the event is handled, so there is at
-            // most one per channel.
+            // Each of these events ends a channel that stays bound until the event is handled, so each channel has at
+            // most one.
             GuestEvent::MmuFault { .. }
             | GuestEvent::Hang { .. }
             | GuestEvent::NonStall { .. }

@@ -1,8 +1,9 @@
 //! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
 //!
-//! The interrupt thread serves all VMs of a card and waits for none. It leaves its event in the inbox and tries to take
-//! the lock; if the lock is taken, its holder empties the inbox on release. An event that arrives between the holder's
-//! last check and the release still finds the lock taken, so the holder checks once more afterwards.
+//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox and tries
+//! to take the lock. If another thread holds the lock, that thread empties the inbox on release. An event may arrive
+//! between the holder's last check and the release, and still find the lock taken. The holder therefore checks once
+//! more afterwards.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Handles events.
 pub trait Recipient {
-    /// Shows an event to the guest. Called with the lock held.
+    /// Shows an event to the guest. The caller holds the lock.
     fn take_up(&mut self, event: GuestEvent);
 
     /// Called before the lock is released.
@@ -28,7 +29,7 @@ pub struct Mailbox<R, L: Locks = Real> {
     torn: AtomicBool,
 }
 
-/// The held lock. Queued events are handled before it is released.
+/// A guard of the held lock. Queued events are handled before the lock is released.
 pub struct MailboxGuard<'a, R: Recipient, L: Locks = Real> {
     mailbox: &'a Mailbox<R, L>,
     /// Always present, except at the end of [`Drop::drop`].
@@ -46,12 +47,12 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// If the recipient is [torn](Self::is_torn): the panic ends a VM's own thread, and other threads check first.
+    /// If the recipient is [torn](Self::is_torn). The panic ends a VM's own thread. Other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
         // PANIC: half-changed state must not be served. The VM's thread catches panics.
-        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM half changed");
+        assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM in an inconsistent state");
         held
     }
 
@@ -67,7 +68,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.locked.try_lock().map(|guard| MailboxGuard::new(self, guard)).filter(|_| !self.is_torn())
     }
 
-    /// Returns true if a panic has dropped the lock: the recipient may be half changed.
+    /// Returns true if a panic has released the lock: the recipient may be half changed.
     pub fn is_torn(&self) -> bool {
         self.torn.load(Ordering::Acquire)
     }
@@ -84,7 +85,7 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
         self.inbox.lock().lost()
     }
 
-    /// Takes the next event in a separate statement, so that the inbox is not locked while the event is handled.
+    /// Takes the next event in a separate statement, so that the inbox is unlocked while the event is handled.
     fn next(&self) -> Option<GuestEvent> {
         self.inbox.lock().pop()
     }
@@ -134,7 +135,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             drop(torn);
             drop(recipient);
             // An event that arrived between the check and the release found the lock taken, so this thread must handle
-            // it.
+            // the event.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }
@@ -142,8 +143,8 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
     }
 }
 
-/// Marks a recipient as torn when it is dropped by a panic. The value is declared after the lock's guard, and so
-/// dropped before the guard.
+/// Marks a recipient as torn if a panic drops this value. The value is declared after the lock's guard, and is
+/// therefore dropped before the guard.
 struct Tearing<'a> {
     torn: &'a AtomicBool,
     whole: bool,

@@ -1,4 +1,4 @@
-//! The card as a [`Feeder`](super::feeder::Feeder) sees it.
+//! The interface of a [`Feeder`](super::feeder::Feeder) to the card.
 
 use super::needs::Needs;
 use super::schedule::Schedule;
@@ -8,11 +8,11 @@ use nvspec::fifo::{ChannelId, VirtualChannelId};
 use sched::{Engine, Nanos};
 use vram::TenantId;
 
-/// Questions and requests of a feeder to its card, answered by the state of a card under its lock. Tests implement this
-/// trait with a card model.
+/// Queries and requests of a feeder to its card, implemented by the state of a card under its lock. Tests implement
+/// this trait with a model of a card.
 ///
 /// The schedule is part of that state and not of the feeder, because a request may end channels, and the feeder of the
-/// same card must be notified of this before the request returns ([`Self::kill`]).
+/// same card must be notified before the request returns ([`Self::kill`]).
 pub trait CardView {
     /// The alarm that wakes the interrupt thread.
     type Alarm: Alarm;
@@ -20,10 +20,10 @@ pub trait CardView {
     /// Returns the scheduler and its known submissions, which are part of the card's state.
     fn schedule(&mut self) -> &mut Schedule<Self::Alarm>;
 
-    /// Returns the card's time, which never goes back.
+    /// Returns the card's time, which never decreases.
     fn card_time(&self) -> Nanos;
 
-    /// Returns the VM of a channel of the card, and the guest's number of the channel.
+    /// Returns the VM of a channel on the card, and the guest's number of the channel.
     fn owner(&self, channel: ChannelId) -> Option<(TenantId, VirtualChannelId)>;
 
     /// Returns the engines that a channel can work on, according to its contexts.
@@ -32,28 +32,28 @@ pub trait CardView {
     /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped it.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns the location of a channel, according to the card.
+    /// Returns the location of a channel that the card reports.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
     /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
     fn holds(&mut self, channel: ChannelId) -> bool;
 
-    /// Returns the channel that an engine works for, according to the card.
+    /// Returns the channel that an engine works for, as reported by the card.
     fn occupant(&mut self, engine: Engine) -> Option<ChannelId>;
 
     /// Returns a value that changes while the channel makes progress.
     fn progress(&mut self, channel: ChannelId) -> u64;
 
     /// Returns true if a channel is kept off an engine that another VM holds, so that the channel cannot poll its
-    /// semaphore; the card's report about the channel dates from its last run.
+    /// semaphore. The card's report about the channel then dates from its last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
     /// soon.
     fn is_left_out(&self, channel: ChannelId) -> bool;
 
-    /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has work on the card, for any
-    /// engine.
+    /// Returns true if a channel's VM has exclusive use of PGRAPH while the channel has work for any engine on the
+    /// card.
     fn closes_graphics(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel's PGRAPH context setting matches the needs of the work.
@@ -62,14 +62,14 @@ pub trait CardView {
     /// Returns true if a channel has so much work that its completions must be noticed immediately.
     fn needs_ends(&self, channel: ChannelId) -> bool;
 
-    /// Returns the time in ns until the timer must expire, unless another event comes first: [`Self::take_ended`] must
-    /// then be called again, or a channel must still leave the card.
+    /// Returns the time in ns until the timer must expire, unless another event comes first. At that time
+    /// [`Self::take_ended`] must be called again, or a departing channel must be polled.
     fn deferred_ns(&self) -> Option<u64>;
 
-    /// Returns the submissions that ended since the last call, with the card's time of the end if known.
+    /// Returns the submissions that have ended since the last call, with the card's time of the end if known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Lets the card fetch a submission and the channel's earlier ones. Returns `false` if the channel no longer
+    /// Allows the card to fetch a submission and the channel's earlier ones. Returns `false` if the channel no longer
     /// exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
@@ -80,17 +80,17 @@ pub trait CardView {
     /// leave an engine.
     fn make_ready(&mut self, channel: ChannelId, needs: Needs) -> bool;
 
-    /// Asks the card to take a channel off its engines.
+    /// Requests that the card remove a channel from its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
-    /// Keeps a channel off the card, or lets it return with its work.
+    /// Keeps a channel off the card, or allows it to return with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
-    /// Lets an engine that is used by one VM at a time change hands, if this is due. Returns the VM that has blocked
-    /// PGRAPH with work on other engines since the last call, if any, and the start of this time.
+    /// Makes an engine that one VM at a time uses change hands, if this is due. Returns the VM that has blocked PGRAPH
+    /// with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
-    /// Takes a channel that has held an engine for too long off the card, and reports it through
+    /// Removes a channel that has held an engine for too long from the card, and reports the end through
     /// [`Feeder::channel_ended`](super::feeder::Feeder::channel_ended).
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

@@ -1,34 +1,34 @@
 //! Channels that must leave the card and have not left their engines yet.
 //!
-//! No thread waits for these channels with the card's lock held. The scheduler's tick polls each of them, resets an
-//! engine that keeps a channel for too long, and gives up on a channel that still stays. Until a channel has left, its
-//! number, its shadow directory and its work area stay as they are, and its work is charged to its VM.
+//! No thread holds the card's lock while it waits for these channels. The scheduler's tick polls each channel, resets
+//! an engine that keeps a channel for too long, and gives up if the channel still stays. Until a channel has left, its
+//! number, its shadow directory and its work area do not change, and its work is charged to its VM.
 
 use nvspec::fifo::ChannelId;
 use std::collections::BTreeMap;
 use vram::TenantId;
 
-/// Minimum time between two polls that count, in ns.
+/// Minimum time between two counted polls, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Number of polls before the engine that works for a channel is reset: at least 20 ms.
-// TIMEOUT: an engine without current work leaves a channel much sooner. A busy host delays the polls.
+/// Number of polls before the engine that works for a channel is reset. They take at least 20 ms.
+// TIMEOUT: an engine without current work releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
 /// Number of polls after the reset before the channel counts as kept by the card.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. The host may be the reason that the card does not
-/// continue.
+/// Time between two polls of a channel that stays on the card, in ns. A slow host may be the reason why the card does
+/// not continue.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Progress of a channel's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The card was asked to take the channel off its engines.
+    /// The card was requested to remove the channel from its engines.
     Asked,
     /// The engines that worked for the channel were reset.
     Reset,
     /// The channel has left; its VM must remove its work area from the address space.
     Left,
-    /// The channel stays on the card, and no thread waits for it. It leaves late, or after a reset of the card.
+    /// The channel stays on the card, and no thread waits for it. It may leave late, or after a reset of the card.
     Kept,
 }
 
@@ -37,7 +37,7 @@ enum Stage {
 struct Departure {
     vm: TenantId,
     stage: Stage,
-    /// Number of polls that have counted in this stage.
+    /// Number of counted polls at this stage.
     looks: u32,
     /// Time of the last counted poll, in ns since the card was taken over.
     looked_ns: u64,
@@ -45,7 +45,7 @@ struct Departure {
     charged: bool,
 }
 
-/// Remedy for a channel that stays.
+/// Next step for a channel that stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Remedy {
     /// Reset the engines that work for the channel.
@@ -71,8 +71,8 @@ impl Departures {
         self.0.contains_key(&channel)
     }
 
-    /// Returns the channels to poll: departing channels, and occasionally the channels that stayed on the card. Also
-    /// returns their VMs.
+    /// Returns the channels to poll, with their VMs: departing channels, and occasionally the channels that stayed on
+    /// the card.
     pub(crate) fn due(&self, now_ns: u64) -> Vec<(ChannelId, TenantId)> {
         let due = self.0.iter().filter(|(_, departure)| departure.is_due(now_ns));
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
@@ -176,7 +176,7 @@ mod tests {
     fn engine_is_reset_after_fixed_poll_count_despite_extra_polls() {
         let (mut departures, mut now) = (Departures::default(), 0);
         departures.begin(VM, CHANNEL, true, now);
-        // Waiting threads poll more often than the tick does.
+        // Waiting threads poll more often than the tick.
         assert!((0..1000).all(|_| departures.stays(CHANNEL, now).is_none()));
         assert_eq!(look(&mut departures, ASKED_LOOKS, &mut now), Some(Remedy::Reset));
         assert!(departures.any_leaving(Some(VM)) && !departures.any_leaving(Some(TenantId(2))));
@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(departures.take_left(TenantId(2)), []);
         assert_eq!(departures.take_left(VM), [CHANNEL]);
         assert!(!departures.contains(CHANNEL));
-        // The channel was killed: its engine was reset immediately.
+        // The channel was killed, so its engine was reset immediately.
         departures.begin(VM, CHANNEL, true, 0);
         assert!(departures.discharge(CHANNEL) && !departures.leave(CHANNEL, false));
         assert!(!departures.contains(CHANNEL));

@@ -1,11 +1,11 @@
-//! Channels whose started work is currently kept off the card: it resumes in its VM's next slice.
+//! Channels whose started work is currently kept off the card. The work resumes in its VM's next slice.
 //!
-//! There are two kinds. A channel that was stopped (by its guest's registers, or because memory moves) and has left the
-//! card resumes when it may run again. A channel that waits for a semaphore *rests* (is descheduled) while others have
-//! work. One reason is that an acquire may block the unit that fetches methods for its whole time slice, repeatedly.
-//! The other reason is that the channel's VM has used up its [hops](WakeAllowance) with work between its waits.
-//! Periodically, one resting channel may poll its semaphore again, like a submission in its slice. When the card has no
-//! other work, no channel rests.
+//! There are two kinds. The first kind is a channel that was stopped (through its guest's registers, or because memory
+//! moves) and has left the card. It resumes when it may run again. The second kind is a channel that waits for a
+//! semaphore and *rests* (is descheduled) while other channels have work. One reason is that an acquire may block the
+//! unit that fetches methods for its whole time slice, repeatedly. The other reason is that the channel's VM has used
+//! up its [hops](WakeAllowance) with work between its waits. Periodically, one resting channel may poll its semaphore
+//! again, like a submission in its slice. If the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -18,7 +18,7 @@ const REST_NS: u64 = 32_000_000;
 /// Number of hops that a VM has in advance ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
-/// Reason that a channel is descheduled.
+/// Reason why a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Why {
     /// The channel may not run.
@@ -80,7 +80,7 @@ impl DescheduledChannels {
         self.resting.retain(|channel| channels.contains_key(channel));
     }
 
-    /// Returns the next channel that may poll, if a poll is due; the channel then no longer rests. `wanted` is true if
+    /// Returns the next channel that may poll, if a poll is due. The channel then no longer rests. `wanted` is true if
     /// other VMs have work.
     pub(crate) fn wake_next(&mut self, now: Nanos, wanted: bool) -> Option<ChannelId> {
         if wanted && now < self.next {
@@ -95,8 +95,8 @@ impl DescheduledChannels {
     }
 }
 
-/// Limits how often a VM's channels work between two polls at which they waited. This work is not measured and belongs
-/// to no slice, so each VM may do it a few times, and then once per poll of a resting channel.
+/// Limits how often a VM's channels work between two polls that found them waiting. This work is not measured and
+/// belongs to no slice. Each VM may therefore do it a few times, and then once per poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 

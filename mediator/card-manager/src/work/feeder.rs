@@ -1,19 +1,19 @@
-//! Feeds the scheduler of a card with events, and carries out its decisions.
+//! Feeds the scheduler of a card with events, and executes its decisions.
 //!
-//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]) and arrives at the
-//! feeder; when the submission gets a slice, on any thread, the card may fetch it. The submission's completion record
-//! marks its end with the card's timestamp.
+//! A doorbell puts a submission into a channel's ring on the card ([`channels::Channels::pull`]), and the submission
+//! arrives at the feeder. When the submission gets a slice, on any thread, the card may fetch it. The submission's
+//! completion record marks its end with the card's timestamp.
 //!
 //! A submission that cannot run does not block others. It arrives only once the guest has enabled and listed its
-//! channel. A submission that started and then waits, for a semaphore or because its channel was stopped, leaves the
-//! engine to others once the card reports that no engine works for its channel. Until then it is charged and its limit
-//! applies, regardless of the guest's register writes; a stopped channel is asked to leave the engine. When it may run
-//! again, it resumes in its [slice](super::descheduled).
+//! channel. A submission may start and then wait, for a semaphore or because its channel was stopped. It releases the
+//! engine to other submissions once the card reports that no engine works for its channel. Until then the submission is
+//! charged and its limit applies, regardless of the guest's register writes; a stopped channel must leave the engine.
+//! When the submission may run again, it resumes in its [slice](super::descheduled).
 //!
 //! Parts: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run), `engines`
 //! (the channels that the engines work for, and overruns).
 //!
-//! A channel is killed only after the engine confirms that it is running it.
+//! A channel is killed only after the engine confirms that it is running the channel.
 
 mod arrivals;
 mod engines;
@@ -29,14 +29,14 @@ use sched::{Channel, Config, Decision, Engine, Event, Nanos, Ticket, VgpuParams}
 use std::collections::VecDeque;
 use vram::TenantId;
 
-/// Reports events to a card's scheduler and carries out its decisions.
+/// Reports events to a card's scheduler and executes its decisions.
 #[derive(Debug)]
 pub struct Feeder<'a, C> {
     card: &'a mut C,
 }
 
 impl<'a, C: CardView> Feeder<'a, C> {
-    /// Creates the feeder of a card, for some events under the card's lock.
+    /// Creates the feeder of a card for several events under one hold of the card's lock.
     pub(crate) fn new(card: &'a mut C) -> Self {
         Self { card }
     }
@@ -76,7 +76,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     }
 
     /// Handles the end of a physical channel, which is off the card with all its work. Work that ended before was
-    /// [completed](Self::complete).
+    /// already [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
         self.schedule().several.remove(&channel);
@@ -87,7 +87,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     /// Finds the submissions that have ended.
     pub(crate) fn complete(&mut self) {
         let mut ended = self.card.take_ended();
-        // Ends on one engine are in order; an end without a time happened before now.
+        // Ends on one engine are in order. An end without a time happened before now.
         ended.sort_by_key(|(_, at)| at.unwrap_or(Nanos(u64::MAX)));
         let mut events = Vec::new();
         for (submission, ended) in ended {
@@ -115,7 +115,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
     /// Handles the timer's expiry.
     pub(crate) fn tick(&mut self) {
         self.schedule().disarm();
-        // Work that has already ended has not exceeded its limit.
+        // Work that has already ended did not exceed its limit.
         if self.next_look_ns().is_some() || self.schedule().scheduler.in_flight() > 0 {
             self.complete();
         }
@@ -126,10 +126,10 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Tick]);
     }
 
-    /// Finds the submissions (of a VM, or of all VMs) that have become able or unable to run.
+    /// Finds the submissions (of one VM or of all VMs) that have become able or unable to run.
     pub fn look_at_waits(&mut self, vm: Option<TenantId>) {
         if vm.is_none() {
-            // This is not done for each guest register write, because it reads the card, which delays other VMs.
+            // Guests' register writes do not trigger this step, because it reads the card, which delays other VMs.
             let moved = self.look_at_engines();
             self.feed(moved);
         }
@@ -146,7 +146,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed(events);
     }
 
-    /// Returns the time in ns until the next poll that is unknown to the scheduler, if any.
+    /// Returns the time in ns until the next poll that the scheduler does not request, if any.
     fn next_look_ns(&mut self) -> Option<u64> {
         let deferred =
             self.card.deferred_ns().or_else(|| (self.any_left_out() || self.any_unready()).then_some(LOOK_NS));
@@ -154,7 +154,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         deferred.or_else(|| self.schedule().hushed_look_ns(now))
     }
 
-    /// Reports events to the scheduler and carries out its decisions, until it makes no more.
+    /// Reports events to the scheduler and executes its decisions, until it makes no more decisions.
     pub(crate) fn feed(&mut self, events: impl IntoIterator<Item = Event>) {
         let mut events: VecDeque<Event> = events.into_iter().collect();
         if events.is_empty() {
@@ -176,7 +176,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.schedule().arm(now, deferred);
     }
 
-    /// Carries out a decision, and appends the resulting events for the scheduler.
+    /// Executes a decision, and appends the resulting events for the scheduler.
     fn carry_out(&mut self, decision: Decision, events: &mut VecDeque<Event>) {
         let mut told = Vec::new();
         match decision {

@@ -1,22 +1,22 @@
 //! Counts and limits the interrupts that VMs cause in addition to their completion interrupts.
 //!
-//! The card's single interrupt thread serves each interrupt under the card's lock: methods that are unknown to the
-//! engines, errors of engines, and interrupts in the middle of a submission. A VM may cause
-//! [`MAX_INTERRUPTS_PER_CHECK`] of these between two checks of that thread. If a VM causes more, its channels are
-//! paused until the next check: it loses its own time, and other VMs are served.
+//! The card's single interrupt thread serves each interrupt under the card's lock: unknown methods, errors of engines,
+//! and interrupts in the middle of a submission. A VM may cause [`MAX_INTERRUPTS_PER_CHECK`] of these between two
+//! checks of that thread. If a VM causes more, its channels are paused until the next check: the VM loses its own time,
+//! and other VMs are served.
 
 use std::collections::BTreeMap;
 use vram::TenantId;
 
 /// Maximum number of interrupts of one VM between two checks, which are a tenth of a second apart.
 pub(crate) const MAX_INTERRUPTS_PER_CHECK: u32 = 256;
-/// Number of interrupts per submission that are not counted: those of the guest's fences.
+/// Number of uncounted interrupts per submission, for the guest's fences.
 const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 
 /// Interrupt account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Number of interrupts since the last check, minus the allowance for the VM's submissions.
+    /// Number of interrupts since the last check, minus the number allowed for the VM's submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,
@@ -58,7 +58,7 @@ impl InterruptRateLimit {
         resumed
     }
 
-    /// Returns the number of interrupts that a VM caused, and of pauses because of them.
+    /// Returns the number of interrupts that a VM has caused, and the number of pauses because of them.
     pub(crate) fn interrupts_and_pauses(&self, vm: TenantId) -> (u64, u64) {
         self.0.get(&vm).map(|caused| (caused.total, caused.pauses)).unwrap_or_default()
     }

@@ -1,7 +1,7 @@
-//! The engines that a submission needs, as far as visible in its push buffer.
+//! The engines that a submission needs, as far as its push buffer shows them.
 //!
-//! This is only a hint: the guest can change the words after they were read. Work that was classified as copies runs on
-//! a channel without a PGRAPH context. On such a channel, a method for PGRAPH faults and ends the channel.
+//! This is only a hint, because the guest can change the words after they were read. Work that was classified as copies
+//! runs on a channel without a PGRAPH context. On such a channel, a method for PGRAPH faults and ends the channel.
 
 use super::engine_numbered;
 use sched::Engine;
@@ -9,10 +9,10 @@ use sched::Engine;
 /// Engines that a submission needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Needs {
-    /// PGRAPH, or unknown.
+    /// PGRAPH, or unknown needs.
     #[default]
     Graphics,
-    /// Only copy engines; this one is used first.
+    /// Only copy engines. This one is used first.
     Copies(Engine),
     /// No engine: its methods are only for the host interface.
     Host,
@@ -28,7 +28,7 @@ impl Needs {
         }
     }
 
-    /// Returns the combined needs of work with these needs, followed by work with the needs `other`.
+    /// Returns the needs of work with these needs that is followed by work with the needs `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

@@ -1,5 +1,5 @@
-//! Submissions that arrived long ago and have not ended, with the reason of each wait, for `mediatorctl sched show` and
-//! for the log.
+//! Submissions that arrived long ago and have not ended, with the reason of each wait. For `mediatorctl sched show` and
+//! the log.
 
 use super::Work;
 use super::descheduled::Why;
@@ -18,10 +18,10 @@ const QUIET_NS: u64 = 10_000_000_000;
 /// Maximum number of submissions that are shown per VM.
 const MAX_SHOWN_PER_VM: usize = 8;
 
-/// Reason that a submission has not ended.
+/// Reason why a submission has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Awaited {
-    /// The guest has disabled its channel, removed it from the runlist or masked the engines.
+    /// The guest has disabled the channel, removed it from the runlist or masked the engines.
     Guest,
     /// Memory of the VM is being moved.
     Memory,
@@ -120,7 +120,7 @@ impl Work {
         self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
-    /// Logs the reason of each VM's oldest overdue submission, at most once in ten seconds per VM.
+    /// Logs the reason of each VM's oldest overdue submission, at most once per ten seconds and VM.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

@@ -1,6 +1,6 @@
-//! The engines that a submission's methods are for, read from its push buffers when the submission is pulled.
+//! The engines of a submission's methods, read from its push buffers when the submission is pulled.
 //!
-//! The guest can change the words afterwards. So the protection of other VMs does not depend on the result: see
+//! The guest can change the words afterwards, so the protection of other VMs does not depend on the result: see
 //! [`Needs`].
 #![cfg_attr(
     not(test),
@@ -24,8 +24,8 @@ pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 enum State {
     /// The next word is a header.
     Header,
-    /// The next words are data: subchannel, method of the next word, step after this word and after the rest, number of
-    /// words.
+    /// The next words are data. The fields are the subchannel, the method of the next word, the method's step after
+    /// this word and after each later word, and the number of words.
     Data { subchannel: u8, method: u32, step: u32, then: u32, count: u32 },
 }
 
@@ -103,7 +103,7 @@ impl<'a> Reader<'a> {
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing if old.sub_op() == sub_op::METHODS => {
                 (old.subchannel(), old.method(), u32::from(old.count()))
             }
-            // This is a mask of subdevices; only one subdevice exists.
+            // This header sets a mask of subdevices, of which only one exists.
             HeaderOp::OldIncreasing | HeaderOp::OldNonIncreasing => return true,
             HeaderOp::Immediate => {
                 return self.method(header.subchannel(), header.method(), header.count().into());

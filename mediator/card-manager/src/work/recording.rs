@@ -24,7 +24,7 @@ impl Work {
         }
     }
 
-    /// Ends the record and returns it; `None` when none is being made.
+    /// Ends the record and returns it; `None` if no record is running.
     pub(crate) fn end_record(&mut self) -> Option<Vec<u8>> {
         self.schedule.recording.take().map(Recording::end)
     }

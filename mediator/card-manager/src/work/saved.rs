@@ -1,4 +1,4 @@
-//! Saved state of the work on a card, except its channels and its scheduler, which are saved separately.
+//! Saved state of the work on a card, without its channels and its scheduler, which are saved separately.
 
 use super::Work;
 use super::departures::Departures;
@@ -21,12 +21,12 @@ use vram::TenantId;
 pub(crate) struct SavedWork {
     /// Submissions in flight, by number.
     held: Vec<SavedHeld>,
-    /// Physical channel number, its VM, and the reason.
+    /// Physical channel number, the channel's VM, and the reason.
     descheduled: Vec<(u8, u32, SavedWhy)>,
     /// Resting channels; the first is the next to poll its semaphore.
     resting: Vec<u8>,
     next_look: u64,
-    /// VM, and the end of its used allowance.
+    /// VM, and the end of its used hop allowance.
     hops: Vec<(u32, u64)>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     several: Vec<(u8, Option<u8>)>,
@@ -60,7 +60,7 @@ enum SavedStage {
     Again,
 }
 
-/// Reason that a channel is descheduled.
+/// Reason why a channel is descheduled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum SavedWhy {
     Stopped,
@@ -106,7 +106,7 @@ impl Work {
             barred: _,
             several,
             looked,
-            // The log messages are repeated.
+            // The next process logs the messages again.
             told: _,
             // A running record ends.
             recording: _,
@@ -194,7 +194,7 @@ impl SavedWork {
         }
         let known: BTreeMap<u64, u32> = held.iter().map(|held| (held.ticket, held.vm)).collect();
         let stray = scheduler.tickets().find(|(vm, ticket)| known.get(&ticket.0) != Some(&vm.0));
-        Invalid::unless(stray.is_none(), || format!("the scheduler knows of work that there is not: {stray:?}"))?;
+        Invalid::unless(stray.is_none(), || format!("the scheduler has work that does not exist: {stray:?}"))?;
         for (channel, vm, _) in descheduled {
             let bound = channels.by_physical(ChannelId(*channel)).map(|(vm, _)| vm.0);
             Invalid::unless(bound == Some(*vm), || format!("channel {channel} is descheduled, and not VM {vm}'s"))?;
@@ -202,11 +202,11 @@ impl SavedWork {
         let rest: BTreeSet<u8> = resting.iter().copied().collect();
         let resting_are = descheduled.iter().filter(|(.., why)| *why == SavedWhy::Rests).map(|(channel, ..)| *channel);
         Invalid::unless(rest.len() == resting.len() && rest.into_iter().eq(resting_are), || {
-            "other channels rest than are said to".into()
+            "the descheduled channels differ from the saved list".into()
         })?;
         let engines = several.iter().filter_map(|(_, engine)| *engine);
         Invalid::unless(engines.into_iter().all(|engine| usize::from(engine) < Engine::COUNT), || {
-            "a channel was seen on an engine that there is not".into()
+            "a channel was seen on an engine that does not exist".into()
         })
     }
 }
@@ -239,7 +239,7 @@ impl SavedHeld {
             seen: seen.map(|(at, progress)| (Nanos(at), progress)),
             hopped,
             on_engine: on_engine.map(Nanos),
-            // The interrupt may be suppressed; this assumption is safe, because polls for the end cost little.
+            // The interrupt may be suppressed. This assumption is safe, because polls for the end cost little.
             irq_suppressed: true,
             brief: false,
             // The channel has its PGRAPH context again.

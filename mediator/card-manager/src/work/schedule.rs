@@ -10,7 +10,7 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Poll interval for work in flight while other work waits for a slice. It equals the time that BAND waits for a VM.
+/// Poll interval for work in flight while other work waits for a slice. It equals BAND's wait for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
@@ -38,25 +38,25 @@ pub(crate) struct TrackedSubmission {
     pub(crate) stage: Stage,
     /// Time at which the guest submitted it.
     pub(crate) arrived: Nanos,
-    /// Time at which it was last seen waiting for a semaphore, and its progress at this time.
+    /// Time of the last poll that found it waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if it has worked between its waits more often than its VM may.
+    /// Set if it has worked more often between its waits than its VM may.
     pub(crate) hopped: bool,
-    /// Time at which it was first seen on an engine after its start, shifted by the time in which it was seen on no
+    /// Time at which it was first seen on an engine after its start, plus the time during which it was seen on no
     /// engine.
     pub(crate) on_engine: Option<Nanos>,
     /// Set if its end raises no interrupt.
     pub(crate) irq_suppressed: bool,
     /// Set if it has only a few words, like the fence after work.
     pub(crate) brief: bool,
-    /// Engines that it needs, as far as visible in its push buffer.
+    /// Engines that it needs, as far as its push buffer shows them.
     pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// Submissions by number, which is their order of arrival.
+    /// Submissions by number. The numbers follow the order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
     /// Alarm that expires when the scheduler must be called.
     pub(crate) alarm: A,
@@ -67,14 +67,14 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again: the scheduler books
+    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler books
     /// them on no engine.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
-    /// Time of the last query of the engines' channels.
+    /// Time of the last query for the engines' channels.
     pub(super) looked: Nanos,
-    /// VMs whose overdue work was logged, with the time.
+    /// VMs whose overdue work was logged, and the time of the log message.
     pub(crate) told: BTreeMap<TenantId, Nanos>,
     /// The operator's recording.
     pub(crate) recording: Option<sched::trace::Recording>,
@@ -124,7 +124,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Returns the time in ns until the next poll for work that raises no interrupt, if the card has such work. The
-    /// interval grows with the age of the work, because the work may wait for its guest.
+    /// interval grows with the age of the work, because the work may be waiting for its guest.
     pub(crate) fn hushed_look_ns(&self, now: Nanos) -> Option<u64> {
         let irq_suppressed = self
             .held
@@ -146,13 +146,13 @@ impl<A: Alarm> Schedule<A> {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Sets the alarm for the scheduler's next wake-up or the next poll of work in flight. `deferred` is the time in ns
-    /// until another poll is due.
+    /// Sets the alarm for the scheduler's next wake-up or for the next poll of work in flight. `deferred` is the time
+    /// in ns until another poll is due.
     pub(crate) fn arm(&mut self, now: Nanos, deferred: Option<u64>) {
         let contended = self.is_contended().then_some(LOOK_NS);
         let look = deferred.into_iter().chain(contended).min().map(|ns| now.after(ns));
         let Some(next) = self.scheduler.next_wakeup().into_iter().chain(look).min() else { return };
-        // An early call costs less than setting the timer for each submission.
+        // An early wake-up costs less than setting the timer for each submission.
         if self.armed.is_some_and(|armed| armed <= next) {
             return;
         }
@@ -162,7 +162,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Handles the alarm's expiry: the alarm is silent until it is set again.
+    /// Handles the alarm's expiry. The alarm is then silent until it is set again.
     pub(crate) fn disarm(&mut self) {
         self.armed = None;
         if let Err(error) = self.alarm.silence() {
@@ -177,7 +177,7 @@ impl<A: Alarm> Schedule<A> {
             || self.scheduler.in_flight() > 1 && self.any_of_several()
     }
 
-    /// Records the engines that a channel can work on, when its work arrives.
+    /// Records the engines that a channel can work on, when work of the channel arrives.
     pub(crate) fn note_engines(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT]) {
         if engines.iter().filter(|can| **can).count() > 1 {
             self.several.entry(channel).or_default();
@@ -201,7 +201,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Records that an engine works for a channel. Returns true if the channel can work on several engines and is
-    /// booked on another.
+    /// booked on another one.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -209,10 +209,11 @@ impl<A: Alarm> Schedule<A> {
         self.scheduler.engine_of(ticket).is_some_and(|booked| booked != engine)
     }
 
-    /// Drops submissions that will not complete.
+    /// Drops submissions that will never complete.
     pub(crate) fn forget(&mut self, gone: impl Fn(&TrackedSubmission) -> bool) {
         self.held.retain(|_, held| !gone(held));
-        // Forget the engines of removed VMs' channels: the next user of a channel number reports its engines again.
+        // Forget the engines of removed VMs' channels, because the next user of a channel number reports its engines
+        // again.
         let Self { several, held, .. } = self;
         several.retain(|channel, _| held.values().any(|held| held.channel == *channel));
     }
@@ -256,8 +257,8 @@ impl<A: Alarm> Schedule<A> {
 
     /// Records that a channel's work is kept off the card, and appends the events for the scheduler.
     ///
-    /// The scheduler also defers each submission on an engine: otherwise a remaining submission would never end and
-    /// block the engine for all VMs.
+    /// The scheduler also defers each submission on an engine. Otherwise a submission that remains there would never
+    /// end, and would block the engine for all VMs.
     pub(crate) fn withhold_started(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         for (ticket, held) in self.held.iter_mut().filter(|(_, held)| held.channel == channel) {
             match held.stage {
@@ -270,7 +271,7 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Records the channels that engines work for. The time since the last poll does not count for other channels.
+    /// Records the channels that engines work for. For other channels, the time since the last poll does not count.
     pub(crate) fn note_occupants(&mut self, occupants: &[ChannelId], now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.looked, now));
         for held in self.held.values_mut().filter(|held| !occupants.contains(&held.channel)) {
@@ -281,15 +282,15 @@ impl<A: Alarm> Schedule<A> {
         }
     }
 
-    /// Returns the time at which an engine that currently works for a channel started its first submission, at the
-    /// latest.
+    /// Returns the latest possible time at which an engine that currently works for a channel started its first
+    /// submission.
     pub(crate) fn seen_since(&mut self, channel: ChannelId, now: Nanos) -> Option<Nanos> {
         let ticket = self.first_of(channel, &[Stage::Started])?;
         self.held.get_mut(&ticket).map(|held| *held.on_engine.get_or_insert(now))
     }
 
-    /// Records that an engine works for a channel although all of its work was set aside. Returns the event for the
-    /// scheduler.
+    /// Records that an engine works for a channel although all work of the channel was descheduled. Returns the event
+    /// for the scheduler.
     pub(crate) fn bring_back(&mut self, channel: ChannelId) -> Option<Event> {
         if self.first_of(channel, &[Stage::Started]).is_some() {
             return None;

@@ -1,4 +1,4 @@
-//! A copy of a card's scheduler state, which can be read without blocking the card.
+//! A copy of a card's scheduler state that readers can use without blocking the card.
 
 use super::Work;
 use super::overdue::Overdue;
@@ -13,7 +13,7 @@ pub use tenancy::{TenantTime, TimeView, Wait};
 pub struct SchedulerUsage {
     /// Settings of the scheduler.
     pub config: Config,
-    /// The division of time, as for any kind of card.
+    /// The division of time, in the form for any kind of card.
     pub time: TimeView,
     /// Some overdue submissions of each VM, oldest first.
     pub overdue: BTreeMap<TenantId, Vec<Overdue>>,
@@ -28,7 +28,7 @@ impl SchedulerUsage {
 }
 
 impl Work {
-    /// Returns the part of the card's time that a VM is entitled to when all VMs have work, in millionths.
+    /// Returns the part of the card's time that a VM is entitled to if all VMs have work, in millionths.
     pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =
@@ -37,7 +37,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns the scheduler's accounts, with uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's accounts, including the uses of the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

@@ -1,7 +1,8 @@
-//! Placement: the card of a virtual machine that names none, and the rules that keep virtual machines apart.
+//! Placement: the choice of a card for a virtual machine that names none, and the rules that keep virtual machines
+//! apart.
 //!
-//! A card that is chosen here passes [`vm`](super::vm). Only that function states the requirements; this module chooses
-//! among several suitable cards.
+//! A card that this module chooses passes [`vm`](super::vm). Only that function contains the requirements; this module
+//! chooses among several suitable cards.
 
 use std::cmp::Reverse;
 
@@ -9,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 
-/// First words of the refusal of a virtual machine that fits on no card.
+/// First words of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has room";
 
 /// A policy that chooses a card for a virtual machine that names none, among the suitable cards.
@@ -25,8 +26,8 @@ pub enum Placement {
     Spread,
 }
 
-/// MiB that are not guaranteed to a virtual machine; for a tie, rank by the MiB that virtual machines see, fewest
-/// first.
+/// MiB that are not guaranteed to any virtual machine. For equal values, the smaller sum of the memory that virtual
+/// machines see has priority.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
@@ -38,7 +39,7 @@ fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {
     (card.shared_mib().saturating_sub(sure), u64::MAX - seen)
 }
 
-/// Returns why two virtual machines must not share a card; `None` if they may.
+/// Returns the reason why two virtual machines must not share a card; `None` if they may.
 pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     let keeps_from = |one: &VmSpec, other: &VmSpec| {
         one.apart_from.iter().find(|label| label.is_among(&other.labels)).map(ToString::to_string)
@@ -50,7 +51,7 @@ pub(crate) fn apart(vm: &VmSpec, other: &VmSpec) -> Option<String> {
     Some(format!("VM `{}` is apart from `{label}`, a label of this one, and is", other.name))
 }
 
-/// Returns the refusal of a card that takes no new virtual machines and tenants.
+/// Returns the refusal of a card that accepts no new virtual machines and tenants.
 #[must_use]
 pub fn drained(card: &CardSpec) -> Option<Refusal> {
     let what = format!(
@@ -60,13 +61,13 @@ pub fn drained(card: &CardSpec) -> Option<Refusal> {
     card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
-/// Returns true if a virtual machine that `vm` has an affinity to is on a card.
+/// Returns true if the card has a virtual machine that `vm` has an affinity to.
 fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     let there = others.iter().filter(|other| other.card == card.name && other.name != vm.name);
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
 }
 
-/// Returns why a policy does not give a card to a virtual machine; `None` if it may.
+/// Returns the reason why a policy does not assign a card to a virtual machine; `None` if the card is suitable.
 fn against(
     vm: &VmSpec,
     card: &CardSpec,
@@ -75,31 +76,31 @@ fn against(
     others: &[&VmSpec],
 ) -> Option<Refusal> {
     let here = VmSpec { card: card.name.clone(), ..vm.clone() };
-    // Mistakes in its name or its socket are reported separately, and are the same on every card.
+    // Errors in the VM's name or socket are reported separately, because they are the same on every card.
     let refusals = super::vm(&here, daemon, cards, others).into_iter();
     let refusals = refusals.filter(|refusal| !["name", "socket"].contains(&refusal.field));
     if let Some(refusal) = refusals.reduce(both).or_else(|| drained(card)) {
         return Some(refusal);
     }
     let near = cards.iter().find(|card| !card.drained && is_near(vm, card, others))?;
-    let what = format!("card `{}` has a VM that it is to be near to, expected that card", near.name);
+    let what = format!("card `{}` has a VM to which this VM must be near, expected that card", near.name);
     (!is_near(vm, card, others)).then_some(Refusal { kind: RefusalKind::Conflict, field: "near", what })
 }
 
-/// Joins two reasons against a card.
+/// Combines two reasons against a card.
 fn both(first: Refusal, second: Refusal) -> Refusal {
     let kind = if second.kind == RefusalKind::Invalid { second.kind } else { first.kind };
     let Refusal { field, what, .. } = first;
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy; ignores the card that it
-/// names.
+/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the card that the
+/// virtual machine names.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
     let count = |card: &CardSpec| others.iter().filter(|other| other.card == card.name).count();
-    // The first of several equal ones.
+    // If several cards are equal, the first one is chosen.
     let fitting = cards.iter().rev().filter(fits);
     match daemon.placement {
         Placement::Room => fitting.max_by_key(|card| room(card, others)),
@@ -109,7 +110,8 @@ pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], other
     }
 }
 
-/// Returns why no card is suitable for a virtual machine that names none, with the reason of each; `None` if one is.
+/// Returns the reason why no card is suitable for a virtual machine that names none, with the reason for each card;
+/// `None` if a card is suitable.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;

@@ -1,28 +1,29 @@
-//! Decides which broken rules may only be consequences of a mistake that the parser found.
+//! Determines which broken rules may only be consequences of an error that the parser has found.
 
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
 
-/// Keys by which sizes are checked: each may decide how much is left for others, in this table and in other tables.
+/// Keys that affect the checks of sizes. Each may change how much is left for others, in this table and in other
+/// tables.
 const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
-/// Keys of `[daemon]` by which paths of sockets are checked.
+/// Keys of `[daemon]` that affect the checks of sockets' paths.
 const SOCKETS: [&str; 3] = ["socket_dir", "admin_socket", "read_socket"];
 /// Tables whose objects are on a card.
 const USERS: [&str; 3] = ["vm", "tenant", "profile"];
 
-/// A mistake that the parser found.
+/// An error that the parser has found.
 pub(super) struct Wrong {
     /// First byte of the value.
     pub(super) at: usize,
     /// Path of the key, such as `vm[1].vram_mib`.
     pub(super) path: String,
-    /// The whole table is left out, because it lacks a key.
+    /// Set if the whole table is omitted, because it lacks a key.
     pub(super) table_is_out: bool,
     pub(super) error: toml::de::Error,
 }
 
 impl Wrong {
-    /// Returns the table's name, its number if several are possible, and the key in it.
+    /// Returns the table's name, its number if several are possible, and the key in the table.
     fn parts(&self) -> (&str, Option<usize>, &str) {
         let (table, field) = self.path.split_once('.').unwrap_or((&self.path, ""));
         match table.strip_suffix(']').and_then(|table| table.split_once('[')) {
@@ -31,18 +32,18 @@ impl Wrong {
         }
     }
 
-    /// Returns true if the key does not exist: a value of no known key decides nothing.
+    /// Returns true if the key does not exist. The value of an unknown key affects no rule.
     fn is_unknown(&self) -> bool {
         self.error.message().starts_with("unknown field")
     }
 
-    /// Returns true if a broken rule may be only a consequence of this mistake.
+    /// Returns true if a broken rule may only be a consequence of this error.
     pub(super) fn affects(&self, mistake: &Mistake) -> bool {
         let (table, index, field) = self.parts();
         let (other, other_field) = (mistake.key.table, mistake.key.field);
         let of_amounts = is_amount(other_field) || mistake.what.starts_with(NO_ROOM);
         if table == other && index == mistake.key.index {
-            // The value is missing for the rules.
+            // The rules lack this value.
             return within(field, other_field)
                 || within(other_field, field)
                 || (!self.is_unknown() && is_amount(field) && of_amounts);
@@ -65,7 +66,8 @@ impl Wrong {
         }
     }
 
-    /// Returns the number that a table of this name has in the file, if this one was left out before it was counted.
+    /// Returns the number that a table of this name has in the file. The count did not include this table if it was
+    /// omitted earlier.
     fn renumbered(&self, table: &str, index: usize) -> usize {
         match self.parts() {
             (name, Some(own), _) if self.table_is_out && name == table && own <= index => index + 1,
@@ -74,17 +76,17 @@ impl Wrong {
     }
 }
 
-/// Returns true if `inner` is the key `outer`, or a key of that table.
+/// Returns true if `inner` is the key `outer`, or a key in that table.
 fn within(inner: &str, outer: &str) -> bool {
     !outer.is_empty() && inner.strip_prefix(outer).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
-/// Returns true for a key by which sizes are checked, and for a whole table.
+/// Returns true if the checks of sizes use this key, or if it represents a whole table.
 pub(super) fn is_amount(field: &str) -> bool {
     field.is_empty() || AMOUNTS.iter().any(|amount| within(field, amount))
 }
 
-/// Gives a mistake the number that its table has in the file: tables that were left out have not been counted.
+/// Changes the number in an error to the table's number in the file, because omitted tables were not counted.
 pub(super) fn renumber(mistake: &mut Mistake, wrong: &[Wrong]) {
     let Some(mut index) = mistake.key.index else { return };
     let mut out: Vec<&Wrong> = wrong.iter().filter(|wrong| wrong.table_is_out).collect();

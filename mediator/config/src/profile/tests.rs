@@ -36,7 +36,7 @@ fn a_table_has_the_keys_of_its_profile_where_it_says_nothing() {
 fn a_virtual_machine_without_a_card_is_where_most_room_is() {
     let text = ["a", "b", "c"].map(|name| vm(name, "profile = \"half\"")).concat();
     let config = read(&text).unwrap();
-    // 448 and 960 MiB to give; then 448 and 512; then 448 and 64.
+    // The cards have 448 and 960 MiB left, then 448 and 512, and then 448 and 64.
     assert_eq!(config.vms.iter().map(|vm| vm.card.as_str()).collect::<Vec<_>>(), ["two", "two", "one"]);
     let error = read(&(text + &vm("d", "profile = \"half\""))).unwrap_err();
     assert!(error.contains("vm[3].card: no card has room: `one` (memory.guarantee_mib: 448 MiB"), "{error}");

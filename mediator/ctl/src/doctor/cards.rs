@@ -8,10 +8,10 @@ use vfio_host::{Function, Sysfs};
 use super::{Finding, Patient};
 use crate::cdi::NAMES;
 
-/// Folders in which the loader looks for libraries.
+/// Folders that the dynamic loader searches for libraries.
 pub(super) const LIBRARIES: [&str; 5] =
     ["usr/lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu/nvidia/current", "usr/lib64", "usr/lib", "usr/local/lib"];
-/// Folder of the library that replaces the driver and NVML for tenants' programs, where the package installs it.
+/// Folder of the installed library that replaces the driver and NVML for tenants' programs.
 const FRONT: &str = "usr/lib/gpu-mediator/cuda";
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
@@ -82,7 +82,7 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
             "install NVIDIA's driver (Debian: `nvidia-driver libcuda1`), or name its library in `cuda.driver`",
         ),
     });
-    // A driver with another name brings its own devices.
+    // A driver with another path includes its own devices.
     if !driver.is_absolute() {
         let version = host.read("proc/driver/nvidia/version");
         let version = version.as_deref().and_then(|text| text.lines().next());

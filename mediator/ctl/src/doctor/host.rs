@@ -1,4 +1,4 @@
-//! A host as files below a folder, and the programs in it.
+//! A host, represented by the files below a folder and the programs in it.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Largest file that is read, in bytes: those of the kernel are far smaller.
+/// Maximum size of a file that is read, in bytes. The kernel's files are far smaller.
 const MAX_FILE: usize = 1 << 20;
-/// Time that a program may take.
-// TIMEOUT: each only prints its status; a service manager that hangs is a finding.
+/// Time limit for a program.
+// TIMEOUT: each program only prints its status. A service manager that hangs is also a finding.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(10);
 /// Folders of programs.
 const PROGRAMS: [&str; 6] = ["usr/local/bin", "usr/local/sbin", "usr/bin", "usr/sbin", "bin", "usr/libexec"];
@@ -69,7 +69,7 @@ impl Host {
         command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
         let mut child = command.spawn().ok()?;
         let (stdout, begin) = (child.stdout.take()?, Instant::now());
-        // Read concurrently, or a program with much output blocks on a full pipe.
+        // Read concurrently, because a program with much output would block on a full pipe.
         let reader = std::thread::spawn(move || std::io::read_to_string(stdout).ok());
         let status = loop {
             match child.try_wait().ok()? {
@@ -96,7 +96,7 @@ impl Host {
         })
     }
 
-    /// Returns the name of a number in a file such as `/etc/passwd`; the number if it has none.
+    /// Returns the name for a number in a file such as `/etc/passwd`, or the number if it has no name.
     fn named(&self, file: &str, number: u32) -> String {
         let text = self.read(file).unwrap_or_default();
         let number = number.to_string();

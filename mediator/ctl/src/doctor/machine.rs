@@ -4,7 +4,7 @@ use config::CardKind;
 
 use super::{Finding, Patient};
 
-/// Asynchronous operations that one virtual machine may need: one for each interrupt of its device.
+/// Maximum number of asynchronous operations of one virtual machine: one for each interrupt of its device.
 const AIO_EACH: u64 = 4;
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
@@ -76,14 +76,14 @@ fn iommu(patient: &Patient<'_>) -> Option<Finding> {
             "the kernel has no IOMMU",
             "turn VT-d or AMD-Vi on in the firmware's setup, and boot Intel's with `intel_iommu=on`",
         )),
-        // No card needs it, so a finding would only be noise.
+        // No card needs an IOMMU, so a finding would only be noise.
         0 => None,
         _ if there || needed => Some(Finding::good("iommu", format!("on, {groups} groups"))),
         _ => None,
     }
 }
 
-/// Checks the memory that the daemon may pin: it pins the memory that a real card accesses.
+/// Checks the limit of pinned memory, because the daemon pins the memory that a real card accesses.
 fn memlock(patient: &Patient<'_>) -> Option<Finding> {
     if !patient.has(CardKind::Vfio) {
         return None;
@@ -94,7 +94,7 @@ fn memlock(patient: &Patient<'_>) -> Option<Finding> {
         Some(line.split_whitespace().next()?.to_owned())
     });
     Some(match limit.as_deref() {
-        Some("unlimited") => Finding::good("memlock", "the daemon may pin as much as it likes"),
+        Some("unlimited") => Finding::good("memlock", "the daemon may pin any amount of memory"),
         Some(bytes) => {
             let mib = bytes.parse::<u64>().unwrap_or(0) >> 20;
             Finding::missing(
@@ -106,7 +106,7 @@ fn memlock(patient: &Patient<'_>) -> Option<Finding> {
         None => Finding::note(
             "memlock",
             "the daemon does not run, so its limit is not known",
-            "start it and look again; it needs `LimitMEMLOCK=infinity`",
+            "start it and check again; it needs `LimitMEMLOCK=infinity`",
         ),
     })
 }

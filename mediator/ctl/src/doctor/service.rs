@@ -8,7 +8,7 @@ use admin_client::AskError;
 
 /// Name of the service.
 const UNIT: &str = "gpu-mediator.service";
-/// Maximum number of lines about the configuration's mistakes.
+/// Maximum number of reported lines about errors in the configuration.
 const LINES: usize = 5;
 
 pub(super) fn configuration(patient: &Patient<'_>) -> Vec<Finding> {
@@ -47,13 +47,13 @@ pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     findings
 }
 
-/// Returns the number of the daemon's process.
+/// Returns the daemon's process ID.
 pub(super) fn process(host: &Host) -> Option<u32> {
     let mut pids = host.names("proc").into_iter().filter_map(|name| name.parse::<u32>().ok());
     pids.find(|pid| host.read(format!("proc/{pid}/comm")).is_some_and(|name| name.trim() == "mediatord"))
 }
 
-/// Checks the status of the service in the service manager.
+/// Checks the status of the daemon's service in the service manager.
 fn unit(patient: &Patient<'_>) -> Option<Finding> {
     let host = &patient.host;
     if !host.has("run/systemd/system") {
@@ -103,7 +103,7 @@ fn folders(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::missing("sockets", found, "make the folder that `socket_dir` names, for the daemon's user"))
 }
 
-/// Checks the answer of the daemon.
+/// Checks the daemon's response.
 fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let socket = patient.socket.display();
     let cards = match patient.client.get::<api::CardList>("/v1/cards") {
@@ -112,13 +112,13 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             return vec![Finding::note(
                 "daemon",
                 format!("this user may not use {socket}"),
-                "run this as root, or ask for the group of the socket (`admin_group`, `read_group`)",
+                "run this as root, or join the group of the socket (`admin_group`, `read_group`)",
             )];
         }
         Err(error) => {
             let found = match process(&patient.host) {
-                Some(pid) => format!("mediatord runs (process {pid}), but not behind {socket}: {error}"),
-                None => format!("no daemon answers at {socket}"),
+                Some(pid) => format!("mediatord runs (process {pid}), but does not serve {socket}: {error}"),
+                None => format!("no daemon responds at {socket}"),
             };
             return vec![Finding::missing("daemon", found, "start it, or name its admin socket with --socket")];
         }
@@ -132,7 +132,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
             findings.push(Finding::missing(
                 "card",
                 found,
-                "see the daemon's log; `systemctl restart gpu-mediator` once that is mended",
+                "see the daemon's log; run `systemctl restart gpu-mediator` after the repair",
             ));
         }
         if !card.strangers.is_empty() {
@@ -147,7 +147,7 @@ fn daemon(patient: &Patient<'_>) -> Vec<Finding> {
     let tenants = patient.client.get::<api::TenantList>("/v1/tenants").map(|list| list.tenants).unwrap_or_default();
     for tenant in tenants.iter().filter(|tenant| tenant.over_quota_bytes > 0) {
         let found = format!(
-            "tenant `{}` has {} MiB of card `{}` beyond what it may have, past its account",
+            "tenant `{}` uses {} MiB of card `{}` beyond its limit, outside its account",
             tenant.name,
             tenant.over_quota_bytes >> 20,
             tenant.card

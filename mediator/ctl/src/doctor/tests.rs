@@ -9,7 +9,7 @@ use vfio_host::fake::{Fake, Plan};
 
 use crate::{Code, run};
 
-/// A host in which nothing is missing for a software card.
+/// Creates a host that has everything for a software card.
 fn host() -> TempDir {
     let root = tempfile::tempdir().unwrap();
     for (path, text) in [
@@ -125,7 +125,7 @@ fn doctor_reports_each_missing_item_with_remedy() {
         (
             "qemu",
             |root| program(root, "usr/bin/qemu-system-x86_64", "exit 1"),
-            "says no version [Debian 13 has it in backports",
+            "reports no version [Debian 13 has it in backports",
         ),
         ("config", |root| write(root, "etc/gpu-mediator.toml", "[[card]]\nname = 3\n"), "etc/gpu-mediator.toml:2:8: "),
         (
@@ -161,7 +161,7 @@ fn doctor_reports_each_missing_item_with_remedy() {
         let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
         assert_eq!(code, Code::Failed, "{check}");
         assert!(told(&findings, check).contains(expected), "{check}, {expected}:\n{text}");
-        assert!(told(&findings, "daemon").contains("missing: no daemon answers at /nonexistent/admin.sock"), "{text}");
+        assert!(told(&findings, "daemon").contains("missing: no daemon responds at /nonexistent/admin.sock"), "{text}");
     }
 }
 
@@ -180,7 +180,7 @@ fn doctor_checks_driver_iommu_and_memlock_of_vfio_card() {
             .contains("missing: the daemon may pin 8 MiB [a drop-in with `LimitMEMLOCK=infinity`"),
         "{text}"
     );
-    assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but not behind"), "{text}");
+    assert!(told(&findings, "daemon").contains("mediatord runs (process 77), but does not serve"), "{text}");
     let fake = Fake::new(&root.path().join("sys"));
     fake.add(Plan::CARD);
     fake.add(Plan { address: "0000:66:00.0", group: Some(8), ..Plan::CARD });
@@ -208,13 +208,13 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
         assert!(nvidia.contains(line), "{nvidia}");
     }
     assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so.1"), "{text}");
-    // QEMU is not needed here.
+    // This host does not need QEMU.
     assert!(told(&findings, "qemu").starts_with("note: "), "{text}");
     for path in ["usr/lib64/libcuda.so.1", "dev/nvidiactl", "dev/nvidia-uvm", "usr/lib/gpu-mediator/cuda/libcuda.so.1"]
     {
         write(&root, path, "");
     }
-    // Programs that open the driver under another name would get NVIDIA's.
+    // Programs that open the driver under another name would load NVIDIA's driver.
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert!(told(&findings, "library").contains("there is no /usr/lib/gpu-mediator/cuda/libcuda.so"), "{text}");
     for name in ["libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so"] {
@@ -224,7 +224,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!((told(&findings, "nvidia"), told(&findings, "library")), (String::new(), String::new()), "{text}");
     assert!(text.contains("NVRM version: NVIDIA UNIX 575.57"), "{text}");
-    // A driver given by its path needs no devices of NVIDIA's.
+    // A driver that is configured by its path does not need NVIDIA's devices.
     write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.driver = \"/opt/driver.so\"\n"));
     write(&root, "opt/driver.so", "");
     fs::remove_file(root.path().join("dev/nvidiactl")).unwrap();
@@ -253,7 +253,7 @@ fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     );
     let users = told(&findings, "worker-users");
     assert!(users.contains("users 900 to 963: it lacks CAP_SETGID, CAP_SETUID [remove the marks"), "{users}");
-    // Users of their own protect as well.
+    // Separate users also protect the host.
     assert!(told(&findings, "sandbox").starts_with("note: the kernel has no Landlock"), "{text}");
     assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
     assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB, of 1024 MiB"), "{text}");

@@ -8,11 +8,11 @@ use super::{Finding, Patient};
 const QEMU: (u32, u32) = (10, 1);
 /// Names of QEMU's program.
 const NAMES: [&str; 2] = ["qemu-system-x86_64", "qemu-kvm"];
-/// The hook of libvirt, where the package installs it and where libvirt looks.
+/// Path at which the package installs the libvirt hook, and at which libvirt finds it.
 const HOOK: &str = "etc/libvirt/hooks/qemu.d/gpu-mediator";
-/// File that lets QEMU under libvirt's AppArmor profile connect.
+/// File that allows QEMU to connect under libvirt's AppArmor profile.
 const APPARMOR: &str = "etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator";
-/// Debian's user for libvirt's QEMU.
+/// Debian's user for libvirt's QEMU processes.
 const QEMU_USER: &str = "libvirt-qemu";
 
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
@@ -28,7 +28,7 @@ fn version(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns where a newer version is available.
+/// Returns a text about the source of a newer version.
 fn newer(patient: &Patient<'_>) -> String {
     let release = patient.host.read("etc/os-release").unwrap_or_default();
     let is = |word: &str| release.lines().any(|line| line.trim_matches('"') == word);
@@ -51,7 +51,7 @@ fn qemu(patient: &Patient<'_>) -> Finding {
     };
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let Some(version) = host.program_output(&program, &["--version"]).as_deref().and_then(version) else {
-        return Finding::needed(needed, "qemu", format!("{name} --version says no version"), newer(patient));
+        return Finding::needed(needed, "qemu", format!("{name} --version reports no version"), newer(patient));
     };
     let shown = format!("{name} is QEMU {}.{}", version.0, version.1);
     if version < QEMU {

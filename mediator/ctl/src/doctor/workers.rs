@@ -1,4 +1,4 @@
-//! VMs whose programs use CUDA: the workers' program and sandbox, their users, the windows, the versions of the driver.
+//! VMs whose programs use CUDA: the program, sandbox and users of workers, the windows, and the driver's versions.
 
 use std::path::{Path, PathBuf};
 
@@ -7,12 +7,12 @@ use config::{CardKind, CardSpec};
 use super::cards::LIBRARIES;
 use super::{Finding, Patient};
 
-/// Program of workers, where the package installs it.
+/// Path at which the package installs the workers' program.
 const WORKER: &str = "usr/lib/gpu-mediator/cuda-worker";
-/// Capabilities of a daemon that gives workers users of their own, by their bits.
+/// Capabilities that a daemon needs to assign separate users to workers, with their bits.
 const NEEDED: [(u32, &str); 3] = [(5, "CAP_KILL"), (6, "CAP_SETGID"), (7, "CAP_SETUID")];
 
-/// Checks a host with a CUDA card, if its configuration has VMs with CUDA; VMs can also be added later.
+/// Checks a host with a CUDA card, if its configuration allows VMs with CUDA. VMs can also be added later.
 pub(super) fn look(patient: &Patient<'_>) -> Vec<Finding> {
     let Ok(config) = &patient.config else { return Vec::new() };
     let cards: Vec<_> = config.cards.iter().filter(|card| card.kind == CardKind::Cuda).collect();
@@ -65,7 +65,7 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
         return Finding::note(
             "worker-users",
             format!("card `{name}`: users {first} to {last}; the daemon does not run, so its rights are not known"),
-            "start it and look again",
+            "start it and check again",
         );
     };
     let lacking = NEEDED.iter().filter(|(bit, _)| held & 1 << bit == 0).map(|(_, name)| *name);
@@ -116,14 +116,14 @@ fn sandbox(patient: &Patient<'_>, cards: &[&CardSpec], needed: bool) -> Finding 
     }
 }
 
-/// Checks heterogeneous memory management: with it, kernels of the card reach all memory of their process.
+/// Checks heterogeneous memory management, with which the card's kernels reach all memory of their process.
 fn hmm(patient: &Patient<'_>) -> Option<Finding> {
     let disabled = patient.host.read("sys/module/nvidia_uvm/parameters/uvm_disable_hmm")?;
     Some(match disabled.trim() {
         "Y" | "1" => Finding::good("hmm", "off"),
         _ => Finding::note(
             "hmm",
-            "the driver may let kernels of a guest reach all memory of their worker",
+            "the driver may let a guest's kernels access all memory of their worker",
             "`options nvidia-uvm uvm_disable_hmm=1` in a file in /etc/modprobe.d, then load the module again",
         ),
     })
@@ -144,7 +144,7 @@ fn windows(patient: &Patient<'_>) -> Option<Finding> {
     Some(Finding::missing("window", found, remedy))
 }
 
-/// Compares the versions of NVIDIA's library and kernel module. The library's file has its version in its name.
+/// Compares the versions of NVIDIA's library and kernel module. The name of the library's file contains its version.
 fn driver_versions(patient: &Patient<'_>, card: &CardSpec) -> Option<Finding> {
     let (host, driver) = (&patient.host, card.cuda().driver);
     let places = match driver.is_absolute() {

@@ -6,7 +6,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::Code;
 
-/// A daemon, and the folders of a host with libvirt.
+/// A daemon and the folders of a host with libvirt.
 struct Site {
     served: Served,
     folder: TempDir,
@@ -16,7 +16,7 @@ impl Site {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("boot"), "first\n").unwrap();
-        // Without root, these tests can give files only to their own user.
+        // Without root rights, these tests can assign files only to their own user.
         let uid = fs::metadata(folder.path()).unwrap().uid();
         fs::write(folder.path().join("passwd"), format!("root:x:0:0:\nlibvirt-qemu:x:{uid}:1:\n")).unwrap();
         let profile = "[[profile]]\nname = \"sliver\"\nvram_mib = 16\nweight = 300\n";
@@ -45,7 +45,7 @@ impl Site {
         hook.run(&self.client(), text.as_bytes())
     }
 
-    /// Adds a VM as an operator does.
+    /// Adds a VM like an operator.
     fn add(&self, name: &str) {
         let socket = self.served.fixture.path("admin.sock");
         let words = ["mediatorctl", "--socket", socket.to_str().unwrap(), "vm", "add", name, "--profile", "sliver"];
@@ -56,7 +56,7 @@ impl Site {
         self.client().get::<api::VmList>("/v1/vms").unwrap().vms.into_iter().map(|vm| vm.name).collect()
     }
 
-    /// The description of a domain with an element `vgpu`, which names the socket of a virtual machine.
+    /// Returns the description of a domain with an element `vgpu`, which names the socket of a virtual machine.
     fn domain(&self, vgpu: &str, vm: &str) -> String {
         let socket = self.served.fixture.path(&format!("{vm}.sock")).display().to_string();
         format!(
@@ -81,7 +81,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
-    // The VM of the hook is removed, whatever the description says now.
+    // The hook's VM is removed, independent of the current description.
     site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
     site.hook("web", "release", "end", &domain).unwrap();
@@ -96,9 +96,9 @@ fn a_domain_without_the_element_is_left_alone() {
         site.hook("web", "release", "end", text).unwrap();
         assert_eq!(site.vms(), ["web"]);
     }
-    // An operator's VM of that name stays.
+    // An operator's VM with this name stays.
     let error = site.hook("web", "prepare", "begin", &site.domain("profile='sliver'", "web")).unwrap_err();
-    assert!(error.to_string().contains("a VM `web` that this hook has not made"), "{error}");
+    assert!(error.to_string().contains("this hook has not created the existing VM `web`"), "{error}");
     assert_eq!(site.vms(), ["web"]);
 }
 
@@ -126,7 +126,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         (site.domain("vram-mib='many'", "a"), "vram-mib: `many`, expected a number"),
         (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
         (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),
-        (site.domain("vram-mib='16'", "b"), "no device of it names the socket"),
+        (site.domain("vram-mib='16'", "b"), "none of its devices names the socket"),
         (site.domain("vram-mib='16' vm='a b'", "a"), "is not a name"),
         ("<domain".to_owned(), "its description is not XML"),
         (
@@ -140,7 +140,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
         assert!(error.to_string().contains(told), "{text}: {error}");
         assert_eq!(site.vms(), Vec::<String>::new(), "{text}");
     }
-    // Domain names are arbitrary; file names are not.
+    // Domain names are arbitrary, but file names are not.
     let name = "../../etc a";
     site.hook(name, "prepare", "begin", &site.domain("vram-mib='16' vm='odd'", "odd")).unwrap();
     assert_eq!(
@@ -151,7 +151,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
     assert_eq!(site.vms(), Vec::<String>::new());
 }
 
-/// A description with a UUID, as libvirt writes it.
+/// Returns a description with a UUID, in libvirt's format.
 fn with_uuid(text: &str, uuid: &str) -> String {
     text.replace("<metadata>", &format!("<uuid>{uuid}</uuid><metadata>"))
 }
@@ -162,11 +162,12 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
     let domain = |uuid: &str| with_uuid(&site.domain("vram-mib='16'", "web"), uuid);
     site.hook("web", "prepare", "begin", &domain("1")).unwrap();
     let mut vmm = site.served.fixture.connect("web");
-    // Once it answers, the daemon has connected it.
+    // The response shows that the daemon has accepted the connection.
     vmm.read32(mediatord::fixture::BAR0, 0).unwrap();
     let vm: api::Vm = site.client().get("/v1/vms/web").unwrap();
     assert_eq!(vm.state, api::VmState::Connected);
-    // Another domain names the same VM; and another one with the same name, which libvirt has lost, still runs.
+    // Two cases: another domain names the same VM, and another domain with the same name, which libvirt has lost, is
+    // still running.
     let other = site.domain("vm='web' vram-mib='16'", "web");
     for (name, text) in [("other", &other), ("web", &domain("2")), ("web", &domain("1"))] {
         let error = site.hook(name, "prepare", "begin", text).unwrap_err();
@@ -174,7 +175,7 @@ fn a_release_after_a_refused_preparation_leaves_the_running_vm() {
         let released = site.hook(name, "release", "end", text);
         assert_eq!(site.vms(), ["web"], "{name}: {released:?}");
     }
-    // Its own end.
+    // The domain itself ends.
     drop(vmm);
     site.hook("web", "release", "end", &domain("1")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
@@ -187,7 +188,7 @@ fn a_release_without_a_preparation_removes_nothing() {
     site.add("web");
     site.hook("web", "release", "end", &domain).unwrap();
     assert_eq!(site.vms(), ["web"]);
-    // The operator removes and creates it while the domain exists: this is another VM of that name.
+    // The operator removes and creates the VM while the domain exists, so this is another VM with the same name.
     site.client().delete("/v1/vms/web").unwrap();
     site.hook("web", "prepare", "begin", &domain).unwrap();
     site.client().delete("/v1/vms/web").unwrap();

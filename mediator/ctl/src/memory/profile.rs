@@ -1,6 +1,6 @@
-//! `mediatorctl memory profile`: files of access counts of ranges of a guest's VRAM.
+//! `mediatorctl memory profile`: files with the numbers of accesses to ranges of a guest's VRAM.
 //!
-//! A line is `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment.
+//! Each line is `RANGE COUNT`, such as `16M+2M 4711`; `#` begins a comment.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -73,7 +73,7 @@ fn unit(counted: api::Counted) -> &'static str {
 fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     let (unit, seconds) = (unit(profile.counted), length.as_secs_f64());
     let mut text = format!("# accesses of {vm} in {seconds} s, counted by {unit}\n");
-    // Loaded counts have 32 bits; only their ratios matter.
+    // Loaded counts have 32 bits. Only their ratios matter.
     let most = profile.ranges.iter().map(|accessed| accessed.count).max().unwrap_or(0);
     let shift = 32u32.saturating_sub(most.leading_zeros());
     for api::Accessed { range: api::Range { start, bytes }, count } in &profile.ranges {
@@ -83,7 +83,7 @@ fn written(vm: &str, length: Duration, profile: &api::AccessProfile) -> String {
     text
 }
 
-/// Returns the hints in the lines of a profile.
+/// Returns the hints in a profile's lines.
 fn read(text: &str) -> Result<Vec<api::Hint>, String> {
     let line = |(number, line): (usize, &str)| {
         let said = line.split('#').next().unwrap_or_default().trim();

@@ -4,7 +4,7 @@ use super::scheduler::duration;
 use super::{NOTHING, heads, row, table};
 use api::{CardMemory, MoveReport, VmMemory, VmMemorySettings};
 
-/// Renders bytes, in MiB if they are whole.
+/// Renders a number of bytes, in MiB if it is a whole number of MiB.
 #[must_use]
 pub fn mib(bytes: u64) -> String {
     match bytes % (1 << 20) {
@@ -13,7 +13,7 @@ pub fn mib(bytes: u64) -> String {
     }
 }
 
-/// Renders all cards whose memory is divided.
+/// Renders all cards with divided memory.
 #[must_use]
 pub fn cards(cards: &[CardMemory]) -> String {
     if cards.is_empty() {
@@ -119,7 +119,7 @@ pub fn limits(memory: &VmMemorySettings) -> String {
     table(rows, &[])
 }
 
-/// Renders the moves that an operator requested.
+/// Renders the moves that an operator has requested.
 #[must_use]
 pub fn moved(report: &MoveReport) -> String {
     let MoveReport { moved_bytes, stayed_bytes, suspended_ns, ref reason } = *report;

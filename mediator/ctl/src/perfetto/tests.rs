@@ -11,7 +11,7 @@ const VM: TenantId = TenantId(3);
 fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     let mut named: BTreeSet<(String, u64)> = BTreeSet::new();
-    // The text is what a reader gets.
+    // Parse the text, because readers get the text.
     let trace: Value = serde_json::from_str(&trace.to_string()).unwrap();
     assert_eq!(trace["displayTimeUnit"], "ms");
     let mut last = 0.0;
@@ -37,7 +37,7 @@ fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
             "X" => {
                 let dur = event["dur"].as_f64().unwrap();
                 assert!(dur.is_finite() && dur > 0.0, "{event}");
-                // Intervals of a row follow each other: none contains another here.
+                // Intervals of a row do not overlap.
                 let end = rows.entry((pid, tid)).or_default();
                 assert!(ts >= *end - 1e-6, "overlaps: {event}");
                 *end = ts + dur;
@@ -123,7 +123,7 @@ fn phases_of_submissions_follow_each_other_without_gaps() {
     let names = checked(&shown).remove("M").unwrap();
     let names: Vec<&str> = names.iter().map(|event| event["args"]["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["card card0", "gaps", "web", "work"]);
-    // Nothing ran while the submission waited, and between the two.
+    // No work ran while the submission waited, and between the two submissions.
     let gaps = [(0.0, 1.0), (4.0, 5.0), (7.5, 8.5)].map(|(from, to)| ("gap".to_owned(), from, to));
     assert_eq!(intervals(&shown, CARD), gaps);
 }
@@ -149,7 +149,7 @@ fn overlapping_memory_moves_are_rows_of_their_tenant() {
     trace.moves = vec![moved(0, 4_000, false), moved(3_000, 5_000, true)];
     let shown = convert(&trace, "card0");
     let moves: Vec<_> = phases(&shown).into_iter().filter(|(name, ..)| name.starts_with("to ")).collect();
-    // A move that began before the record is cut off.
+    // A move that began before the record is truncated.
     let expected = [("to host memory", 0, 0.0, 3.0), ("to the card", 1, 2.0, 4.0)];
     assert_eq!(moves, expected.map(|(name, number, from, to)| (name.to_owned(), number, from, to)));
     let begins = checked(&shown).remove("b").unwrap();
@@ -170,7 +170,7 @@ fn turns_waits_and_overruns_of_cuda_tenants_are_rows() {
     let at = |ms: u64| Nanos(ms * MS);
     turns.wants(one, at(10));
     turns.wants(two, at(12));
-    // The first one does not give its turn back.
+    // The first tenant does not give its turn back.
     let mut now = 10;
     while !turns.has_turn(two) {
         now += 1;

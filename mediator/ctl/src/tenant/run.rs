@@ -1,6 +1,6 @@
-//! Programs that are started as a tenant's.
+//! Starts programs as a tenant.
 //!
-//! The process becomes the program. With `--memory` or `--weight` the daemon changes the tenant's limits until this
+//! The process becomes the program. With `--memory` or `--weight`, the daemon changes the tenant's limits until this
 //! process has ended.
 
 use std::ffi::OsString;
@@ -19,10 +19,10 @@ use crate::values;
 use api::{Tenant, TenantPatch};
 use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
 
-/// Time that the owner of a card may take to answer.
-// TIMEOUT: an owner that ended is started again within a second.
+/// Time limit for the card's owner to respond.
+// TIMEOUT: an owner that has ended is restarted within a second.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two looks at it.
+/// Interval at which the command checks the owner.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, Args)]
@@ -51,7 +51,7 @@ impl Run {
     /// Becomes the program; returns only on failure.
     pub(crate) fn run(self, client: &Client) -> Result<String, ClientError> {
         let tenant = self.served(client)?;
-        // A program that opens a name that is missing here gets NVIDIA's library, and runs outside its limits.
+        // If a name is missing here, a program that opens it loads NVIDIA's library and runs outside its limits.
         for name in cdi::NAMES {
             let path = self.library.join(name);
             if !path.exists() {
@@ -62,14 +62,14 @@ impl Run {
         let mut command = self.command(&tenant.socket, &library);
         let patch = self.patch();
         if patch != TenantPatch::default() {
-            // The daemon restores the limits when this process ends, which becomes the program.
+            // The daemon restores the limits when this process, which becomes the program, ends.
             let _: Tenant = client.post(&format!("{}/lease", path(&self.tenant)), &patch)?;
         }
         let source = command.exec();
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Returns the tenant as soon as its card's owner answers.
+    /// Returns the tenant as soon as its card's owner responds.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {
@@ -86,7 +86,7 @@ impl Run {
         }
     }
 
-    /// Returns the settings that hold while the program runs.
+    /// Returns the settings that apply while the program runs.
     fn patch(&self) -> TenantPatch {
         let mut patch = TenantPatch::default();
         if let Some(mib) = self.memory {
@@ -111,7 +111,7 @@ impl Run {
     }
 }
 
-/// Prepends a value to an environment variable, in the format of the loader's variables.
+/// Prepends a value to an environment variable, in the format of the dynamic loader's variables.
 fn in_front(mut first: OsString, variable: &str) -> OsString {
     if let Some(rest) = std::env::var_os(variable).filter(|rest| !rest.is_empty()) {
         first.push(":");

@@ -4,7 +4,7 @@ use super::*;
 use mediatord::fixture::one_card;
 use std::io;
 
-/// Each command with working arguments; VM `a` and card `card0` exist. In an order in which they can run.
+/// Each command with valid arguments, in an order in which all can run. VM `a` and card `card0` exist.
 const GOOD: [&[&str]; 43] = [
     &["tenant", "list"],
     &["profile", "list"],
@@ -75,7 +75,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     assert_eq!(ctl(&served, &["sched", "record", "card0", "--for", "10ms", "--out", record]).code, Code::Good);
     assert_eq!(ctl_at("/nonexistent/admin.sock", &["sched", "replay", record]).code, Code::Good);
     assert_eq!(ctl(&served, &["sched", "replay", record, "--frobnicate"]).code, Code::Usage);
-    // Every existing command is among them.
+    // The list must contain every command.
     fn leaves(command: &clap::Command, path: &str, names: &mut Vec<String>) {
         let mut inner = command.get_subcommands().filter(|command| !command.is_hide_set()).peekable();
         if inner.peek().is_none() {
@@ -87,8 +87,8 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
     leaves(&<Arguments as clap::CommandFactory>::command(), "", &mut names);
     for name in names {
         let words: Vec<_> = name.split(' ').collect();
-        // These need a tenant: the tests of `cuda-rig` run them; the next two need a host with cards: `host`; `doctor`
-        // needs a whole host.
+        // The tests of `cuda-rig` run the first of these, which need a tenant. The next two need a host with cards
+        // (tests of `host`), and `doctor` needs a whole host.
         let known = [
             "sched replay",
             "doctor",
@@ -100,15 +100,15 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             "run",
             "card bind",
             "card unbind",
-            // These need another card as a target: the tests of `moving`.
+            // These need another card as a target: see the tests of `moving`.
             "vm move",
             "card drain",
-            // These need files: the tests of `saving`.
+            // These need files: see the tests of `saving`.
             "vm save",
             "vm restore",
-            // This needs a daemon that is a program: `guest upgrade`.
+            // This needs a daemon in a process: see `guest upgrade`.
             "daemon upgrade",
-            // These need a folder: the tests of `firmware`.
+            // These need a folder: see the tests of `firmware`.
             "card firmware list",
             "card firmware import",
             "card firmware approve",
@@ -183,7 +183,7 @@ fn commands_exit_2_for_value_out_of_range_and_4_on_conflict() {
     }
 }
 
-/// Accepts a number of outputs, then fails like a closed pipe.
+/// Accepts a number of outputs, and then fails like a closed pipe.
 struct Reader {
     looks: usize,
     text: String,
@@ -221,7 +221,7 @@ fn watch_repeats_until_reader_closes() {
             reader.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(looks.len(), 3, "one line for each look: {}", reader.text);
     }
-    // The end of the daemon ends it.
+    // The end of the daemon ends the command.
     let mut err = Vec::new();
     let all = ["mediatorctl", "--socket", "/nonexistent", "vm", "list", "--watch"];
     assert_eq!(run(all, &mut Vec::new(), &mut err), Code::Unreachable);

@@ -1,4 +1,4 @@
-//! `apply`, `export` and `assert`, by one operator and by several concurrently.
+//! `apply`, `export` and `assert`, used by one operator and by several operators concurrently.
 
 use super::*;
 use api::{Action, Applied, Comparison, Exported};
@@ -57,9 +57,9 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
         "card card0 is changed\n  scheduler.band.wait_ns: 500000 -> 1000\n  scheduler.policy: \"band\" -> \"fifo\"\n\
          VM web is added\nVM build is added\n"
     );
-    assert_eq!(with_file(&served, TWO, &["assert", "--exact"]).out, "all is as in the file\n");
+    assert_eq!(with_file(&served, TWO, &["assert", "--exact"]).out, "everything matches the file\n");
     let ran = with_file(&served, TWO, &["apply"]);
-    assert_eq!(ran.out, "card card0 is as it should be\nVM web is as it should be\nVM build is as it should be\n");
+    assert_eq!(ran.out, "card card0 matches the file\nVM web matches the file\nVM build matches the file\n");
 
     // Only the named keys change: the weight of `web` stays, and so does `build`.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
@@ -81,7 +81,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
         [("build", Action::Remove)]
     );
     let ran = with_file(&served, text, &["apply", "--prune"]);
-    assert_eq!(ran.out, "VM build is removed\nVM web is as it should be\n");
+    assert_eq!(ran.out, "VM build is removed\nVM web matches the file\n");
     assert!(!served.fixture.path("build.sock").exists());
 }
 
@@ -140,7 +140,7 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
             Code::Usage,
             &["card `card0`: scheduler.band.period_ns = 1 is not between"],
         ),
-        (good.replace("\"web\"", "\"new\""), Code::Usage, &["VM `new`: there are two tables of it"]),
+        (good.replace("\"web\"", "\"new\""), Code::Usage, &["VM `new`: it has two tables"]),
         (format!("{good}[[vm]]\ncard = \"card0\"\n"), Code::Usage, &["vm[2]: name: expected the name"]),
         (format!("{good}[[vmm]]\n"), Code::Usage, &["desired", "8:3: vmm: unknown key `vmm`"]),
         ("{ \"vm\": [".to_owned(), Code::Usage, &["EOF while parsing"]),
@@ -151,12 +151,12 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
             assert!(ran.err.contains(part), "{part}\n{}", ran.err);
         }
         assert_eq!(exported(&served), before, "{text}");
-        // A state that is refused is still a mismatch; an invalid one is an error.
+        // A refused state still counts as a mismatch; an invalid state is an error.
         let asserted = with_file(&served, &text, &["assert"]).code;
         assert_eq!(asserted, if matches!(code, Code::Conflict) { Code::Failed } else { code }, "{text}");
     }
     let ran = ctl(&served, &["apply", "-f", "/nonexistent/file"]);
-    assert!(ran.code == Code::Usage && ran.err.contains("/nonexistent/file describes no state"), "{}", ran.err);
+    assert!(ran.code == Code::Usage && ran.err.contains("/nonexistent/file does not describe a state"), "{}", ran.err);
 }
 
 #[test]
@@ -166,8 +166,8 @@ fn configuration_file_itself_can_be_applied_and_asserted() {
         "[daemon]\nlog = \"info\"\n[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 128\nreserve_mib = 16\n";
     let ran = with_file(&served, &format!("{text}{}", &TWO[TWO.find("[[vm]]").unwrap()..]), &["apply"]);
     assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
-    assert!(ran.out.starts_with("the daemon is as it should be\ncard card0 is as it should be\n"), "{}", ran.out);
-    // Keys that were left out count as their defaults.
+    assert!(ran.out.starts_with("the daemon matches the file\ncard card0 matches the file\n"), "{}", ran.out);
+    // Omitted keys get their defaults.
     let ran = with_file(
         &served,
         "[[vm]]\nname = \"web\"\nchannels = 32\nhang_limit_ms = 10000\nmode = \"660\"\n",
@@ -187,14 +187,14 @@ fn two_operators_do_not_lose_each_other_s_changes() {
     assert_eq!(ran.code, Code::Conflict);
     assert!(ran.err.contains("revision conflict: expected") && ran.err.contains("mediatorctl export"), "{}", ran.err);
     assert_eq!(exported(&served).vm[1].time, TimeShare { weight: 500, ..TimeShare::default() });
-    // The file without the revision is applied after any change, and reverts it.
+    // A file without the revision can be applied after any change, and reverts it.
     let kept = ctl(&served, &["export", "--no-revision"]).out;
     assert!(!kept.contains("revision"), "{kept}");
     ctl(&served, &["sched", "set-vm", "web", "--weight", "7"]);
     assert_eq!(with_file(&served, &kept, &["apply"]).code, Code::Good);
     assert_eq!(exported(&served).vm[1].time.weight, 500);
 
-    // Single commands can require a revision, too, and each change creates a new one.
+    // Single commands can also require a revision, and each change creates a new revision.
     let commands: [&[&str]; 5] = [
         &["vm", "add", "c", "--card", "card0", "--vram-mib", "16"],
         &["sched", "set", "card0", "--strikes", "9"],
@@ -262,7 +262,7 @@ fn added_small(served: &Served, name: &str) {
 
 #[test]
 fn any_state_is_reached_from_any_other_and_back_by_its_export() {
-    // Names, weights, and an optional limit; each VM has the same memory, so that all fit.
+    // Names, weights, and an optional limit. Each VM has the same memory, so all VMs fit.
     let states = || btree_map("[a-e]", (1..10_000u32, proptest::option::of(1..9u64)), 0..5);
     let served = one_card("");
     let document = |vms: &std::collections::BTreeMap<String, (u32, Option<u64>)>, strikes: u32| {
@@ -288,7 +288,7 @@ fn any_state_is_reached_from_any_other_and_back_by_its_export() {
         prop_assert_eq!(with_file(&served, &second, &["assert", "--exact"]).code, Code::Good);
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Failed);
 
-        // TOML cannot express the removal of a limit: a document per VM restores it.
+        // TOML cannot express the removal of a limit, so a document per VM restores the limit.
         let ran = with_file(&served, &kept, &["apply", "--prune"]);
         prop_assert_eq!((ran.code, &*ran.err), (Code::Good, ""));
         prop_assert_eq!(with_file(&served, &kept, &["assert", "--exact"]).code, Code::Good);

@@ -1,4 +1,4 @@
-//! Firmware: from a file to the image that a card gets, without a daemon.
+//! Firmware: from a file to the image that a card loads, without a daemon.
 
 use super::*;
 use ::firmware::{Image, Store};

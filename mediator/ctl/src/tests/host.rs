@@ -61,7 +61,7 @@ fn binding_ends_with_the_code_of_its_trouble() {
             Code::Conflict,
             "load its module: `modprobe nvidia`",
         ),
-        // The files of this sysfs are plain files: writes have no effect.
+        // The files of this sysfs are plain files, so writes have no effect.
         (
             &["card", "unbind", "0000:65:00.0", "--driver", "nouveau"],
             Code::Failed,

@@ -16,14 +16,14 @@ fn drained_card_rejects_new_vms_and_drain_exits_4_if_vms_remain() {
         let lines: Vec<_> = text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>()).collect();
         let column = lines[0].len() - 2;
         assert_eq!(lines[0][column], "DRAINED", "{text}");
-        // Two of its headings have two words.
+        // Two of the table's headings have two words.
         lines[1..].iter().map(|cells| cells[cells.len() - 2].to_owned()).collect::<Vec<_>>()
     };
     assert_eq!(drained(&ctl(&served, &["card", "list"]).out), ["no", "no"]);
     let ran = ctl(&served, &["card", "drain", "card0"]);
     assert_eq!(
         (ran.code, &*ran.out),
-        (Code::Good, "card card0 takes no further VMs and tenants\n\nnobody is left on it\n")
+        (Code::Good, "card card0 takes no further VMs and tenants\n\nno VM or tenant is left on it\n")
     );
     assert_eq!(drained(&ctl(&served, &["card", "show"]).out), ["yes", "no"]);
     assert!(ctl(&served, &["card", "show", "card0"]).out.contains("drained"));
@@ -52,7 +52,7 @@ fn impossible_move_or_drain_exits_with_code_and_cause() {
         (
             &["vm", "move", "a", "--card", "card0"],
             Code::Conflict,
-            "VM `a` cannot move to card `card0`: it has that card",
+            "VM `a` cannot move to card `card0`: it already has that card",
         ),
         (&["--if-revision", "0-0", "vm", "move", "a"], Code::Conflict, "revision conflict: expected 0-0"),
         (&["card", "drain", "z"], Code::NotFound, "there is no card `z`"),

@@ -1,10 +1,10 @@
-//! Profiles: virtual machines that are created from them, their placement, and how many more fit.
+//! Profiles: virtual machines that are created from them, their placement, and the number of further machines that fit.
 
 use super::*;
 use mediatord::fixture::one_card;
 use serde_json::Value;
 
-/// Two cards of 120 MiB to give, and profiles.
+/// Serves two cards with 120 MiB each, and profiles.
 fn served() -> Served {
     one_card(
         "reserve_mib = 8\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 128\nreserve_mib = 8\n\
@@ -23,7 +23,7 @@ fn json(served: &Served, arguments: &[&str]) -> Value {
     serde_json::from_str(&good(served, &[&["--json"], arguments].concat())).unwrap()
 }
 
-/// Returns how many more users of a profile fit on each card.
+/// Returns the number of further users of a profile that fit on each card.
 fn left(served: &Served, profile: &str) -> Vec<u64> {
     let shown = json(served, &["profile", "show", profile]);
     shown["cards"].as_array().unwrap().iter().map(|card| card["left"].as_u64().unwrap()).collect()
@@ -95,7 +95,7 @@ fn unknown_profiles_and_missing_sizes_are_refused() {
         assert_eq!(ran.code, Code::Usage, "{arguments:?}: {}", ran.err);
         assert!(ran.err.contains(what), "{arguments:?}: {}", ran.err);
     }
-    // No card takes tenants.
+    // No card accepts tenants.
     assert_eq!(ctl(&served, &["tenant", "add", "a", "--profile", "half"]).code, Code::NotFound);
 }
 

@@ -1,4 +1,4 @@
-//! The parts of the reference pages that are made from the command line and from the API's description.
+//! The generated parts of the reference pages, made from the command line and the API's description.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -10,15 +10,16 @@ use crate::sections::{FURTHER, STATUSES};
 use crate::{Code, examples};
 use api::ErrorCode;
 
-/// The page of the tool.
+/// The page about the tool.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// The page of the API, and its description for programs.
+/// The page about the API, and the API's description for programs.
 const API_PAGE: &str = "docs/reference/api.md";
 const API_DOCUMENT: &str = "docs/reference/api.json";
 /// Maximum number of columns of the list of commands.
 const WIDTH: usize = 118;
 
-/// Returns a text in lines of at most [`WIDTH`] columns: `first` spaces before the first line, `next` before others.
+/// Returns a text in lines of at most [`WIDTH`] columns, with `first` spaces before the first line and `next` spaces
+/// before the others.
 fn wrapped(words: impl IntoIterator<Item = String>, first: usize, next: usize) -> String {
     let mut lines: Vec<String> = Vec::new();
     for word in words {
@@ -40,7 +41,7 @@ fn value(arg: &Arg) -> String {
     name.map_or_else(|| arg.get_id().as_str().to_uppercase(), ToString::to_string)
 }
 
-/// Returns an argument as the usage of its command shows it.
+/// Returns an argument in the format of its command's usage line.
 fn usage(arg: &Arg) -> String {
     let is_list = arg.get_num_args().is_some_and(|range| range.max_values() > 1)
         || (matches!(arg.get_action(), ArgAction::Append) && !arg.is_positional());
@@ -77,7 +78,7 @@ fn add(command: &Command, path: &str, text: &mut String) {
     };
     let (named, placed): (Vec<&Arg>, Vec<&Arg>) =
         command.get_arguments().filter(own).partition(|arg| !arg.is_positional());
-    // The arguments without a name come first, except those after `--`.
+    // Arguments without a name come first, except arguments after `--`.
     let (last, first): (Vec<&Arg>, Vec<&Arg>) = placed.into_iter().partition(|arg| arg.is_last_set());
     let words = path.split_whitespace().map(str::to_owned);
     let arguments = first.into_iter().chain(named).chain(last).map(usage);
@@ -143,7 +144,7 @@ fn event_kinds() -> String {
     table
 }
 
-/// Returns a description in one line, as a cell of a table has it.
+/// Returns a description in one line, as the cell of a table.
 fn in_one_line(schema: &Value) -> String {
     let text = schema["description"].as_str().unwrap_or_default().replace('|', "\\|");
     text.split_whitespace().collect::<Vec<_>>().join(" ")
@@ -184,7 +185,7 @@ fn kind(schema: &Value) -> String {
     }
 }
 
-/// Returns the type of a request's body or of an answer.
+/// Returns the type of the body of a request or of a response.
 fn body(content: &Value) -> String {
     let Some((media, described)) = content.as_object().and_then(|content| content.iter().next()) else {
         return String::new();
@@ -192,7 +193,7 @@ fn body(content: &Value) -> String {
     if media == "application/json" { kind(&described["schema"]) } else { format!("`{media}`") }
 }
 
-/// Returns the page of the API.
+/// Renders the reference page of the API.
 fn api_page() -> String {
     let document = api::schema::document();
     let mut page = "# The admin API\n\n\
@@ -266,7 +267,7 @@ fn texts_of_the_page_name_options_that_exist() {
     let mut command = examples::command();
     command.build();
     options(&command, &mut known);
-    // Options of curl and podman in examples.
+    // Options of curl and podman that the examples use.
     known.extend(["unix-socket", "device"].map(str::to_owned));
     for part in page.split("--").skip(1) {
         let end = part.find(|c: char| !c.is_ascii_lowercase() && c != '-').unwrap_or(part.len());

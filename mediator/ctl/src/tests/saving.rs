@@ -36,21 +36,21 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
 
-    // An existing file is not replaced unless asked for, and no temporary file remains.
+    // An existing file is not replaced without `--force`, and no temporary file remains.
     let refused = ctl(&first, &["vm", "save", "a", file]);
     assert_eq!(refused.code, Code::Conflict, "{}", refused.err);
-    assert!(refused.err.contains("is there already"), "{}", refused.err);
+    assert!(refused.err.contains("already exists"), "{}", refused.err);
     copy(&mut driver, &mut channel);
     good(&first, &["vm", "save", "a", file, "--force"]);
     let names = fs::read_dir(first.fixture.path(".")).unwrap().map(|entry| entry.unwrap().file_name());
     assert!(names.into_iter().all(|name| !name.to_string_lossy().ends_with(".part")));
 
-    // The same VM, with work in flight.
+    // Restore the same VM, with work in flight.
     let out = good(&first, &["vm", "restore", "a", file]);
-    assert!(out.starts_with("VM a goes on from ") && out.contains(" on card0: "), "{out}");
+    assert!(out.starts_with("VM a continues from ") && out.contains(" on card0: "), "{out}");
     driver.wait(&channel);
     assert!(driver.faults.is_empty());
-    // All of it is in the log, with its author.
+    // The log contains all steps, with their author.
     let page = good(&first, &["--json", "events", "--vm", "a"]);
     let page: api::EventPage = serde_json::from_str(&page).unwrap();
     let all: Vec<_> = page.events.iter().filter(|event| event.kind != api::EventKind::Connected).collect();
@@ -61,7 +61,7 @@ fn saved_vm_restores_on_same_card_and_on_another_daemon() {
     assert!(restored.text.starts_with("continues from a saved VM with "), "{restored:?}");
     assert!(all[1..].iter().all(|event| event.author.kind == api::AuthorKind::Client && event.author.pid.is_some()));
     assert_eq!(restored.card.as_deref(), Some("card0"));
-    // On another daemon, with a new client.
+    // Restore on another daemon, with a new client.
     let fresh = RemoteGuest::connect(&second.fixture.path("a.sock"), 16 << 20).unwrap();
     let restored: api::Restored =
         serde_json::from_str(&good(&second, &["--json", "vm", "restore", "a", file])).unwrap();

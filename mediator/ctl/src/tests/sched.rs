@@ -1,4 +1,4 @@
-//! `mediatorctl sched` and `mediatorctl top`, against a daemon with software cards.
+//! `mediatorctl sched` and `mediatorctl top`, with a daemon with software cards.
 
 use super::*;
 use ::sched::{Engine, LatencyClass, PolicyKind, Queues};
@@ -74,7 +74,7 @@ fn every_flag_sets_its_own_key() {
     assert_eq!((disengaged.engaged_ns, disengaged.free_ns), (6_000_000, 30_000_000));
     assert_eq!((pipeline.contended, pipeline.alone, pipeline.ahead_ns), (3, 33, 2_000_000));
     assert_eq!((stamp_slack_ns, strikes, quarantine_ns), (400_000, 4, 9_000_000_000));
-    // A single flag leaves the others unchanged.
+    // A single option leaves the other settings unchanged.
     let one: api::CardScheduler = json(&served, &["sched", "set", "card0", "--policy", "band"]);
     assert_eq!(one.settings, ::sched::Config { policy: PolicyKind::Band, ..all.settings });
 
@@ -117,7 +117,7 @@ fn shares_are_given_when_a_vm_is_added_and_later() {
     assert!(table.contains("weight for copies  100") && table.contains("87.5 %"), "{table}");
     let table = good(&served, &["sched", "set-vm", "a", "--copy-cap", "compute"]);
     assert!(!table.contains("copies"), "{table}");
-    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are forgotten\n");
+    assert_eq!(good(&served, &["sched", "release", "a"]), "VM a is released, its strikes are cleared\n");
 }
 
 #[test]

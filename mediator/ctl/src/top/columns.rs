@@ -1,10 +1,10 @@
-//! Columns that fit on a screen: numbers are never cut, and less important columns are left out.
+//! Columns that fit on a screen. Numbers are never truncated, and less important columns are omitted.
 
 /// A column of a table.
 pub(super) struct Column {
     pub(super) head: &'static str,
     pub(super) kind: Kind,
-    /// Columns of a higher rank are left out first.
+    /// Columns of a higher rank are omitted first.
     pub(super) rank: u8,
 }
 
@@ -13,15 +13,15 @@ pub(super) struct Column {
 pub(super) enum Kind {
     /// Words, which may be shortened.
     Text,
-    /// Numbers with their unit, aligned to the right; never cut.
+    /// Numbers with their unit, aligned to the right and never truncated.
     Number,
-    /// A picture, which output that is not a terminal does not have; never cut.
+    /// A picture, which only terminals show. It is never truncated.
     Picture,
 }
 
-/// Width to which words are shortened before a column is left out.
+/// Width to which words are shortened before a column is omitted.
 const MIN_TEXT: usize = 8;
-/// Blanks between two columns.
+/// Number of blanks between two columns.
 pub(super) const SPACING: usize = 2;
 
 /// Chooses columns and their widths for a screen of `width` columns.
@@ -59,7 +59,7 @@ pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec
     kept
 }
 
-/// Shortens words to a width, with a sign that some are missing. A number among words is left out as a whole.
+/// Shortens words to a width, with a mark for the omitted words. Never truncates a number, but omits it.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();
@@ -80,7 +80,7 @@ pub(super) fn shortened(text: &str, width: usize) -> String {
     short
 }
 
-/// Breaks a line between words; only a word that is longer than a whole line is broken.
+/// Breaks a line between words. Only a word that is longer than a whole line is split.
 pub(super) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -7,13 +7,13 @@ use sched::Engine;
 
 use api::CardScheduler;
 
-/// Time that is shown.
+/// Length of the displayed history.
 const SHOWN: Duration = Duration::from_secs(60);
-/// Characters of the picture.
+/// Number of characters of the picture.
 const WIDTH: usize = 15;
 /// Maximum number of samples, for short intervals.
 const MAX_SAMPLES: usize = 600;
-/// Heights of a character.
+/// Characters for the heights of the picture.
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// A card, a virtual machine or tenant, and an engine.
@@ -24,7 +24,7 @@ pub(super) type Key = (String, String, Engine);
 pub(super) struct History(BTreeMap<Key, VecDeque<u32>>);
 
 impl History {
-    /// Adds the shares of a refresh; those of removed virtual machines go.
+    /// Adds the shares of a refresh, and drops the shares of removed virtual machines.
     pub(super) fn add(&mut self, cards: &[CardScheduler], interval: Duration) {
         let count = SHOWN.as_millis().checked_div(interval.as_millis()).unwrap_or(1);
         let count = usize::try_from(count).unwrap_or(1).clamp(1, MAX_SAMPLES);
@@ -45,11 +45,11 @@ impl History {
         self.0 = next;
     }
 
-    /// Returns the picture: each character is the mean of some samples, the latest at the right.
+    /// Returns the picture. Each character is the mean of several samples, with the latest at the right.
     pub(super) fn picture(&self, key: &Key) -> String {
         let samples: Vec<u32> = self.0.get(key).into_iter().flatten().copied().collect();
         let each = samples.len().div_ceil(WIDTH).max(1);
-        // From the end, so that the characters of old samples do not change with each new one.
+        // Group the samples from the end, so that the characters of old samples do not change with each new sample.
         let groups =
             samples.rchunks(each).map(|group| group.iter().sum::<u32>() / u32::try_from(group.len()).unwrap_or(1));
         let mut picture: Vec<char> = groups.map(level).collect();
@@ -63,7 +63,7 @@ fn level(permille: u32) -> char {
     LEVELS.get(index).copied().unwrap_or(' ')
 }
 
-/// Returns a part of the whole as a bar of ten characters, with its entitlement as a mark.
+/// Returns a part of the whole as a bar of ten characters, with a mark for the entitlement.
 pub(super) fn bar(received_permille: u32, entitled_permille: u32) -> String {
     let cell = |permille: u32| usize::try_from(permille.min(1000).div_ceil(100)).unwrap_or(0);
     let (received, mark) = (cell(received_permille), cell(entitled_permille).saturating_sub(1));

@@ -23,10 +23,10 @@ pub(super) const TABLE: [Column; 10] = [
     Column { head: "STATE", kind: Kind::Text, rank: 4 },
 ];
 
-/// Bytes moved of a VM's memory, and its submissions that waited for memory unsuccessfully.
+/// Number of bytes moved of a VM's memory, and number of its submissions that waited for memory unsuccessfully.
 pub(super) type Counts = BTreeMap<(String, String), (u64, u64)>;
 
-/// Returns the counts of a refresh, for comparison with the next.
+/// Returns the counts of a refresh, for comparison with the next refresh.
 pub(super) fn counts(cards: &[CardMemory]) -> Counts {
     each(cards).map(|(card, vm)| ((card.card.clone(), vm.vm.clone()), count(vm))).collect()
 }
@@ -40,7 +40,7 @@ pub(super) fn lines(cards: &[CardMemory], before: &Counts) -> Vec<Line> {
     let line = |(card, vm): (&CardMemory, &VmMemory)| {
         let before = before.get(&(card.card.clone(), vm.vm.clone())).copied().unwrap_or_default();
         let now = count(vm);
-        // Less than before: the VM was removed and added again.
+        // The count is less than before, so the VM was removed and added again.
         let (moved, denied) = now.0.checked_sub(before.0).zip(now.1.checked_sub(before.1)).unwrap_or(now);
         let in_host = vm.in_reserve_bytes.saturating_add(vm.in_host_bytes);
         let suspended = match vm.suspensions.count {
@@ -83,7 +83,7 @@ fn state(card: &CardMemory, vm: &VmMemory, denied: u64) -> String {
     }
 }
 
-/// Renders the free memory of a card, and its memory in the host.
+/// Renders a card's free memory, and the memory that it uses on the host.
 pub(super) fn head(card: &CardMemory) -> String {
     let CardMemory { card: name, card_bytes, spare_bytes, host_used_bytes, host_budget_bytes, .. } = card;
     let host = format!("{} of {}", mib(*host_used_bytes), mib(*host_budget_bytes));

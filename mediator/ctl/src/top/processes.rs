@@ -7,7 +7,7 @@ use crate::output::NOTHING;
 use crate::output::memory::mib;
 use api::{Client, GuestProgram, Tenant, Vm};
 
-/// The columns. A process of the host has a process ID there, and a program of a guest has one in the guest.
+/// The columns. A host process has a process ID on the host, and a guest's program has a process ID in the guest.
 pub(super) const TABLE: [Column; 7] = [
     Column { head: "CARD", kind: Kind::Text, rank: 5 },
     Column { head: "VM", kind: Kind::Text, rank: 1 },
@@ -24,7 +24,7 @@ pub(super) fn lines(look: &Look) -> Vec<Line> {
     of_tenants.chain(look.vms.iter().flat_map(of_vm)).collect()
 }
 
-/// Returns the processes of a tenant or VM in one line of words; `None` if it has none.
+/// Returns the processes of a tenant or VM as one line of text; `None` if it has no processes.
 pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     let of_it = |line: &Line| line.cells[0].text == card && line.cells[1].text == name;
     let word = |line: Line| {
@@ -57,7 +57,7 @@ fn of_tenant(tenant: &Tenant) -> Vec<Line> {
 }
 
 fn of_vm(vm: &Vm) -> Vec<Line> {
-    // Process 0 cannot be seen, and a domain of Xen has no process.
+    // Process 0 is not visible, and a Xen domain has no process.
     let vmm = vm.client.filter(|client| client.domain.is_none() && client.pid > 0);
     let vmm = vmm.map(|Client { pid, uid, .. }| Process {
         name: "VMM".to_owned(),

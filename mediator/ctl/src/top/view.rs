@@ -1,4 +1,4 @@
-//! The screen: a table of the cards' time, of their memory, or of processes.
+//! The screen: a table of the cards' time, of the cards' memory, or of processes.
 
 use std::cmp::Reverse;
 use std::time::Duration;
@@ -20,7 +20,7 @@ use crate::output::{self, scheduler};
 pub(super) enum Tone {
     /// The normal style.
     Good,
-    /// The operator should know about it.
+    /// The state is unusual, but requires no action.
     Odd,
     /// The operator should act.
     Bad,
@@ -90,7 +90,7 @@ impl Page {
         }
     }
 
-    /// Returns the columns by which the key sorts, one after the other.
+    /// Returns the columns by which the sort key sorts, in order.
     fn orders(self) -> &'static [&'static str] {
         match self {
             Self::Time => &["RECEIVED", "WAIT 99 %", "ON CARD"],
@@ -109,19 +109,19 @@ impl Page {
     }
 }
 
-/// A column to sort by: numbers from the largest on, words in their order.
+/// A column to sort by: numbers in descending order, and words in ascending order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Order {
     column: usize,
     is_reversed: bool,
 }
 
-/// Places on the screen, for clicks.
+/// Screen positions, for clicks.
 #[derive(Clone, Debug, Default)]
 struct Places {
-    /// The table, with its head in the first line.
+    /// Position of the table, with its head in the first line.
     table: Rect,
-    /// First and last column of the screen of each column of the table, by its index.
+    /// First and last screen column of each table column, with the index of the table column.
     columns: Vec<(std::ops::Range<u16>, usize)>,
 }
 
@@ -148,21 +148,21 @@ pub(super) struct View {
     counts: memory::Counts,
     history: History,
     page: Page,
-    /// Without one, the API's order.
+    /// Column to sort by. Without one, the API's order is used.
     order: Option<Order>,
     selected: Option<User>,
     places: Places,
     filter: String,
-    /// The operator writes the filter.
+    /// Set while the operator types the filter.
     typing: bool,
     help: bool,
-    /// Why the last refresh failed.
+    /// Reason why the last refresh failed.
     error: Option<String>,
     scroll: TableState,
 }
 
 impl View {
-    /// Shows the results of a refresh, one of each `interval`.
+    /// Shows the results of a refresh. Refreshes occur at each `interval`.
     pub(super) fn show(&mut self, look: Look, interval: Duration) {
         let before = std::mem::replace(&mut self.look, look);
         self.error = None;
@@ -171,7 +171,7 @@ impl View {
         self.history.add(&self.look.schedulers, interval);
     }
 
-    /// Notes that a refresh has failed.
+    /// Records that a refresh has failed.
     pub(super) fn fail(&mut self, error: String) {
         self.error = Some(error);
     }
@@ -183,7 +183,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the next of the page's main columns, and after the last one not at all.
+    /// Sorts by the next of the page's main columns. After the last one, uses the API's order.
     pub(super) fn reorder(&mut self) {
         let orders = self.page.orders();
         let present = self.order.and_then(|order| self.page.columns().get(order.column)).map(|column| column.head);
@@ -194,7 +194,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Sorts by the column whose head is clicked on, or selects the line. Returns true if the click changes something.
+    /// Sorts by the column whose head was clicked, or selects the line. Returns true if the click changes anything.
     pub(super) fn click(&mut self, column: u16, row: u16) -> bool {
         if self.help {
             self.help = false;
@@ -234,7 +234,7 @@ impl View {
         self.typing = true;
     }
 
-    /// Returns true if keys are part of the filter.
+    /// Returns true if keys are added to the filter.
     pub(super) fn is_typing(&self) -> bool {
         self.typing
     }
@@ -250,7 +250,7 @@ impl View {
         self.scroll = TableState::default();
     }
 
-    /// Ends the reading of a filter, and keeps or drops it.
+    /// Ends the input of a filter, and keeps or drops the filter.
     pub(super) fn end_filter(&mut self, keep: bool) {
         self.typing = false;
         if !keep {
@@ -258,7 +258,7 @@ impl View {
         }
     }
 
-    /// Returns a page's heads and lines.
+    /// Returns the heads and lines of a page.
     fn table(&self, page: Page) -> (Vec<String>, Vec<Line>) {
         let Look { schedulers, memories, .. } = &self.look;
         match page {
@@ -375,7 +375,7 @@ impl View {
         if is_selected { style.add_modifier(Modifier::REVERSED) } else { style }
     }
 
-    /// Returns the line at the bottom: an error, the filter, the processes of the selection, or the keys.
+    /// Returns the bottom line: an error, the filter, the processes of the selection, or the keys.
     fn last_line(&self) -> Text<'_> {
         if let Some(error) = &self.error {
             return Text::styled(terminal::word(error).into_owned(), Style::new().fg(Color::Red));
@@ -400,7 +400,7 @@ impl View {
         Text::from(text)
     }
 
-    /// Scrolls down, or up when `lines` is less than 0.
+    /// Scrolls down, or up if `lines` is negative.
     pub(super) fn scroll_by(&mut self, lines: isize) {
         let most = self.lines(self.table(self.page).1).len().saturating_sub(1);
         let at = self.scroll.offset().saturating_add_signed(lines).min(most);
@@ -408,7 +408,7 @@ impl View {
     }
 }
 
-/// Returns the columns of the screen that each column of a table has, by its index.
+/// Returns the screen columns of each table column, with the table column's index.
 fn places(fitting: &[(usize, usize)], left: u16) -> Vec<(std::ops::Range<u16>, usize)> {
     let mut at = usize::from(left);
     let mut places = Vec::new();

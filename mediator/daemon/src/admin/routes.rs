@@ -130,7 +130,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that a request's `If-Match` requires. `*` and a missing header require no revision.
+/// The revision that a request's `If-Match` header requires. `*` or a missing header requires no revision.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -147,7 +147,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
             Some(revision) => Ok(Self(Some(revision.to_owned()))),
             None => {
                 let error = format!("If-Match: `{value}` is not a revision, expected one in quotation marks");
-                let advice = "send the ETag of `GET /v1/desired`, or leave the header out";
+                let advice = "send the ETag of `GET /v1/desired`, or omit the header";
                 Err(Failure::invalid(StatusCode::BAD_REQUEST, error, advice))
             }
         }
@@ -198,13 +198,13 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes of virtual machines are serialized anyway, and the number of changes that
-/// wait for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
+/// Permits for concurrent changes. Changes of virtual machines are serialized anyway. The number of changes that wait
+/// for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests. They do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because a change may take long. The author of its events is the client of the
+/// Runs a change on another thread, because a change may take long. Its events are attributed to the client of the
 /// request that the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -221,7 +221,7 @@ async fn look<T: Send + 'static>(
 }
 
 /// Runs blocking work on its own thread, once `places` has a permit. Every handler that calls the daemon uses this
-/// function: the runtime also feeds the service manager's watchdog.
+/// function, because the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
@@ -284,7 +284,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
-    let advice = "send a JSON object with the keys that are to change";
+    let advice = "send a JSON object with the keys to change";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(patch)
 }
@@ -386,7 +386,7 @@ struct RecordQuery {
     for_ms: u64,
 }
 
-/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_scheduler(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -398,7 +398,7 @@ async fn record_scheduler(
     Ok(([(header::CONTENT_TYPE, "application/jsonl")], beside(move || record.end()).await?))
 }
 
-/// Answers when the record is complete. If the client disconnects earlier, the record is dropped.
+/// Responds when the record is complete. If the client disconnects earlier, the record is dropped.
 async fn record_accesses(
     State(daemon): State<Arc<Daemon>>,
     Path(name): Path<String>,
@@ -478,7 +478,7 @@ async fn hints(
     Path(name): Path<String>,
     body: Result<Json<api::Hints>, JsonRejection>,
 ) -> Result<StatusCode, Failure> {
-    let advice = "send a JSON object with `hints`: each a `range` and what is known of it";
+    let advice = "send a JSON object with `hints`: each has a `range` and its hints";
     let Json(hints) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     beside(move || daemon.hint_vm_memory(&name, &hints)).await?;
     Ok(StatusCode::NO_CONTENT)
@@ -491,7 +491,7 @@ async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, 
 
 /// Returns the desired state in the body of a request.
 fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
-    let advice = "send a JSON object as `GET /v1/desired` gives it, with the keys that matter";
+    let advice = "send a JSON object as `GET /v1/desired` returns it, with the keys to compare or change";
     let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(desired)
 }
@@ -576,7 +576,7 @@ async fn lease_tenant(
     Path(name): Path<String>,
     body: Result<Json<api::TenantPatch>, JsonRejection>,
 ) -> Answer<api::Tenant> {
-    let advice = "send a JSON object with `memory` and `time`, as far as they are to change";
+    let advice = "send a JSON object with the keys of `memory` and `time` to change";
     let Json(patch) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     let (author, leasing, tenant) = (author::of_request(), Arc::clone(&daemon), name.clone());
     let shown = beside(move || leasing.lease_tenant(&name, &patch, &author)).await?;
@@ -602,12 +602,12 @@ async fn unknown(uri: axum::http::Uri) -> Failure {
     let body = api::Error {
         code: ErrorCode::NotFound,
         error: format!("there is no `{}`", uri.path()),
-        what_to_do: "see /v1/schema for what the API has".to_owned(),
+        what_to_do: "see /v1/schema for the API's paths".to_owned(),
     };
     Failure { status: StatusCode::NOT_FOUND, body }
 }
 
 async fn not_allowed(method: axum::http::Method, uri: axum::http::Uri) -> Failure {
-    let error = format!("`{}` does not take {method}", uri.path());
+    let error = format!("`{}` does not accept {method}", uri.path());
     Failure::invalid(StatusCode::METHOD_NOT_ALLOWED, error, "see the API's description")
 }

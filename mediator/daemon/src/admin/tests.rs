@@ -79,7 +79,7 @@ fn admin_errors_name_cause_and_remedy() {
     let error = refused(client.get::<api::Vm>("/v2/vms"));
     assert_eq!((error.code, &*error.error), (ErrorCode::NotFound, "there is no `/v2/vms`"));
     let error = refused(client.request(Method::PUT, "/v1/vms/a", Default::default()));
-    assert_eq!(error.error, "`/v1/vms/a` does not take PUT");
+    assert_eq!(error.error, "`/v1/vms/a` does not accept PUT");
 }
 
 #[test]
@@ -191,7 +191,7 @@ fn daemon_answers_queries_while_vm_is_locked_and_client_stalls() {
         let (tell, told) = std::sync::mpsc::channel();
         let (admin, reader) = (served.client(), served.reader());
         let fed = served.fed.load(Ordering::Relaxed);
-        // The client runs on another thread, so that a missing answer fails the test instead of blocking it.
+        // The client runs on another thread, so that a missing response fails the test instead of blocking it.
         std::thread::spawn(move || {
             for client in [admin, reader] {
                 for path in LOOKS {

@@ -26,25 +26,25 @@ use owner_process::beside;
 const WORKER: &str = "cuda-worker";
 /// Name of the library that a worker loads as the driver, next to the daemon.
 const LIBRARY: &str = "libcuda.so";
-/// Same, below the folder of the package.
+/// Path of this library below the folder of the package.
 const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
-/// Variable with the range of device addresses that the library of a worker uses.
+/// Name of the environment variable for the range of device addresses that a worker's library uses.
 const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
-/// Time that the workers of a VM have to end when it is removed.
+/// Time limit for the workers of a VM to end when the VM is removed.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which this is checked.
+/// Interval at which the daemon checks the workers.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Name of the socket at which workers find the next daemon, in the folder of the VM.
+/// Name of the socket in the VM's folder through which workers find the next daemon.
 const REJOIN_SOCKET: &str = "workers.sock";
 
-/// Reason that a VM of another daemon cannot continue.
+/// Reason why another daemon's VM cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
-    /// The device's state.
+    /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The user of its workers.
+    /// The user of its workers cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
@@ -57,7 +57,7 @@ struct CudaVm {
     vram_mib: u64,
     socket: PathBuf,
     socket_dir: PathBuf,
-    /// User of the workers, if it is their own.
+    /// User of the workers, unless it is the daemon's user.
     user: Option<User>,
 }
 
@@ -65,13 +65,13 @@ struct CudaVm {
 fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     let mut spec = vm.as_tenant();
     if card.spec().cuda().worker_users.is_some() {
-        // Workers are in the daemon's group, which owns the socket.
+        // Workers belong to the daemon's group, which owns the socket.
         spec.mode = SocketMode(0o660);
     }
     spec
 }
 
-/// Returns the user of a VM's workers, if they have one of their own.
+/// Returns the separate user of a VM's workers, if they have one.
 fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
     let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
     report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
@@ -131,10 +131,10 @@ fn built(
     Built { device: Box::new(device), backend: Arc::new(backend) }
 }
 
-/// Creates the device of a VM that another daemon has suspended.
+/// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// If its state is impossible, or does not fit the configuration; or if its workers' user cannot be used.
+/// If its state is impossible or does not match the configuration, or if its workers' user cannot be used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -151,10 +151,10 @@ pub(crate) fn restored(
     Ok(built(card, vm, dir, user, device, function))
 }
 
-/// Gives the owner of another daemon the settings that a VM has now, if they differ.
+/// Sends the current settings of a VM to the owner that another daemon started, if they differ.
 ///
 /// # Errors
-/// If the owner refuses them, or does not answer.
+/// If the owner refuses them or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
     let told = tenant(&as_tenant(card, vm), card.spec(), dir)?;
     let turn = card.change()?;
@@ -165,7 +165,7 @@ fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }
 
-/// Logs the rights of a VM's workers on the host.
+/// Logs the host permissions of a VM's workers.
 fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");
@@ -179,11 +179,11 @@ fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     }
 }
 
-/// Returns how the workers of a VM are started.
+/// Returns the options with which the workers of a VM are started.
 fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> WorkerOptions {
     let cuda = card.spec().cuda();
     let program = cuda.worker.unwrap_or_else(|| beside(WORKER, WORKER));
-    // Device addresses are the same in the guest and in the worker; pinned memory has the rest of the range.
+    // Device addresses are the same in the guest and in the worker; pinned memory uses the rest of the range.
     let addresses = format!("{:#x}-{:#x}", ADDRESSES.start, PINNED_ADDRESSES);
     let variables: [(&str, OsString); 4] = [
         (SOCKET_VARIABLE, socket.into()),
@@ -201,8 +201,8 @@ fn worker(card: &CudaCard, vm: &str, socket: &Path, user: Option<&User>) -> Work
     WorkerOptions { program, environment, library, restrictions, rejoin }
 }
 
-/// Removes a VM from the tenants of the card's owner. Its workers were killed; waits until they have left. Returns true
-/// if none is left.
+/// Removes a VM from the tenants of the card's owner. Its workers have been killed; waits until they have ended.
+/// Returns true if all have ended.
 fn leave(card: &CudaCard, vm: &str) -> bool {
     let begin = Instant::now();
     loop {
@@ -212,12 +212,12 @@ fn leave(card: &CudaCard, vm: &str) -> bool {
         match asked {
             Ok(Answer::Leaving(_)) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
             Ok(Answer::Leaving(pids)) => {
-                tracing::error!(vm, ?pids, "workers of a VM that was removed do not end");
+                tracing::error!(vm, ?pids, "workers of a removed VM do not end");
                 return false;
             }
             Ok(_) => return true,
             Err(error) => {
-                tracing::warn!(vm, %error, "the owner of the card does not know that a VM was removed");
+                tracing::warn!(vm, %error, "the owner of the card was not notified that a VM was removed");
                 return false;
             }
         }
@@ -257,7 +257,7 @@ impl VmBackend for CudaVm {
         let _ = std::fs::remove_file(rejoin_socket(&self.socket));
         let has_left = leave(&self.card, &self.name);
         if let Some(user) = self.user.as_ref().filter(|_| !has_left) {
-            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is started again");
+            tracing::error!(user = user.number(), "no other VM gets this user until the daemon is restarted");
             user.keep();
         }
         self.socket.parent().into_iter().for_each(users::forget);

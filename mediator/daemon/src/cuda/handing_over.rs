@@ -1,4 +1,4 @@
-//! Cards whose owners the next daemon of an upgrade takes over.
+//! Cards whose owners are handed to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::error::DaemonError;
 use config::CardSpec;
 use overrides::Tuning;
 
-/// An owner as one daemon gives it to the next.
+/// An owner in the form that one daemon hands to the next.
 pub(crate) struct GivenOwner {
     pub model: String,
     pub uuid: String,
@@ -26,13 +26,13 @@ pub(crate) struct GivenOwner {
 }
 
 impl CudaCard {
-    /// Takes the owner out of use, at most until a time. Returns it with the sender of the outcome: true if another
-    /// daemon has the owner.
+    /// Stops using the owner, until a time at the latest. Returns the owner with the sender of the outcome: true if
+    /// another daemon has taken the owner over.
     ///
     /// # Errors
-    /// If the owner does not answer now.
+    /// If the owner does not respond now.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
-        let gone = || "its owner does not answer now".to_owned();
+        let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
         self.commands.send(Command::HandOver(request)).map_err(|_| gone())?;
         locks::may_wait();
@@ -43,8 +43,8 @@ impl CudaCard {
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
-    /// Creates a card with the owner of another daemon, which this one uses after [`Self::begin`]. `names` are the
-    /// tenants and VMs that the card has now.
+    /// Creates a card with the owner that another daemon started. This daemon uses the owner after [`Self::begin`].
+    /// `names` are the card's current tenants and VMs.
     ///
     /// # Errors
     /// If the owner cannot continue with this configuration.
@@ -61,7 +61,7 @@ impl CudaCard {
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
             return Err(format!(
-                "the configuration has no tenant `{name}` any longer; put it back, or remove it first"
+                "the configuration no longer contains tenant `{name}`; restore it in the file, or remove the tenant first"
             ));
         }
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
@@ -70,10 +70,10 @@ impl CudaCard {
         Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Gives the owner of another daemon the rules of this configuration, if they differ.
+    /// Sends the rules of this configuration to the owner that another daemon started, if they differ.
     ///
     /// # Errors
-    /// See [`Change::ask`].
+    /// Same as for [`Change::ask`].
     pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
         let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
         let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
@@ -83,11 +83,11 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant with `turn`. The owner of another daemon may have it already. Returns the change, and true if the
-    /// tenant is new.
+    /// Adds a tenant with `turn`. The owner that another daemon started may already have the tenant. Returns the
+    /// change, and true if the tenant is new.
     ///
     /// # Errors
-    /// See [`Self::promise`].
+    /// Same as for [`Self::promise`].
     pub fn add<'a>(&'a self, turn: Change<'a>, of: &str, tenant: Tenant) -> Result<(Change<'a>, bool), DaemonError> {
         let known = self.known.lock().as_mut().map(|known| known.request(tenant.clone()));
         match known.unwrap_or(Some(Request::Add(tenant))) {

@@ -1,7 +1,7 @@
-//! Users of workers: each VM's workers have one that no other VM's have.
+//! Users of workers: the workers of each VM run as a separate user.
 //!
-//! The folder of a VM has a file with its user's number. So a VM whose workers outlive their daemon has the same user
-//! in the next one, and no other VM gets it.
+//! The folder of a VM contains a file with its user's number. If workers outlive their daemon, the next daemon
+//! therefore assigns the same user to their VM, and to no other VM.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Capabilities that a daemon needs, which is not root, to start and to end processes of other users.
+/// Capabilities that a daemon without root rights needs to start and end processes of other users.
 const NEEDED: [(CapabilitySet, &str); 3] =
     [(CapabilitySet::SETUID, "CAP_SETUID"), (CapabilitySet::SETGID, "CAP_SETGID"), (CapabilitySet::KILL, "CAP_KILL")];
 
 /// Name of the file with the number of a VM's user, in the folder of the VM.
 const RECORD: &str = "workers.user";
 
-/// Reason that a VM's workers get no user.
+/// Reason why no user can be assigned to a VM's workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoUser {
     /// The daemon may not change users.
@@ -37,11 +37,11 @@ pub(crate) enum NoUser {
 #[derive(Debug)]
 pub(super) struct Users {
     first: u32,
-    /// The users that VMs have. `None` without a range.
+    /// True for each user that belongs to a VM. `None` without a range.
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// The user of a VM's workers. Another VM may have it once this is dropped.
+/// The user of a VM's workers. Another VM may get this user after the drop.
 #[derive(Debug)]
 pub(super) struct User {
     number: u32,
@@ -56,7 +56,7 @@ impl Users {
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns the user of the VM with this folder, or one that no other VM has. `None` if workers have the daemon's
+    /// Returns the user recorded in this VM's folder, or an unused user. Returns `None` if workers run as the daemon's
     /// user.
     pub(super) fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
@@ -83,21 +83,21 @@ impl Users {
     }
 }
 
-/// Returns the user that the VM of a folder has, or had in an earlier daemon.
+/// Returns the user that the folder's VM has, or had under an earlier daemon.
 fn recorded(folder: &Path) -> Option<u32> {
     std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
 }
 
-/// Returns the users of the VMs with the other folders.
+/// Returns the users that belong to the VMs of the other folders.
 fn of_others(folder: &Path) -> Vec<u32> {
     let folders = folder.parent().and_then(|parent| std::fs::read_dir(parent).ok());
     let folders = folders.into_iter().flatten().flatten().map(|entry| entry.path());
     folders.filter(|path| path != folder).filter_map(|path| recorded(&path)).collect()
 }
 
-/// Removes the record of a VM that is removed.
+/// Deletes the record of a VM that is removed.
 pub(super) fn forget(folder: &Path) {
-    // Without a user, there is none.
+    // The file does not exist if the VM had no separate user.
     let _ = std::fs::remove_file(folder.join(RECORD));
 }
 
@@ -106,7 +106,7 @@ impl User {
         self.number
     }
 
-    /// Gives the user to no other VM: processes of it are left.
+    /// Reserves the user permanently, because some of its processes are still running.
     pub(super) fn keep(&self) {
         self.is_kept.store(true, Ordering::Relaxed);
     }

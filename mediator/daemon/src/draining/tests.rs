@@ -29,19 +29,19 @@ fn drain_retries_immovable_vms_while_others_leave() {
             // `cache` has an affinity to `web`.
             "cache" if !asked.contains(&"web".to_owned()) => Err(immovable(vm)),
             "gone" => Ok(None),
-            "stuck" => Err(DaemonError::Failed("its guest does not let go".to_owned())),
+            "stuck" => Err(DaemonError::Failed("its guest does not release the card".to_owned())),
             _ => Ok(Some(moved(vm))),
         }
     });
-    assert_eq!(asked, ["cache", "gone", "stuck", "web", "cache"], "what has failed is not tried twice");
+    assert_eq!(asked, ["cache", "gone", "stuck", "web", "cache"], "a failed move is not retried");
     assert_eq!(done.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["web", "cache"]);
-    assert_eq!(left, [Left { vm: "stuck".to_owned(), why: "its guest does not let go".to_owned() }]);
+    assert_eq!(left, [Left { vm: "stuck".to_owned(), why: "its guest does not release the card".to_owned() }]);
     let mut asked = 0;
     let (done, left) = emptied(names(&["b", "a"]), |vm| {
         asked += 1;
         Err(immovable(vm))
     });
-    assert_eq!((asked, done.len()), (2, 0), "nobody has left, so nothing is new");
+    assert_eq!((asked, done.len()), (2, 0), "no VM has moved, so there is no retry");
     assert_eq!(left.iter().map(|one| &*one.vm).collect::<Vec<_>>(), ["a", "b"]);
     assert!(left[0].why.ends_with("VM `a` cannot move to another card: no card has room"), "{left:?}");
 }
@@ -68,7 +68,7 @@ fn drained_card_rejects_new_vms_until_undrained() {
     assert_eq!(daemon.add(VmSpec::new("b", "", 64)).unwrap().card, "card1");
     let error = daemon.move_if("b", Some("card0"), None).unwrap_err();
     assert!(error.to_string().contains("cannot move to card `card0`: card: card `card0` is drained"), "{error}");
-    // The policy finds no card other than the drained one.
+    // The policy finds no card except the drained one.
     let error = daemon.move_if("b", None, None).unwrap_err();
     assert!(matches!(error, DaemonError::Immovable { .. }) && error.to_string().contains("drained"), "{error}");
 
@@ -97,7 +97,7 @@ fn move_rejection_names_obstacle() {
     assert_eq!(refused("z", Some("card1"), None).0, ErrorCode::NotFound);
     assert_eq!(refused("a", Some("card9"), None).0, ErrorCode::NotFound);
     let (code, what) = refused("a", Some("card0"), None);
-    assert_eq!((code, &*what), (ErrorCode::Conflict, "VM `a` cannot move to card `card0`: it has that card already"));
+    assert_eq!((code, &*what), (ErrorCode::Conflict, "VM `a` cannot move to card `card0`: it already has that card"));
     let (_, what) = refused("a", Some("card1"), None);
     assert!(what.contains("apart_from: `app=web` is a label of VM `b` on card `card1`"), "{what}");
     let (_, what) = refused("a", None, None);
@@ -106,7 +106,7 @@ fn move_rejection_names_obstacle() {
     assert!(matches!(daemon.drain_if("card0", Some("0-0")), Err(DaemonError::Changed { .. })));
     assert!(!daemon.card("card0").unwrap().drained);
     assert!(matches!(daemon.drain_if("card9", None), Err(DaemonError::NoCard(_))));
-    assert!(daemon.moves.text().contains("gpu_mediator_move_failures_total 0\n"), "what is refused was not begun");
+    assert!(daemon.moves.text().contains("gpu_mediator_move_failures_total 0\n"), "a refused move does not begin");
 
     daemon.remove("b").unwrap();
     daemon.add(VmSpec { passthrough: true, vram_mib: None, ..VmSpec::new("wired", "card1", 0) }).unwrap();
@@ -124,7 +124,7 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // A VM that the file places on a drained card stays there; a VM without a card in the file goes elsewhere.
+    // A VM that the file assigns to a drained card stays there. A VM without a card in the file is placed elsewhere.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();
@@ -149,14 +149,14 @@ fn mark_is_kept_over_a_restart_and_applied_from_a_file() {
     drop(daemon);
 
     let daemon = begin();
-    assert!(daemon.card("card0").unwrap().drained, "and the VM that could not leave is there again");
+    assert!(daemon.card("card0").unwrap().drained, "the card stays drained after a restart");
     assert_eq!(daemon.vm("a").unwrap().card, "card0");
     assert!(daemon.export().card[0].drained);
     let desired = |drained: bool, vm: serde_json::Value| {
         let card = serde_json::json!({ "name": "card0", "drained": drained });
         serde_json::from_value::<api::Desired>(serde_json::json!({ "card": [card], "vm": vm })).unwrap()
     };
-    // One file has a VM and the mark: the mark in the file counts.
+    // One file contains both the VM and the mark, and the mark takes effect.
     let vm = serde_json::json!([{ "name": "b", "card": "card0", "vram_mib": 64 }]);
     let error = daemon.apply(&desired(true, vm.clone()), false, false, None).unwrap_err();
     assert!(error.code() == ErrorCode::Conflict && error.to_string().contains("card `card0` is drained"), "{error}");

@@ -1,5 +1,5 @@
-//! Cards with an owner process in an upgrade. The owner and the workers of guest programs are processes of their own:
-//! they continue to run, and the next daemon gets their pipes and links.
+//! Cards with an owner process in an upgrade. The owner and the workers of guest programs are separate processes. They
+//! continue to run, and the next daemon receives their pipes and links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -42,15 +42,15 @@ impl SuspendedCuda {
     /// Leaves the owner and the workers to the other daemon.
     pub(super) fn leave(self) {
         self.functions.into_iter().for_each(SuspendedFunction::leave);
-        // The thread of the owner waits for this.
+        // The owner's thread waits for this message.
         let _ended = self.outcome.send(true);
     }
 }
 
-/// A suspended card, its place in the roster, and its descriptors by name.
+/// A suspended card, its entry in the roster, and its descriptors by name.
 type GoneCuda = (SuspendedCuda, RosterCudaCard, Vec<(String, OwnedFd)>);
 
-/// Suspends a card, whose virtual machines are suspended, and serializes it.
+/// Suspends a card whose virtual machines are suspended, and serializes it.
 pub(super) fn suspend(
     going: &GoingCuda,
     until: Instant,
@@ -73,7 +73,7 @@ pub(super) fn suspend(
         suspended.functions.push(function);
         file.put(id, &saved).map_err(|error| of_vm(&error))?;
         all.extend(descriptors.into_iter().map(|fd| (format!("{FUNCTION}{vm}"), fd)));
-        // The client last: the function raised interrupts until it was suspended.
+        // The client is saved last, because the function raised interrupts until it was suspended.
         let (saved, descriptors) = rest.parked.save(&running.link).map_err(|error| of_vm(&error))?;
         file.put(id, &saved).map_err(|error| of_vm(&error))?;
         all.extend(descriptors.into_iter().map(|fd| (format!("{CLIENTS}{vm}"), fd)));
@@ -94,7 +94,7 @@ pub(super) fn suspend(
     Ok((suspended, card, all))
 }
 
-/// Rebuilds a card and its virtual machines from the received state. Neither the owner nor a worker is used.
+/// Rebuilds a card and its virtual machines from the received state, without using the owner or a worker.
 pub(super) fn restored(
     config: &Config,
     sockets: &Sockets,
@@ -106,7 +106,7 @@ pub(super) fn restored(
     let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
     let spec = config.cards.iter().find(|card| card.name == name);
     let spec = spec.ok_or_else(|| {
-        of_card(&"the configuration has it no more; put it back, or remove its VMs and tenants first")
+        of_card(&"the configuration no longer contains it; restore it, or remove its VMs and tenants first")
     })?;
     let descriptors = successor.descriptors.take(&format!("{OWNER}{name}"));
     let given = GivenOwner { model, uuid, owner, descriptors };
@@ -121,9 +121,8 @@ pub(super) fn restored(
     for saved in vms {
         let of_vm = |why: &dyn std::fmt::Display| format!("VM `{}`: {why}", saved.name);
         let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name && vm.cuda.is_some());
-        let vm = vm
-            .ok_or_else(|| of_vm(&"the configuration has it otherwise now; put it back, or remove the VM first"))?
-            .clone();
+        let vm =
+            vm.ok_or_else(|| of_vm(&"the configuration has changed it; restore it, or remove the VM first"))?.clone();
         let endpoint = Endpoint::open(&vm, dir, sockets).map_err(|error| of_vm(&error))?;
         let ram = vm.memory.ram.on(&spec.memory);
         let limits = crate::memory_limits(&vm, &ram);

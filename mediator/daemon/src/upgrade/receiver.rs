@@ -1,7 +1,7 @@
 //! The receiving daemon of an upgrade.
 //!
-//! Until the other daemon gives up ownership, this daemon does not touch cards or clients of virtual machines, and
-//! removes no paths. Only a change of a socket's access rights in the configuration takes effect earlier.
+//! This daemon does not touch cards or clients of virtual machines, and removes no paths, until the other daemon gives
+//! up ownership. Only a change of a socket's access rights in the configuration takes effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -80,8 +80,8 @@ impl Successor {
         }
     }
 
-    /// Sends the reason that this daemon does not take over to the daemon at the other end of the standard input. That
-    /// daemon has not sent its state yet.
+    /// Sends a refusal with its reason to the daemon at the other end of the standard input, which has not sent its
+    /// state yet.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // The other daemon may have ended meanwhile.
@@ -89,7 +89,7 @@ impl Successor {
         }
     }
 
-    /// Sends the other daemon the reason that this daemon does not take over.
+    /// Sends the other daemon the reason why this daemon refuses to take over.
     pub fn refuse(self, why: &str) {
         // The other daemon may have ended meanwhile.
         let _nobody = self.receiver.refuse(why);
@@ -148,8 +148,8 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or a resource is not available; the other daemon was notified and
-    /// continues.
+    /// If the state does not match the configuration, or a resource is not available. The other daemon is then notified
+    /// and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
@@ -195,7 +195,7 @@ impl Daemon {
             Err(error) => return Err(refused(successor, error.to_string())),
         };
         let Successor { receiver, roster, events: _, cuda_cards: _, descriptors: _ } = successor;
-        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon goes on: {error}"));
+        let failed = |error: handover::Error| DaemonError::Failed(format!("the other daemon continues: {error}"));
         points::here("receiver: made");
         receiver.ready().map_err(failed)?;
         points::here("receiver: ready");
@@ -238,7 +238,7 @@ impl Daemon {
         points::here("receiver: serves all");
         let pause = Duration::from_nanos(monotonic_ns().saturating_sub(roster.began_ns));
         let _first = daemon.line.last.set(Takeover::now(pause, roster.upgrades.saturating_add(1)));
-        tracing::info!(pause_ms = pause.as_millis() as u64, "the other daemon's VMs go on");
+        tracing::info!(pause_ms = pause.as_millis() as u64, "the VMs of the previous daemon continue");
         let (version, pid, pause_ms) = (env!("CARGO_PKG_VERSION"), std::process::id(), pause.as_millis());
         let what = format!("mediatord {version}, process {pid}, has taken over; VMs waited {pause_ms} ms");
         daemon.events.add(NewEvent::daemon(EventKind::Upgraded, what));
@@ -246,7 +246,7 @@ impl Daemon {
             let name = vm.name.clone();
             let added = || daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec));
             if let Err(error) = author::acting(author::configuration(), added) {
-                tracing::error!(vm = name.as_str(), %error, "a VM that the configuration has now cannot be started");
+                tracing::error!(vm = name.as_str(), %error, "a VM that was added to the configuration cannot be started");
             }
         }
         daemon.confirm_owners();
@@ -255,15 +255,15 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Save changes that the other daemon had not saved, and drop entries that the configuration has made
+        // Saves changes that the other daemon had not saved, and drops entries that the configuration has made
         // unnecessary.
         if let Err(error) = daemon.keep() {
-            tracing::warn!(%error, "what was changed at run time is not kept");
+            tracing::warn!(%error, "changes at run time are not saved");
         }
         Ok(daemon)
     }
 
-    /// Gives the owners of the other daemon the settings of this configuration that differ.
+    /// Sends the settings of this configuration to the owners that the other daemon started, if the settings differ.
     fn confirm_owners(&self) {
         let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
         for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {
@@ -307,20 +307,20 @@ fn reopened(
     let of_card = |why: &dyn std::fmt::Display| format!("card `{name}`: {why}");
     let spec = config.cards.iter().find(|card| card.name == name);
     let spec =
-        spec.ok_or_else(|| of_card(&"the configuration has it no more; put it back, or remove its VMs first"))?;
+        spec.ok_or_else(|| of_card(&"the configuration no longer contains it; restore it, or remove its VMs first"))?;
     let mut file = SavedState::parse(&file, &known()).map_err(|error| of_card(&error))?;
     let one = |package: &mut Package, prefix: &str| package.take(&format!("{prefix}{name}")).pop().map(File::from);
-    let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory did not come along"))?;
+    let vram = one(&mut successor.descriptors, VRAM).ok_or_else(|| of_card(&"its memory was not handed over"))?;
     let host_memory = one(&mut successor.descriptors, HOST_MEMORY);
     let mut specs = Vec::new();
     for saved in vms {
         let vm = config.vms.iter().find(|vm| vm.name == saved.name && vm.card == name);
         let vm = vm.ok_or_else(|| {
-            let what = "the configuration has it no more on this card; put it back, or remove the VM first";
+            let what = "the configuration no longer has it on this card; restore it, or remove the VM first";
             format!("VM `{}`: {what}", saved.name)
         })?;
         if vm.passthrough || vm.xen_domain.is_some() {
-            return Err(format!("VM `{}`: the configuration has it otherwise now; remove the VM first", saved.name));
+            return Err(format!("VM `{}`: the configuration has changed it; remove the VM first", saved.name));
         }
         specs.push((vm.clone(), saved));
     }

@@ -17,13 +17,13 @@ pub(super) struct Roster {
 
 first_version!(Roster, "mediatord");
 
-/// The log of events. Daemons of earlier versions do not read it.
+/// The log of events. Daemons of earlier versions ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct EventsPart(pub events::SavedLog);
 
 first_version!(EventsPart, "events");
 
-/// Cards with an owner process. Daemons of earlier versions do not read it.
+/// Cards with an owner process. Daemons of earlier versions ignore this part.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CudaPart(pub Vec<RosterCudaCard>);
 
@@ -61,7 +61,7 @@ pub(super) struct RosterVm {
     pub id: u32,
     /// Size of the VRAM that the guest sees, in bytes.
     pub vram_bytes: u64,
-    /// Guest memory is private to the VMM.
+    /// True if the guest memory is private to the VMM.
     pub memory_not_shared: bool,
     pub resets: u64,
 }

@@ -99,7 +99,7 @@ impl Drop for Next {
 
 impl Daemon {
     /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
-    /// process. This daemon ends after its answer to the request.
+    /// process. This daemon ends after its response to the request.
     ///
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
@@ -123,7 +123,7 @@ impl Daemon {
         points::here("sender: asked");
         let (sender, introduction, mut next) = start(program, &succession.config)?;
         let pid = next.child.id();
-        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon is there");
+        tracing::info!(program = %program.display(), pid, version = introduction.program, "the next daemon has connected");
         points::here("sender: met");
         let what = format!("mediatord {} takes over, process {pid}", introduction.program);
         self.events.add(NewEvent::daemon(EventKind::UpgradeBegan, what));
@@ -132,14 +132,14 @@ impl Daemon {
         let reads = written_for(introduction.reads);
         let given = self.give(sender, pid, &reads, &leaving, began_ns, &mut resting);
         if let Err(why) = given {
-            tracing::error!(why, "the next daemon does not take over; this one goes on");
+            tracing::error!(why, "the next daemon does not take over; this daemon continues");
             go_on(&leaving, resting);
             return Err(no(why));
         }
         next.keeps = true;
         self.forget_all(resting);
         let paused_ms = monotonic_ns().saturating_sub(began_ns) / 1_000_000;
-        tracing::info!(pid, paused_ms, "the next daemon goes on with all that this one had");
+        tracing::info!(pid, paused_ms, "the next daemon continues with all cards and VMs");
         self.line.leave();
         Ok(pid)
     }
@@ -159,7 +159,7 @@ impl Daemon {
 
     /// Returns the cards to hand over.
     fn going(&self) -> Result<Leaving, DaemonError> {
-        // Other threads that use the table do not wait for answers of cards and VMs.
+        // Other threads that use the table do not wait for responses of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
             if let Some(tenant) = state.coming.first() {
@@ -175,7 +175,7 @@ impl Daemon {
                 let vm = &spec.name;
                 let of_vm = |why: &dyn std::fmt::Display| no(format!("VM `{vm}`: {why}"));
                 if spec.passthrough || spec.xen_domain.is_some() {
-                    return Err(of_vm(&"it has its card by passthrough, or is a domain of Xen, and cannot go over"));
+                    return Err(of_vm(&"a card in passthrough or a domain of Xen cannot be handed over"));
                 }
                 let Life::Running(running) = life else { return Err(of_vm(&"it is being made or removed")) };
                 if let Some(why) = &*running.seen.failed.lock() {
@@ -185,7 +185,7 @@ impl Daemon {
                     vms.push((vm.clone(), Arc::clone(running)));
                     continue;
                 }
-                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot go over"))?;
+                let mediated = running.backend.mediated().ok_or_else(|| of_vm(&"its device cannot be handed over"))?;
                 mediated.check_movable().map_err(|error| of_vm(&error))?;
                 vms.push((vm.clone(), Arc::clone(running)));
             }
@@ -198,7 +198,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // The card was never used: the next daemon opens it as this one did.
+                // The card was never used, so the next daemon opens it in the same way as this one.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
@@ -206,7 +206,7 @@ impl Daemon {
         Ok(Leaving { mediated: going, with_owner })
     }
 
-    /// Hands everything over, except ownership, which follows. Adds the suspended virtual machines to `resting`.
+    /// Hands over everything except ownership, which follows later. Adds the suspended virtual machines to `resting`.
     fn give(
         &self,
         sender: Sender,
@@ -219,7 +219,7 @@ impl Daemon {
         let until = Instant::now() + PAUSE_LIMIT;
         let Leaving { mediated: going, with_owner } = leaving;
         let vms = || leaving.vms();
-        // Ask all virtual machines before waiting for the first.
+        // Request the suspension of all virtual machines before waiting for the first one.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
@@ -227,7 +227,7 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
-        // Dropped on failure, which resumes them.
+        // These values resume their virtual machines when they are dropped on failure.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
@@ -248,7 +248,7 @@ impl Daemon {
             for (card, settles, ..) in &cards {
                 let of_card = |why: String| format!("card `{}`: {why}", card.name);
                 let settled = settles.recv().unwrap_or_else(|_| Err("its thread has panicked".to_owned()));
-                // Clients last: work that ends while the card is quiesced raises interrupts for them.
+                // Clients are saved last, because work that ends while the card is quiesced raises interrupts for them.
                 let written = settled.map_err(of_card).and_then(|settled| write(card, settled, resting, reads));
                 match written {
                     Ok(written) => parts.push((*card, written)),
@@ -277,20 +277,20 @@ impl Daemon {
             done
         })?;
         suspended.into_iter().for_each(SuspendedCuda::leave);
-        // This message comes before the next daemon's messages to the service manager, such as sockets to store.
+        // The service manager must receive this message before the next daemon's messages, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
-            tracing::warn!(%error, "the service manager is not told which process goes on");
+            tracing::warn!(%error, "the service manager is not notified which process continues");
         }
         points::here("sender: the service manager is told");
         // From here on this process owns nothing, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
-            tracing::error!(%error, "the next daemon has ended just when it was to take over: its VMs have lost their device");
+            tracing::error!(%error, "the next daemon ended during the takeover: its VMs have lost their device");
         }
         points::here("sender: let go");
         Ok(())
     }
 
-    /// Returns the package with everything that is handed over.
+    /// Returns the package of all state that is handed over.
     fn package(
         &self,
         began_ns: u64,
@@ -333,7 +333,7 @@ impl Daemon {
 
 fn joined(thread: ScopedJoinHandle<'_, ()>) {
     if thread.join().is_err() {
-        tracing::error!("a thread that has a card rest has panicked");
+        tracing::error!("a thread that pauses a card has panicked");
     }
 }
 
@@ -359,7 +359,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
     Ok((sender, introduction, next))
 }
 
-/// Resumes all virtual machines that were asked to suspend.
+/// Resumes all virtual machines that received a request to suspend.
 fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
@@ -368,7 +368,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not suspended yet will suspend later and then resume.
+        // A thread that is not suspended yet suspends later and then resumes.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {
@@ -422,7 +422,7 @@ fn rest(
     }
 }
 
-/// Serializes a quiesced card with its virtual machines, and halts it.
+/// Serializes a quiesced card with its virtual machines, and halts the card.
 fn settle(going: &Going, until: Instant, still: &Standstill<'_>, halted: &HaltedCard<'_>) -> Result<Settled, String> {
     let (host, sides) = loop {
         let mut sides = Vec::new();

@@ -17,7 +17,7 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM of a VM, in two regions: a VMM takes back the second one while the card uses it.
+/// Guest RAM of a VM, in two regions. A VMM takes the second region back while the card uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Number of pages in a buffer.
@@ -49,7 +49,7 @@ impl Exit {
     const ALL: [Self; 5] = [Self::Orderly, Self::Dropped, Self::Unmapped, Self::Removed, Self::Reset];
 }
 
-/// Numbers of the guests' actions.
+/// Counts of the guests' actions.
 #[derive(Clone, Copy, Default)]
 pub struct Tally {
     lives: u64,
@@ -120,8 +120,8 @@ impl<'a> Guest<'a> {
 
     /// Runs one instance, from the VM's creation to its end. Returns false when the time is over.
     pub fn live(&mut self) -> bool {
-        // A busy host must not make a channel look hung. This driver writes its tables word by word through a window,
-        // and moves the window for each word.
+        // A busy host must not make a channel look hung. This driver writes its page tables word by word through a
+        // window, and moves the window for each word.
         let spec = VmSpec {
             channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
@@ -221,7 +221,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Copies to an address that is no longer mapped: the copy faults without writing anything.
+    /// Copies to an address that is no longer mapped: the copy faults before it writes anything.
     fn stray(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let to = self.place(lane, 1);
         self.copy(driver, lane);
@@ -240,7 +240,7 @@ impl<'a> Guest<'a> {
         self.tally.faults += 1;
     }
 
-    /// Binds all free channels, and then one more.
+    /// Binds all free channels, and then one more than the limit.
     fn exceed(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         while lanes.len() < MAX_CHANNELS_PER_VM as usize && driver.room() > 4 * CHANNEL_ROOM {
             let new = self.lane(driver, lanes.len() as u8);
@@ -305,7 +305,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Gives a channel more work than fits in flight, with targets in VRAM and in the RAM that can be taken back.
+    /// Submits more work to a channel than fits in flight, with targets in VRAM and in the RAM that can be taken back.
     fn load(&mut self, driver: &mut Driver, lane: &mut Lane) {
         let [from, to] = lane.vram;
         driver.map(lane.channel.space, FROM, At::Vram(from), PAGES);
@@ -376,7 +376,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Unbinds its channels and disconnects; its VM is removed, sometimes after another client has connected.
+    /// Unbinds its channels and disconnects. Its VM is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -410,7 +410,7 @@ impl<'a> Guest<'a> {
         self.admin.delete(&self.url()).unwrap();
     }
 
-    /// Checks that only the VMM uses the RAM of a removed VM.
+    /// Checks that only the VMM uses a removed VM's RAM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
         // This request takes long enough for outstanding work of the card to run.

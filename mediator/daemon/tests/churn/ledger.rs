@@ -1,4 +1,4 @@
-//! Resources of a daemon: from its own accounts, from the kernel, and by experiment.
+//! Resources of a daemon: in its own accounts, in the kernel, and in an experiment.
 
 use std::fmt;
 use std::fs;
@@ -12,7 +12,7 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Bounds of the daemon's growth, independent of the number of VMs so far: its heap retains memory, and the log stores
+/// Bounds of the daemon's growth, independent of the number of VMs so far. Its heap retains memory, and the log stores
 /// an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
@@ -35,7 +35,7 @@ impl Ledger {
         Self { card, files, holdings }
     }
 
-    /// Returns the differences from `later`, each as text.
+    /// Returns the differences between this ledger and `later`, each as text.
     pub fn lost(&self, later: &Self) -> Vec<String> {
         let mut lost = self.holdings.lost(&later.holdings, SLACK);
         if self.card != later.card {
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Adds a VM that may use all resources of the card, and uses them: leaked resources would be missing.
+/// Adds a VM that may use all resources of the card, and uses them. The test fails if a resource has leaked.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();

@@ -1,9 +1,9 @@
 //! Adds and removes virtual machines at random, 2 to 16 at a time, on one card of a real daemon, and checks for leaks.
 //!
-//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM. Random numbers start at
-//! `GPU_MEDIATOR_CHURN_SEED`; each number of guests runs for `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes in
-//! manual runs); `GPU_MEDIATOR_CHURN_VMS` selects one number of guests. Every copy's result is checked to the last
-//! byte.
+//! Each guest is a thread: a client of the daemon's sockets with a small driver, without a VMM.
+//! `GPU_MEDIATOR_CHURN_SEED` is the seed of the random numbers. Each number of guests runs for
+//! `GPU_MEDIATOR_CHURN_SECONDS` (5 by default; minutes in manual runs). `GPU_MEDIATOR_CHURN_VMS` selects one number of
+//! guests. Every copy's result is checked to the last byte.
 
 mod guest;
 #[path = "../../../../tests/src/holdings.rs"]
@@ -33,11 +33,12 @@ const CROWDS: [usize; 4] = [2, 4, 8, 16];
 /// Size of the card in MiB: large enough for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// Settings for glibc: return memory and stacks of ended threads immediately. Cached memory would look like a leak.
+/// Settings for glibc: return memory and stacks of ended threads immediately, because cached memory would look like a
+/// leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
-/// State that the guests of a crowd share.
+/// State that all guests of a crowd share.
 struct Crowd<'a> {
     place: &'a Place,
     size: usize,
@@ -110,8 +111,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status like an operator while guests are added and removed, and waits until it shows all of them
-/// at the same time.
+/// Reads the daemon's status like an operator while guests are added and removed. Waits until the status contains all
+/// guests at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -168,7 +169,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     // Create all objects that are created only once.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // Let the connections above end, because they would hide later leaks.
+    // The connections above must end first, because they would hide later leaks.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");

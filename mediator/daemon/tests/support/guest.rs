@@ -66,7 +66,7 @@ impl Guest {
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();
-        // PMC_BOOT_0: the device answers, and no channel is bound.
+        // PMC_BOOT_0: the device responds, and no channel is bound.
         assert_eq!(driver.guest.rd(0) >> 20, 0x0c0);
         driver.start_over();
         *channel = driver.channel(1);

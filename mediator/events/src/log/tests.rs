@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const KIND: EventKind = EventKind::Changed;
 
-/// Adds an event at a time when its window is new.
+/// Adds an event at a time that starts a new window.
 fn add(log: &Log, name: &str, seconds: u64) {
     log.add_at(NewEvent::vm(KIND, name, format!("at {seconds}")), author::daemon(), Duration::from_secs(seconds));
 }
@@ -41,7 +41,7 @@ fn slow_reader_learns_number_of_lost_events() {
     (1..=MAX_EVENTS as u64 + 99).for_each(|n| add(&log, "a", n * 10));
     let page = log.page(Some(&cursor), 10).unwrap();
     assert_eq!((page.lost, page.restarted, page.events.len()), (99, false, 10));
-    assert!(page.note.unwrap().starts_with("99 events after the cursor are gone"));
+    assert!(page.note.unwrap().starts_with("99 events after the cursor are lost"));
     assert_eq!(log.page(Some(&page.next), MAX_EVENTS).unwrap().lost, 0);
     assert_eq!(log.page(None, 10).unwrap().lost, 100);
 }
@@ -98,7 +98,7 @@ fn handed_log_continues_with_numbers_and_cursors() {
     add(&next, "b", 50);
     let page = next.page(Some(&cursor), 10).unwrap();
     assert_eq!((texts(&page), page.lost, page.restarted), (vec!["at 20", "at 50"], 0, false));
-    // The next daemon did not take over.
+    // The next daemon has not taken over.
     log.thaw();
     assert_eq!(texts(&log.page(Some(&cursor), 10).unwrap()), ["at 20", "at 40"]);
 }
@@ -131,7 +131,7 @@ fn follower_is_woken_by_event_and_by_close() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A reader that follows the cursor sees each event once; otherwise the event is counted as lost.
+    /// A reader that follows the cursor sees each event once. A missed event is counted as lost.
     #[test]
     fn events_are_read_or_counted_as_lost(steps in prop::collection::vec((0_u8..6, 1_usize..3000), 1..12), limit in 1_usize..700) {
         let log = Log::new();

@@ -1,4 +1,4 @@
-//! Tests of events between states, which are API objects.
+//! Tests of events between two states, which are API objects.
 
 use super::*;
 use serde_json::{Value, json};
@@ -95,10 +95,10 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let kinds = |events: Vec<NewEvent>| events.into_iter().map(|event| event.kind).collect::<Vec<_>>();
     assert_eq!(observer.compare(&runs_on(900), seconds(1)), []);
     let events = observer.compare(&runs_on(1900), seconds(2));
-    let text = "its turn has run on for 1.9 s after its slice: others share the card with it";
+    let text = "its turn continued for 1.9 s after its slice: other tenants share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // The overrun now belongs to another turn.
+    // The overrun belongs to another turn now.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 

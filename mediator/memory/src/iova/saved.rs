@@ -1,5 +1,5 @@
-//! Saved state of I/O virtual addresses: the ranges in use and the share of each VM. The charge of a VM's quota follows
-//! from the ranges that it claims.
+//! Saved state of I/O virtual addresses: the ranges in use and the share of each VM. The charge to a VM's quota follows
+//! from the ranges that the VM claims.
 
 use super::{IovaSpace, Part, RamShare, SHARED, charge};
 use nvspec::addr::{BUS_BITS, Iova};
@@ -44,10 +44,10 @@ impl IovaSpace {
     }
 
     /// Restores the space on a host that cannot map `unmappable`, and returns the ranges to claim. A range that is
-    /// never claimed stays in use, because the card may have kept it.
+    /// never claimed stays in use, because the card may still use it.
     ///
     /// # Errors
-    /// If ranges overlap, or the card cannot reach them.
+    /// If ranges overlap, or the card cannot access them.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -58,7 +58,7 @@ impl IovaSpace {
             }
             let end = start.checked_add(len).filter(|end| len != 0 && *end <= 1 << BUS_BITS);
             let end =
-                end.ok_or_else(|| Invalid::new(format_args!("no card reaches I/O addresses {start:#x}+{len:#x}")))?;
+                end.ok_or_else(|| Invalid::new(format_args!("no card can access I/O addresses {start:#x}+{len:#x}")))?;
             let before = space.taken.range(..end).next_back().map(|(start, len)| start.saturating_add(*len));
             Invalid::unless(before.is_none_or(|before| before <= start), || {
                 format!("I/O addresses {start:#x}+{len:#x} are taken twice, or cannot be mapped here")

@@ -1,4 +1,4 @@
-//! Slots that use another card's memory. A VM that moves between cards uses this memory at first, and its contents are
+//! Slots that use another card's memory. A VM that moves between cards initially uses this memory, and its contents are
 //! copied only after the VM has arrived.
 
 use super::PinnedPool;
@@ -9,11 +9,11 @@ use vram::HostAddr;
 
 impl PinnedPool {
     /// Makes the slot at `address`, which must have zeroed memory, use `theirs` instead, which must have the same size.
-    /// [`Self::own`], or the loss of the slot's owner, releases `theirs`, which is then neither zeroed nor freed.
-    /// Returns `false` if the card rejects `theirs`.
+    /// [`Self::own`] and the loss of the slot's owner release `theirs`, which is then neither zeroed nor freed. Returns
+    /// `false` if the card rejects `theirs`.
     ///
     /// # Errors
-    /// If the card then rejects the slot's own memory as well.
+    /// If the card then also rejects the slot's own memory.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -27,8 +27,8 @@ impl PinnedPool {
         Ok(true)
     }
 
-    /// Switches the slot at `address` back to its own memory, without regard to contents. Does nothing if the slot uses
-    /// its own memory.
+    /// Switches the slot at `address` back to its own memory, independent of the contents. Does nothing if the slot
+    /// already uses its own memory.
     ///
     /// # Errors
     /// If the card fails to unmap the other memory, or rejects the slot's own memory.
@@ -55,7 +55,7 @@ impl PinnedPool {
         !self.borrowed.is_empty()
     }
 
-    /// Maps other memory for the card in a slot. If the card rejects it, the slot stays unmapped.
+    /// Maps different memory for the card in a slot. If the card rejects this memory, the slot stays unmapped.
     fn exchange(&mut self, index: usize, memory: DmaMemory) -> Result<(), ManagerError> {
         let at = index as u64 * self.slot_bytes;
         self.card.unmap_dma(self.base.offset(at).0, self.slot_bytes)?;
@@ -73,7 +73,7 @@ pub struct Borrowed {
 }
 
 impl Borrowed {
-    /// Copies `len` bytes from `at` on to the slot's own memory.
+    /// Copies `len` bytes, starting at `at`, to the slot's own memory.
     ///
     /// # Errors
     /// If the bytes extend beyond the end of the slot.

@@ -27,7 +27,7 @@ pub(crate) struct SavedSlots {
 }
 
 impl PinnedPool {
-    /// Saves the slots. [`PinnedPool::file`] has their contents.
+    /// Saves the slots. [`PinnedPool::file`] contains their contents.
     pub(crate) fn save(&self) -> SavedSlots {
         let Self {
             card: _,
@@ -64,7 +64,7 @@ impl PinnedPool {
         let len = u64::from(count).checked_mul(slot_bytes).ok_or_else(|| Invalid::new("host memory has no end"))?;
         let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
         let sound = within(&filled) && within(&kept) && kept.iter().all(|number| filled.binary_search(number).is_ok());
-        Invalid::unless(sound, || "slots of host memory have memory that there are not".into())?;
+        Invalid::unless(sound, || "slots of host memory that do not exist have memory".into())?;
         let file = file.map(|file| checked(file, len)).transpose()?;
         Invalid::unless(file.is_some() == (count != 0), || {
             format!("{count} slots of host memory come with a file: {}", file.is_some())
@@ -94,9 +94,9 @@ impl PinnedPool {
     }
 }
 
-/// Returns the file if it has this length and its length is sealed.
+/// Returns the file if it has this length and the length is sealed.
 fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
-    let look = |error| ManagerError::host("a file of host memory cannot be looked at", error);
+    let look = |error| ManagerError::host("the state of a host memory file cannot be read", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
     Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
         format!("host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be cut")

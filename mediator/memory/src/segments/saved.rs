@@ -28,7 +28,7 @@ first_version!(SavedSegments, "card-memory.segments");
 struct SavedSegment {
     id: u32,
     key: u64,
-    /// Name of the group in which the key finds the segment; `None` if only its creator finds it.
+    /// Name of the group in which the key identifies the segment; `None` if only its creator can use the key.
     group: Option<String>,
     owner: u32,
     mode: u32,
@@ -50,7 +50,7 @@ impl Memory {
                 id: *id,
                 key: *key,
                 group: match scope {
-                    // Only the creator finds the segment.
+                    // Only the creator can use the key.
                     Scope::Own(_) => None,
                     Scope::Group(group) => Some(group.to_string()),
                 },
@@ -92,7 +92,7 @@ impl Memory {
             let pool = pools.get(&owner);
             let lies = pool.is_some_and(|pool| pool.allocations().holds(VramAddr(segment.at.0), bytes));
             let alone = made.values().all(|other: &Segment| other.at != segment.at);
-            Invalid::unless(lies && alone, || format!("shared segment {id} does not lie in pages of its maker's"))?;
+            Invalid::unless(lies && alone, || format!("shared segment {id} is not in pages of its creator"))?;
             let (count, _) = used.entry(owner).or_default();
             *count = count.saturating_add(1);
             Invalid::unless(*count <= SEGMENTS_OF_A_VM, || format!("VM {owner} has too many shared segments"))?;
@@ -128,7 +128,9 @@ impl SavedSegment {
         let known = attached.iter().all(|(vm, count)| is_there(TenantId(*vm)) && *count != 0);
         let ready = attached.is_empty() || zeroed == bytes;
         Invalid::unless(ascend(attached.iter().map(|(vm, _)| vm)) && known && ready, || {
-            format!("shared segment {id} is mapped by who is not there, or not in their order, or before it is zeroed")
+            format!(
+                "shared segment {id} is mapped by VMs that do not exist or are not in their order, or before it is zeroed"
+            )
         })?;
         let owner = TenantId(owner);
         Ok(Segment {

@@ -42,7 +42,7 @@ fn kernels_compute_the_same_while_their_data_is_relocated() {
 }
 
 /// Runs a program in two guests on a card of `card_mib` MiB, whose bus is 25 times slower than its memory. Ends after
-/// `runs` runs, or when `enough` accepts the number of quanta begun. Returns this number.
+/// `runs` runs, or when `enough` returns true for the number of quanta that have begun. Returns this number.
 fn turns_of_two(card_mib: u64, runs: u64, enough: impl Fn(u64) -> bool + Sync) -> u64 {
     let mut division = Division::default();
     division.quanta.window_ns = 200_000_000;
@@ -100,16 +100,16 @@ fn buffers_of_a_job_that_runs_again_take_no_more_than_once() {
     }
 }
 
-/// A probe compares lengths of submissions by the clock. A busy host can hide the difference, so the default run omits
-/// this test.
+/// A probe uses the clock to compare lengths of submissions. A busy host can hide the difference, so the default run
+/// omits this test.
 mod full {
     use super::*;
 
     #[test]
     fn pointer_kernels_get_quanta_only_when_guests_do_not_fit() {
-        // A probe is one turn of each guest; more turns follow only if it helped. A probe can fail because the guests'
-        // work changed during it. The pause until the next probe is longer than this run, so the test retries on
-        // another card.
+        // A probe is one turn of each guest. More turns follow only if the probe helped. A probe can fail because the
+        // guests' work changed during it. The pause until the next probe is longer than this run, so the test retries
+        // on another card.
         let found = (0..3).any(|_| turns_of_two(14, 30, |turns| turns > 3) > 3);
         assert!(found, "a card that counts nothing does not tell");
         assert_eq!(turns_of_two(64, 12, |turns| turns > 0), 0, "both fit");

@@ -81,13 +81,13 @@ fn vms_that_have_changed_places_are_refused() {
         })
         .contains("VM 2: chunk")
     );
-    assert!(refused(|card| drop(card.vms.pop())).contains("other VMs than there are"));
+    assert!(refused(|card| drop(card.vms.pop())).contains("differ from the existing VMs"));
 }
 
 #[test]
 fn a_guest_that_sees_other_channels_is_refused() {
     let mut gpu = VGpu::new(config()).unwrap();
-    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("sees channel 3 otherwise than it is"));
+    assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("view of channel 3 differs"));
     let larger = VGpuConfig { vram_bytes: 2 * VRAM, ..config() };
     gpu = VGpu::new(larger).unwrap();
     assert!(refused(|card| card.vms[0].gpu = gpu.save()).contains("another kind"));
@@ -112,7 +112,7 @@ fn a_vm_that_is_not_to_be_there_is_refused() {
         fn write(&mut self, _: VramAddr, _: &[u8]) {}
     }
     let error = card().restore(&mut Fewer).unwrap_err().to_string();
-    assert!(error.contains("VM 2: it is not to be there"), "{error}");
+    assert!(error.contains("VM 2: it must not exist"), "{error}");
 }
 
 /// Returns the seeds of the fuzz target: each part of the sample, and the whole file.
@@ -154,7 +154,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The files contain the current version of each part: if a program cannot read them, the version must change.
+/// The files contain the current version of each part. If a program cannot read them, the version must change.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();

@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 
 use super::PAGE_BYTES;
 
-/// A part of the window, in bytes; whole pages.
+/// A part of the window, in bytes. A part consists of whole pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Its first byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Its size, not 0.
+    /// Size in bytes, greater than 0.
     pub size: u64,
 }
 
 impl Range {
-    /// Returns the offset in the window of the 64-bit word at `offset` of this part.
+    /// Returns the window offset of the 64-bit word at `offset` of this part.
     #[must_use]
     pub(super) fn word(self, offset: u64) -> Option<u64> {
         let fits = offset.is_multiple_of(8) && offset.checked_add(8)? <= self.size;
@@ -22,7 +22,7 @@ impl Range {
     }
 }
 
-/// The used parts of the window, without overlap.
+/// The used parts of the window. Parts do not overlap.
 #[derive(Debug)]
 pub(super) struct Ranges {
     window_bytes: u64,
@@ -34,12 +34,13 @@ impl Ranges {
         Self { window_bytes, used: BTreeMap::new() }
     }
 
-    /// Uses a part. Returns false if it is not whole pages of the window, or overlaps a used one.
+    /// Marks a part as used. Returns false if it does not consist of whole pages of the window, or overlaps a used
+    /// part.
     pub(super) fn insert(&mut self, range: Range) -> bool {
         let Range { offset, size } = range;
         let Some(end) = offset.checked_add(size).filter(|&end| end <= self.window_bytes) else { return false };
         let is_whole = offset.is_multiple_of(PAGE_BYTES) && size.is_multiple_of(PAGE_BYTES) && size != 0;
-        // Parts do not overlap, so the last one that starts before `end` is the only one that can reach into it.
+        // Parts do not overlap, so only the last part that starts before `end` can overlap this one.
         let before = self.used.range(..end).next_back();
         let overlaps = before.is_some_and(|(&first, &size)| first.saturating_add(size) > offset);
         if !is_whole || overlaps {

@@ -1,4 +1,4 @@
-//! The state machine in its saved form. Waits are saved with the commands that wait.
+//! The saved form of the state machine. Waits are saved with the commands that wait.
 
 use std::collections::BTreeMap;
 
@@ -58,7 +58,7 @@ struct SavedResource {
 struct SavedWorker {
     id: u64,
     context: Option<u32>,
-    /// On the host's monotonic clock, in ns.
+    /// Time on the host's monotonic clock, in ns.
     deadline: Option<u64>,
     killed: bool,
     removing: Vec<SavedRemoval>,
@@ -79,7 +79,7 @@ pub struct SavedWait {
     pub blob: u32,
     /// Offset of the word in the window.
     pub word: u64,
-    /// Its awaited value.
+    /// The value that the command waits for.
     pub value: u64,
 }
 
@@ -99,16 +99,16 @@ impl Core {
     #[must_use]
     pub fn save(&self) -> SavedCore {
         let Self {
-            // A setting.
+            // The settings contain the limits.
             limits: _,
             contexts,
             resources,
-            // They follow from the resources.
+            // The resources determine the ranges.
             ranges: _,
             workers,
             last_worker,
             last_serial,
-            // They are performed before the state is saved.
+            // All actions are executed before the state is saved.
             actions: _,
             is_changed: _,
         } = self;
@@ -148,7 +148,7 @@ impl Core {
     /// Restores a saved state.
     ///
     /// # Errors
-    /// If a value is impossible.
+    /// If a value is invalid.
     pub fn restored(limits: Limits, saved: SavedCore) -> Result<Self, Invalid> {
         let SavedCore { contexts, resources, workers, last_worker, last_serial } = saved;
         let bounded =
@@ -226,11 +226,11 @@ impl Core {
         Ok(())
     }
 
-    /// Returns the wait of a command of a context, if it is one.
+    /// Returns the wait of a context's command, if the command waits for a word.
     #[must_use]
     pub fn wait(&self, context: u32, ticket: Ticket) -> Option<SavedWait> {
         let waits = &self.contexts.get(&context)?.waits;
-        // The newest one is asked for most.
+        // Callers mostly request the newest wait.
         let wait = waits.iter().rev().find(|wait| wait.ticket == ticket)?;
         Some(SavedWait { blob: wait.blob, word: wait.word, value: wait.value })
     }
@@ -254,13 +254,13 @@ impl Core {
         self.workers.values().any(|worker| worker.removing.iter().any(|removal| removal.ticket == ticket))
     }
 
-    /// Returns the workers, the oldest first, and whether each was killed.
+    /// Returns the workers, the oldest first, with true for each worker that was killed.
     #[must_use]
     pub fn workers(&self) -> Vec<(WorkerId, bool)> {
         self.workers.iter().map(|(&id, worker)| (id, worker.killed)).collect()
     }
 
-    /// Repeats to a worker everything that an earlier process may have told it. Returns true if the worker is served.
+    /// Repeats all messages that an earlier process may have sent to a worker. Returns true if the worker is served.
     pub fn repeat(&mut self, id: WorkerId) -> bool {
         let Some(worker) = self.workers.get(&id).filter(|worker| !worker.killed) else { return false };
         let removing = worker.removing.iter();
@@ -280,7 +280,7 @@ impl Core {
         true
     }
 
-    /// Returns the serial number of the blob that a worker removes first among those with a number.
+    /// Returns the serial number of the blob that a worker removes first among its blobs with a number.
     #[cfg(any(test, feature = "fuzz"))]
     pub(crate) fn removing_serial(&self, worker: WorkerId, blob: u32) -> u32 {
         let removal = self.workers.get(&worker).and_then(|it| it.removing.iter().find(|it| it.blob == blob));

@@ -5,15 +5,15 @@ use super::{Core, Service};
 /// A program of the guest that uses the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramStatus {
-    /// Its name, if the guest's kernel sends it.
+    /// Name of the program, if the guest's kernel sends it.
     pub name: String,
-    /// Its process id in the guest, if its library sent it. Not checked.
+    /// The program's process ID in the guest, if its library has sent the ID. Not checked.
     pub pid: Option<u32>,
-    /// Bytes of the window that it uses.
+    /// Bytes of the window that the program uses.
     pub window_bytes: u64,
-    /// Commands that wait for a word.
+    /// Number of commands that wait for a word.
     pub waits: usize,
-    /// False if its worker has ended.
+    /// False if the program's worker has ended.
     pub is_served: bool,
 }
 

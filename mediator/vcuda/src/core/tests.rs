@@ -1,4 +1,4 @@
-//! Sequences by hand, and random ones against the rules of the window, the tickets and the workers.
+//! Fixed sequences, and random sequences that are checked against the rules of the window, the tickets and the workers.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -38,7 +38,7 @@ impl Bench {
         self.core.command(&header, command, Ticket(self.tickets), &self.memory, 0)
     }
 
-    /// Creates context `id` with a mapped blob of one page at page `page`.
+    /// Creates context `id` with a mapped blob of one page in page `page`.
     fn program(&mut self, id: u32, page: u64) -> Option<Answer> {
         self.send(id, Command::CreateContext { capset: 24, name: "p".to_owned() });
         self.send(id, Command::CreateBlob { resource: id, blob: u64::from(KIND_CONTROL), size: PAGE_BYTES });
@@ -160,7 +160,7 @@ fn guest_process_death_answers_waits_and_ends_worker() {
     bench.send(1, Command::Submit(Submission::Wait { blob: 0, offset: 0, value: 1 }));
     let wait = Ticket(bench.tickets);
     bench.actions();
-    // The driver destroys the context first, then it drops the blobs.
+    // The driver destroys the context first, and then drops the blobs.
     assert_eq!(bench.send(1, Command::DestroyContext), Some(Answer::Ok));
     let worker = WorkerId(1);
     assert_eq!(bench.actions(), [Action::Answer { ticket: wait, answer: Answer::Ok }, Action::Leave { worker }]);
@@ -237,7 +237,7 @@ fn blob_number_used_again_is_removed_in_order() {
     assert_eq!(bench.send(0, Command::Unref { resource: 2 }), None);
     let second = Ticket(bench.tickets);
     bench.actions();
-    // An answer that a worker repeats frees nothing.
+    // A repeated response of a worker frees nothing.
     bench.core.removed(WorkerId(1), 0, 3);
     assert_eq!(bench.actions(), []);
     for (serial, ticket, range) in [(1, first, page(1)), (2, second, page(0))] {
@@ -250,7 +250,7 @@ fn blob_number_used_again_is_removed_in_order() {
 #[derive(Default)]
 struct Audit {
     outstanding: BTreeSet<Ticket>,
-    /// Parts of the window that a worker knows, by worker and number, the oldest first.
+    /// Parts of the window that a worker has registered, by worker and number, the oldest first.
     known: BTreeMap<WorkerId, Vec<(u32, Range)>>,
     zeroed: Option<Range>,
 }
@@ -284,7 +284,7 @@ impl Audit {
     }
 }
 
-/// Returns the state as the next process restores it.
+/// Returns the state after its restoration in the next process.
 fn continued(core: &Core, outstanding: &BTreeSet<Ticket>) -> Core {
     let saved = core.save();
     let mut next = Core::restored(core.limits, saved.clone()).expect("a state that was saved");
@@ -354,7 +354,7 @@ fn audited(steps: Vec<Step>) {
         audit.check(core.take_actions());
         assert!(core.workers.len() <= 4);
     }
-    // The guest ends: no command stays without an answer.
+    // The guest ends, and each command must have a response.
     let (contexts, resources) = (core.contexts.keys().copied(), core.resources.keys().copied());
     let ends = contexts.map(|context| (context, Command::DestroyContext));
     let ends: Vec<_> = ends.chain(resources.map(|resource| (0, Command::Unref { resource }))).collect();

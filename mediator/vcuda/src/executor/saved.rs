@@ -1,4 +1,4 @@
-//! Records of the executor for another process, and the continuation with them.
+//! Records of the executor for another process, and the restoration from such records.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -41,7 +41,7 @@ impl Executor {
             let ticket = Ticket(command.ticket);
             self.tickets = self.tickets.max(command.ticket);
             if command.answering.is_some_and(|number| is_before(number, progress.answered)) {
-                // It was answered.
+                // The command already has a response.
                 self.journal.remove_command(command.head);
                 continue;
             }
@@ -62,8 +62,8 @@ impl Executor {
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
         let processes: BTreeMap<_, _> = processes.iter().map(|process| (process.worker, process.id)).collect();
-        // TIMEOUT: a worker tries for as long as it continues without a daemon, and then ends. Its time began at the
-        // end of the earlier daemon, so only a worker that is stopped is left after this time.
+        // TIMEOUT: a worker tries to connect for as long as it continues without a daemon, and then ends. Its time
+        // began at the end of the earlier daemon, so only a stopped worker remains after this time.
         let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
         let until = self.now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
         for (id, is_killed) in self.core.workers() {
@@ -86,7 +86,7 @@ impl Executor {
         tracing::info!(
             workers = self.workers.len(),
             commands = self.outstanding.len(),
-            "CUDA programs of the daemon before this one continue"
+            "CUDA programs of the previous daemon continue"
         );
         if !is_journal_written {
             self.journal.put_progress(self.progress);
@@ -95,7 +95,7 @@ impl Executor {
         self.perform();
     }
 
-    /// Takes an answer into account that the earlier process had given, but not counted.
+    /// Handles a response that the earlier process has sent but not counted.
     pub(super) fn count_last_answer(
         &mut self,
         queue: &mut ControlQueue,
@@ -105,7 +105,7 @@ impl Executor {
         match (queue.answers_beyond(memory)?, self.answering) {
             (0, None) => {}
             (0, Some(ticket)) => {
-                // It may get its answer after others.
+                // The command may get its response after other commands.
                 if let Some((_, request)) = self.outstanding.get(&ticket) {
                     self.journal.put_answering(request.head(), None);
                 }
@@ -116,7 +116,7 @@ impl Executor {
                     self.journal.remove_command(request.head());
                 }
             }
-            // A command that is counted with its answer.
+            // A command that is counted together with its response.
             (1, None) => {
                 progress.popped = progress.popped.wrapping_add(1);
                 progress.answered = progress.answered.wrapping_add(1);
@@ -129,14 +129,14 @@ impl Executor {
         Ok(())
     }
 
-    /// Answers commands of an earlier process whose answers are known, once the queue can be used.
+    /// Responds to commands of an earlier process whose responses are known, once the queue can be used.
     pub(super) fn answer_ready(&mut self) {
         let was_resuming = self.is_resuming;
         if self.ready.is_empty() && !was_resuming || self.with_queue(|_, _| Ok(())).is_none() {
             return;
         }
         if was_resuming {
-            // The earlier process may not have signalled its last answer.
+            // The earlier process may not have signaled its last response.
             let vector = self.shared.state.lock().registers.interrupt();
             if let Some(vector) = vector {
                 self.link.interrupts().trigger_msix(vector.into());
@@ -149,7 +149,7 @@ impl Executor {
         }
     }
 
-    /// Accepts workers that connect after the end of their daemon, and gives up those that do not.
+    /// Accepts workers that connect after the end of their daemon, and gives up workers that do not connect in time.
     pub(super) fn take_workers(&mut self) {
         for _ in 0..MAX_ACCEPTED {
             let Some(socket) = &self.rejoin else { break };
@@ -157,7 +157,7 @@ impl Executor {
                 Ok(Some((pid, link))) => self.take_worker(pid, link),
                 Ok(None) => break,
                 Err(error) => {
-                    // Without a free descriptor the socket would stay readable.
+                    // Without a free descriptor, the socket would stay readable.
                     tracing::error!(%error, "no more workers can connect to this daemon");
                     self.rejoin = None;
                 }
@@ -186,13 +186,13 @@ impl Executor {
             }
         }
         if let Some(link) = link {
-            // Without an answer it would try again.
+            // Without this message, the worker would try again.
             let _ = link.send_to_worker(ToWorker::Goodbye);
         }
         self.perform();
     }
 
-    /// Records a command before its answer.
+    /// Records a command before the response to it.
     pub(super) fn record_command(&self, ticket: Ticket, (header, request): (&Header, &Request), reply: Reply) {
         if !self.is_journal_void {
             self.journal.put_command(&self.command(ticket, header, request, reply));
@@ -240,10 +240,10 @@ impl Executor {
         }
     }
 
-    /// Saves the function, whose thread does not run, with its descriptors: the window, then the links of workers.
+    /// Saves the function, whose thread is stopped, with its descriptors: the window first, then the links of workers.
     ///
     /// # Errors
-    /// The reason that it cannot be handed over.
+    /// If the function cannot be handed over. The error contains the reason.
     pub(crate) fn save(&mut self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let shared = Arc::clone(&self.shared);
         if shared.state.lock().adoption.is_some() {

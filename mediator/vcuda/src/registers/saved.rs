@@ -1,4 +1,4 @@
-//! The registers in their saved form.
+//! The saved form of the registers.
 
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
@@ -66,7 +66,7 @@ impl Registers {
     /// Restores saved registers.
     ///
     /// # Errors
-    /// If a register has an impossible value.
+    /// If a register has an invalid value.
     pub(crate) fn restored(saved: SavedRegisters) -> Result<Self, Invalid> {
         let SavedRegisters {
             device_feature_select,

@@ -1,4 +1,4 @@
-//! A guest's driver and workers in this process.
+//! A guest's driver, and workers in this process.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use worker_link::{FromWorker, LinkError, Rejoin, ToWorker};
 pub const RAM: u64 = 4 << 20;
 /// Bytes of the window.
 pub const WINDOW: u64 = vcuda::MIN_WINDOW_BYTES;
-/// Entries of the queue.
+/// Number of entries of the queue.
 const ENTRIES: u64 = 64;
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
@@ -29,9 +29,9 @@ const USED: u64 = 0x3000;
 pub const TABLE: u64 = 0x10_0000;
 const COMMAND: u64 = 0x1_0000;
 const ANSWER: u64 = 0x2_0000;
-/// Distance of two commands.
+/// Distance between two commands in bytes.
 const STEP: u64 = 0x200;
-/// TIMEOUT: the executor answers within microseconds, unless the host is busy.
+/// TIMEOUT: the executor responds within microseconds, unless the host is busy.
 const ANSWERED: Duration = Duration::from_secs(60);
 
 /// Limits of the device.
@@ -45,17 +45,17 @@ pub enum Event {
     Ended,
 }
 
-/// Starts threads as workers. A doorbell makes one add 1 to the first word of its control blob.
+/// Starts threads as workers. At a doorbell, the thread adds 1 to the first word of its control blob.
 pub struct Threads {
     events: Sender<Event>,
-    /// Each start waits for a message, if there is a receiver.
+    /// If a receiver is set, each start waits for a message.
     pub gate: Option<Receiver<()>>,
     pub refuses: bool,
     /// Processes for the next device, by their numbers.
     pub known: Known,
-    /// Socket at which threads find the next device, and the time for which that device waits for them.
+    /// Socket through which threads find the next device, and the time for which the next device waits for them.
     pub rejoin: Option<Rejoin>,
-    /// Threads do not look for the next device, as if they were stopped.
+    /// Set if the threads do not try to connect to the next device, as if they were stopped.
     pub are_stopped: Arc<AtomicBool>,
 }
 
@@ -96,7 +96,7 @@ impl Process for Thread {
     fn reap(&mut self) {}
 
     fn id(&self) -> Option<ProcessId> {
-        // All threads connect with the number of this process.
+        // All threads connect with this process's ID.
         Some(ProcessId { pid: std::process::id() as i32, started: self.id })
     }
 
@@ -190,7 +190,7 @@ pub struct Guest {
     pub events: Receiver<Event>,
     pub link: Link,
     pub ram: MmapRegion<()>,
-    /// The file of the memory.
+    /// The file with the guest's memory.
     file: OwnedFd,
     pub sender: Sender<Event>,
     pub known: Known,
@@ -201,7 +201,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Starts a device, and its driver.
+    /// Starts a device and its driver.
     pub fn new() -> Self {
         Self::with(|_| {})
     }
@@ -238,7 +238,7 @@ impl Guest {
         Box::new(Threads::new(&self.sender, &self.known, &self.rejoin))
     }
 
-    /// Hands the function over to another device, as in an upgrade; `meanwhile` runs while no device serves.
+    /// Hands the function over to another device, as in an upgrade. `meanwhile` runs while no device serves the guest.
     pub fn upgrade(&mut self, meanwhile: impl FnOnce(&mut Self)) {
         let suspended = self.function.suspend(Instant::now() + ANSWERED).unwrap();
         let (saved, descriptors) = suspended.save().unwrap();
@@ -251,7 +251,8 @@ impl Guest {
         self.function.start().unwrap();
     }
 
-    /// Continues with another device from the journal, as after a kill; `meanwhile` runs while no device serves.
+    /// Continues with another device from the journal, as after a kill. `meanwhile` runs while no device serves the
+    /// guest.
     pub fn kill(&mut self, meanwhile: impl FnOnce(&mut Self)) {
         let journal = self.device.journal().unwrap();
         let regions = self.device.regions();
@@ -268,7 +269,7 @@ impl Guest {
         self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
-    /// Sets the device up as the driver does.
+    /// Sets the device up like the driver of Linux.
     pub fn drive(&mut self) {
         (self.available, self.used) = (0, 0);
         self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();
@@ -306,7 +307,7 @@ impl Guest {
         data
     }
 
-    /// Returns true if the device wants no doorbells.
+    /// Returns true if the device requests no doorbells.
     pub fn kicks_are_suppressed(&self) -> bool {
         u16::from_le_bytes(self.peek(USED)) & 1 != 0
     }
@@ -319,7 +320,7 @@ impl Guest {
         self.poke(at, &descriptor);
     }
 
-    /// Makes the chain that begins with a descriptor available.
+    /// Makes the chain available that begins with descriptor `head`.
     pub fn offer(&mut self, head: u16) {
         let slot = AVAILABLE + 4 + u64::from(self.available) % ENTRIES * 2;
         self.poke(slot, &head.to_le_bytes());
@@ -331,7 +332,7 @@ impl Guest {
         }
     }
 
-    /// Sends a command in slot `slot`, of two descriptors.
+    /// Sends a command in slot `slot` with two descriptors.
     pub fn post(&mut self, slot: u16, command: &[u8]) {
         let at = u64::from(slot) * STEP;
         self.poke(COMMAND + at, command);
@@ -342,19 +343,19 @@ impl Guest {
         self.offer(head);
     }
 
-    /// Returns the number of answers that have come and were not taken.
+    /// Returns the number of responses that have arrived and were not taken.
     pub fn answers(&self) -> u16 {
         let index: u16 = self.ram.as_volatile_slice().load(USED as usize + 2, Ordering::Acquire).unwrap();
         index.wrapping_sub(self.used)
     }
 
-    /// Takes the last answer back, as if the device had not given it.
+    /// Undoes the last response, as if the device had not sent it.
     pub fn unanswer(&mut self) {
         self.used -= 1;
         self.poke(USED + 2, &self.used.to_le_bytes());
     }
 
-    /// Waits for the next answer; returns its slot and its bytes.
+    /// Waits for the next response, and returns its slot and its bytes.
     pub fn answer(&mut self) -> (u16, Vec<u8>) {
         let begin = Instant::now();
         while self.answers() == 0 {
@@ -370,7 +371,7 @@ impl Guest {
         (slot, bytes)
     }
 
-    /// Sends a command and returns the type of its answer, and the answer.
+    /// Sends a command and returns the type of the response, and the response.
     pub fn send(&mut self, command: &[u8]) -> (u32, Vec<u8>) {
         self.post(0, command);
         let (slot, bytes) = self.answer();
@@ -378,7 +379,7 @@ impl Guest {
         (u32::from_le_bytes(bytes[..4].try_into().unwrap()), bytes)
     }
 
-    /// Sends a command that succeeds.
+    /// Sends a command that must succeed.
     pub fn done(&mut self, command: &[u8]) {
         let (kind, _) = self.send(command);
         assert!((0x1100..0x1200).contains(&kind), "{kind:#x}");
@@ -396,16 +397,16 @@ impl Guest {
         self.events.recv_timeout(ANSWERED).unwrap()
     }
 
-    /// Waits until a condition holds.
+    /// Waits until a condition is true.
     pub fn until(&mut self, mut holds: impl FnMut(&mut Self) -> bool) {
         let begin = Instant::now();
         while !holds(self) {
-            assert!(begin.elapsed() < ANSWERED, "it does not come to pass");
+            assert!(begin.elapsed() < ANSWERED, "the condition is not met in time");
             std::thread::sleep(Duration::from_micros(200));
         }
     }
 
-    /// Maps the window as the VMM does.
+    /// Maps the window like the VMM.
     pub fn window(&self) -> MmapRegion<()> {
         let regions = self.device.regions();
         let file = regions[4].mappable().unwrap().file().try_clone().unwrap();
@@ -413,7 +414,7 @@ impl Guest {
     }
 }
 
-/// Bytes of a control blob.
+/// Size of a control blob in bytes.
 pub const CONTROL_BYTES: u64 = cuda_ring::control::BYTES;
 
 /// Returns a command.

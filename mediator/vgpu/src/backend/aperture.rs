@@ -1,7 +1,7 @@
 //! A guest's CPU accesses to its VRAM through BAR1, BAR3 or PRAMIN.
 //!
-//! The guest VRAM page that holds the USERD of a bound channel is special. The card polls a USERD page of the mediator.
-//! Reads of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
+//! The guest VRAM page with the USERD of a bound channel is special. The card polls a USERD page of the mediator. Reads
+//! of the guest's page return the mediator's page, and writes only forward the doorbell word. All accesses use
 //! [`VmBackend::guest_read`] and [`VmBackend::guest_write`], which therefore also cover alias mappings.
 
 use super::VmBackend;

@@ -1,4 +1,4 @@
-//! The guest's channels: turns an instance block into a channel on the card, and a doorbell into work for that channel.
+//! The guest's channels: converts an instance block to a channel on the card, and a doorbell to work on the channel.
 
 use super::VmBackend;
 use crate::work::Bound;
@@ -35,7 +35,7 @@ impl VmBackend {
         if self.pending.ring(channel, gp_put) {
             return;
         }
-        // Take the card's lock only once for all channels, because other threads need it as well.
+        // Take the card's lock only once for all channels, because other threads also need it.
         let host = Arc::clone(&self.host);
         let mut state = host.lock();
         let checked = self.with_state(&mut state, |channels, card, vm| channels.doorbell(card, vm, channel, gp_put));
@@ -136,7 +136,7 @@ impl VmBackend {
         }
         let bound = self.memory.open(guest.directory).and_then(|space| self.bind_in(channel, instance, &guest, space));
         if bound.is_err() {
-            // The shadow may have been created just for this channel.
+            // The shadow may have been created only for this channel.
             self.memory.collect();
         }
         bound.map_err(|error| match error {
@@ -186,7 +186,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Takes a channel off the card. Saves the indices of its ring in the instance block, as the card does.
+    /// Removes a channel from the card. Saves the indices of its ring in the instance block, like the card.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;
@@ -200,15 +200,15 @@ impl VmBackend {
     }
 
     /// Ends a channel that the card's interrupt thread has retired, and returns its instance block. Returns `None` and
-    /// does nothing if the guest has unbound the channel meanwhile: its number may belong to another channel.
+    /// does nothing if the guest has unbound the channel: its number may belong to another channel.
     pub(crate) fn end_retired(&mut self, channel: VirtualChannelId) -> Option<Place> {
         let retired = self.host.lock().channels().is_retired(self.vm, channel);
         retired.then(|| self.take_off(channel))?;
         self.work.instance(channel)
     }
 
-    /// Takes a channel off the card and removes its work area from its address space. Only then can its number be
-    /// reused. A channel that does not leave its engines at once keeps its work area until it has left
+    /// Removes a channel from the card, and the channel's work area from its address space. Only then can its number be
+    /// reused. A channel that does not leave its engines immediately keeps its work area until it has left
     /// ([`Self::channels_left`]).
     pub(super) fn take_off(&mut self, channel: VirtualChannelId) {
         self.detach_channel(channel);

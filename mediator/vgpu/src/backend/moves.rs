@@ -28,7 +28,7 @@ const PROGRESS: [u64; 9] = [
     userd::GP_PUT,
 ];
 
-/// Interval of checks whether the VM's work has left the card. The VM's lock is free in between.
+/// Interval at which a thread checks if the VM's work has left the card. The VM's lock is free between two checks.
 pub(crate) const MOVE_POLL_INTERVAL: Duration = Duration::from_micros(100);
 
 /// A page of zeros.
@@ -258,7 +258,7 @@ impl VmBackend {
         }
     }
 
-    /// Takes the VM's channels off the engines if any of them may be working, and keeps them off.
+    /// Removes the VM's channels from the engines if any of them may be working, and keeps them off the engines.
     fn stop_work(&mut self) {
         let busy: Vec<VirtualChannelId> = {
             let mut guard = self.host.lock();
@@ -302,8 +302,8 @@ impl VmBackend {
         }
     }
 
-    /// Like [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written to such a USERD
-    /// counts as new.
+    /// Same as [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest has written to such a
+    /// USERD counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();
         for (channel, _) in self.work.choose_polled(|page| remap.home(page)) {

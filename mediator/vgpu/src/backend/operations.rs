@@ -1,4 +1,4 @@
-//! Operations by which a paravirtual guest manages its memory and channels.
+//! Operations with which a paravirtual guest manages its memory and channels.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)
@@ -19,7 +19,7 @@ use vram::victim::PRIORITY_DEFAULT;
 pub(crate) type Done = Result<u64, Status>;
 
 impl VmBackend {
-    /// Returns the current holdings of card memory.
+    /// Returns how the card's memory is currently allocated.
     pub(crate) fn holdings(&self) -> Holdings {
         self.host.lock().holdings()
     }

@@ -28,7 +28,7 @@ pub(crate) struct SavedBackend {
     pv: Option<SavedInterface>,
 }
 
-/// Returns the saved form of a channel of the guest that is on the card.
+/// Returns the saved form of a guest's channel that is on the card.
 fn bound_of(
     channels: &channels::Channels,
     memory: &Memory,
@@ -80,7 +80,7 @@ impl VmBackend {
         })
     }
 
-    /// Saves the mapped segments, if there are any.
+    /// Saves the mapped segments, if any.
     pub(crate) fn save_attachments(&self) -> Option<SavedAttachments> {
         self.pv.as_ref()?.attachments().save(|space| self.memory.directory(space))
     }

@@ -40,7 +40,7 @@ impl VmBackend {
         true
     }
 
-    /// Ends the wait of a channel's bind or work, if there is one.
+    /// Ends the wait of a channel's bind or work, if any.
     pub(super) fn wait_ends(&mut self, state: &mut CardState, channel: VirtualChannelId) {
         let waited_ns = self.pending.end(state, channel);
         self.counts.memory_waited_ns = self.counts.memory_waited_ns.saturating_add(waited_ns);

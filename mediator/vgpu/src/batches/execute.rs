@@ -25,7 +25,7 @@ const OPERATION: u64 = 1 << 10;
 
 /// State of a batch within one critical section of the VM's lock.
 struct Context {
-    /// Holdings of card memory, cached by the first query.
+    /// Allocation of card memory, cached by the first query.
     holdings: Option<Holdings>,
     /// Bytes of [`BUDGET`] that are left.
     left: u64,
@@ -105,7 +105,7 @@ impl Core {
         };
         *begun = context.begun;
         self.backend.tables_written();
-        // The effects of an operation must be complete before its batch is answered.
+        // The effects of an operation must be complete before the response to its batch.
         if self.backend.moves_wait() { Executed::Part } else { executed }
     }
 

@@ -2,7 +2,7 @@
 //! `clock`), and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
-//! and semaphores. This module cannot see memory that a kernel reaches through pointers in its constants.
+//! and semaphores. This module cannot see memory that a kernel accesses through pointers in its constants.
 #![cfg_attr(
     not(test),
     deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)

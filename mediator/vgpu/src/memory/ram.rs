@@ -72,7 +72,7 @@ impl RamMap {
         Ok(())
     }
 
-    /// Maps `region`, which the client lends, for the card at the I/O address that it had before the takeover.
+    /// Maps `region`, which the client lends, for the card at the I/O address that the region had before the takeover.
     ///
     /// # Errors
     /// Returns an error if the card cannot access the region, or if the host refuses.

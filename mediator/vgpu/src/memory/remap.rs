@@ -49,7 +49,7 @@ pub(crate) enum MappedWindow {
 impl MappedWindow {
     pub(crate) const ALL: [Self; 3] = [Self::Bar1, Self::Bar3, Self::Pramin];
 
-    /// Returns the window in a BAR, if there is one.
+    /// Returns the window in a BAR, if the BAR has one.
     pub(crate) fn for_region(region: RegionIndex) -> Option<Self> {
         Self::ALL.into_iter().find(|showing| showing.region() == region)
     }
@@ -115,7 +115,7 @@ impl Slot {
 #[derive(Debug)]
 struct Window {
     memory: WindowMemory,
-    /// Number of the first page.
+    /// Number of the window's first page.
     first: u32,
     wants: Vec<PageTarget>,
 }

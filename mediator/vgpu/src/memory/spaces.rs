@@ -115,7 +115,7 @@ impl Memory {
         *syncs += u64::from(done.tables_scanned != 0);
         if done.denied.total() != 0 {
             tracing::warn!(denied = ?done.denied, directory = ?shadows.guest_directory(space),
-                "page table entries refer to memory that the VM does not have; they stay unmapped");
+                "page table entries refer to memory outside the VM; they stay unmapped");
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ impl Memory {
         self.shadows.take_named_ram(range, goes_on)
     }
 
-    /// Records whether the guest's CPU can write a page of its VRAM without a message.
+    /// Records whether the guest's CPU can write to a page of its VRAM without a message.
     pub(crate) fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         self.shadows.unseen(address, unseen);
     }

@@ -50,7 +50,7 @@ impl<'a, With> View<'a, With> {
         self.grants
     }
 
-    /// Reads guest memory at a place.
+    /// Reads guest memory at a location.
     pub(crate) fn fill(&mut self, place: Place, data: &mut [u8]) -> Option<()> {
         match place {
             Place::Vram(address) => self.grants.read_vram(self.vram, address, data),

@@ -49,7 +49,7 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes attachments without channels. Returns them with their space and segment.
+    /// Removes attachments without channels. Returns each of them with its space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
@@ -138,7 +138,7 @@ impl Attachments {
             }
             let channels: BTreeSet<VirtualChannelId> = channels.into_iter().map(VirtualChannelId).collect();
             if channels.is_empty() || channels.iter().any(|channel| (around.of_channel)(*channel) != Some(space)) {
-                return Err(wrong("for channels that have another address space, or none"));
+                return Err(wrong("for channels that have another address space, or no address space"));
             }
             *counts.entry(segment).or_default() += 1;
             let attachment = Attachment { first, pages, at, read_only, channels };

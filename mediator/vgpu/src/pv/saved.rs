@@ -1,4 +1,4 @@
-//! Saved state of one VM's paravirtual interface. The VM's page tables, which the mediator keeps, are separate.
+//! Saved state of one VM's paravirtual interface. The VM's page tables, which the mediator keeps, are saved separately.
 
 use super::queue::Setup;
 use super::{Counts, Interface, PvSettings};

@@ -24,7 +24,7 @@ pub(crate) struct SavedWork {
 struct SavedChannel {
     number: u8,
     instance: SavedPlace,
-    /// Number of the guest VRAM page that holds the channel's USERD.
+    /// Number of the guest VRAM page that contains the channel's USERD.
     userd: Option<u64>,
     gp_put: [u8; 4],
 }

@@ -116,7 +116,7 @@ fn unmapped_ram_is_out_of_reach_while_memory_moves() {
             driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, PAGES as u32)].concat());
             driver.wait(&channel);
             assert!(driver.ram_holds(GPA, PAGES, 1 + round), "round {round}");
-            // Copy other data back, so that the next round cannot pass by chance.
+            // Copy different data back, so that the next round cannot pass by chance.
             driver.fill_ram(GPA, PAGES, 2 + round);
             driver.submit(&mut channel, &[object(M2MF), m2mf_copy(B, A, bytes as u32)].concat());
             driver.wait(&channel);

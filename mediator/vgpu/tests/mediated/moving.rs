@@ -74,7 +74,7 @@ pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
 
-/// Allocates VM numbers on a card. They are never reused: a VM that arrives gets the next number.
+/// Allocates VM numbers on a card. They are never reused: an arriving VM gets the next number.
 struct Numbers(u32);
 
 impl Numbers {
@@ -102,7 +102,7 @@ fn go_round(cards: &[Rig], rounds: u32, emptied: bool) {
         }
         stay.iter_mut().chain(travel.iter_mut().map(|(_, one)| one)).for_each(Traveller::check);
     }
-    // A VM that has left a card must leave no resources behind.
+    // A VM that has left a card must not leave any resources behind.
     drop(travel);
 }
 
@@ -243,7 +243,7 @@ fn a_channel_that_waits_for_a_semaphore_waits_on_the_other_card() {
     driver.flush();
     driver.submit(&mut waits, &acquire(SEMAPHORE, 0x77));
     copy(&mut driver, &mut waits, 0);
-    // Give the work time to wait for the semaphore on the engine and not only in the queue.
+    // Give the work time to wait for the semaphore on the engine, and not only in the queue.
     std::thread::sleep(std::time::Duration::from_millis(20));
     for (to, vm) in [(1, 2), (0, 3), (1, 4)] {
         driver.guest.move_to(&cards[to], vm, vm % 2 == 0).unwrap();

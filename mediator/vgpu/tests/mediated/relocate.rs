@@ -84,7 +84,7 @@ fn evicted_and_returned_memory_is_found_by_gpu_and_cpu() {
         let moved = move_all(&rig, 0, there);
         assert!(moved.moved > 0 && moved.bytes == u64::from(moved.moved) * 2 * MIB, "{moved:?}");
         assert_eq!(in_host(&rig) > 0, round % 2 == 0);
-        // Page tables, rings and the instance block have moved as well.
+        // Page tables, rings and the instance block have also moved.
         assert!(driver.vram_holds(from, 20, 1 + round));
         copy(&mut driver, &mut channel, round, 20);
         driver.wait(&channel);

@@ -324,7 +324,7 @@ fn page_table_writes_through_mapped_aperture_apply_at_flush() {
         copy(&mut driver, &mut channel, A, B, 1);
         assert!(driver.vram_holds(to, 1, seed));
     }
-    // Removing an entry must take effect as well.
+    // Removing an entry must also take effect.
     cpu.write(HIGH3 + (entry & 0xfff), &[0; 8]);
     driver.flush();
     driver.submit(&mut channel, &[object(CE0), ce_copy(A, B, 1)].concat());

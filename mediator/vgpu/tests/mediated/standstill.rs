@@ -87,7 +87,7 @@ fn does_nothing_until_it_goes_on(clear: bool) {
     let usage = rig.host.lock().scheduler_usage(1);
     let waits = &usage.overdue[&TenantId(0)];
     assert!(waits.iter().any(|waits| waits.awaited == Awaited::Standstill), "{waits:?}");
-    // A VM that is added now is quiesced as well, without another request.
+    // A VM that is added now is also quiesced, without another request.
     let mut late = super::driver(&rig, 1);
     let mut other = late.channel(1);
     late.buffer(&other, super::A, 1, 6);

@@ -1,4 +1,4 @@
-//! Submissions from their doorbell until they are queued in the scheduler.
+//! Submissions between their doorbell and the scheduler's queue.
 
 use super::Feeder;
 use crate::work::card_view::CardView;
@@ -10,12 +10,13 @@ use sched::{Channel, Engine, Event, Ticket};
 use std::collections::BTreeSet;
 use vram::TenantId;
 
-/// Maximum number of words in a submission that counts as a fence after work: nouveau's fence is a semaphore release
+/// Maximum number of words in a submission that counts as a fence after work. Nouveau's fence is a semaphore release
 /// and an interrupt.
 const BRIEF_WORDS: u32 = 16;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Handles a submission of this many words that was added to a physical channel's ring. It starts in its slice.
+    /// Handles a submission of `words` words that was added to a physical channel's ring. The submission starts in its
+    /// slice.
     pub fn arrived(&mut self, vm: TenantId, channel: ChannelId, submission: Submission, words: u32, needs: Needs) {
         let ticket = Ticket(submission.0);
         let needs = self.joined(ticket, channel, needs);
@@ -49,8 +50,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns the needs of a submission, given the previous ones on its channel. All copies in flight are booked on
-    /// one engine, so that they run in order.
+    /// Returns the needs of a submission, given the previous submissions on its channel. All copies in flight are
+    /// booked on one engine, so that they run in order.
     fn joined(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> Needs {
         let before = self.schedule().before(ticket, channel).next_back().map(|held| held.needs);
         match (before, needs) {
@@ -59,8 +60,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Returns true if a submission's channel has, or lacks, its PGRAPH context according to the submission's needs.
-    /// This changes only when all earlier submissions of the channel have ended.
+    /// Returns true if the state of the channel's PGRAPH context matches the submission's needs. The state changes only
+    /// when all earlier submissions of the channel have ended.
     pub(super) fn may_follow(&mut self, ticket: Ticket, channel: ChannelId, needs: Needs) -> bool {
         let first = self.schedule().before(ticket, channel).next().is_none();
         let parked = self.schedule().before(ticket, channel).any(|held| held.stage == Stage::Parked);
@@ -96,8 +97,9 @@ impl<C: CardView> Feeder<'_, C> {
         parked.into_iter().any(|channel| self.card.wants(channel))
     }
 
-    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon: its interrupt
-    /// would be an additional one for the guest. The end is found with the guest's own interrupt, or with a poll.
+    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon. Its interrupt
+    /// would then be an additional one for the guest. The end is noticed with the guest's own interrupt, or with a
+    /// poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -112,8 +114,8 @@ impl<C: CardView> Feeder<'_, C> {
     }
 
     /// Returns the engine on which a channel's next work waits for a slice. If [PGRAPH is
-    /// closed](CardView::closes_graphics) for the channel, other VMs may not use PGRAPH while the work is on the card,
-    /// for any engine. The work then waits for a slice on PGRAPH, and is charged for the engine on which the card
+    /// closed](CardView::closes_graphics) for the channel, other VMs may not use PGRAPH while any work of the channel
+    /// is on the card. The work then waits for a slice on PGRAPH, and is charged for the engine on which the card
     /// reports it. Work that needs only copy engines waits only for the first one that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {

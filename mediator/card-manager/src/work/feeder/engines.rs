@@ -9,13 +9,13 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records the channels that the busy engines work for. A submission that exceeds its limit is killed only for the
-    /// time that it was seen on the engine: the accounts include time that it may have waited for a semaphore or for
-    /// another channel to leave the engine.
+    /// Records the channels that the busy engines work for. The limit of a submission applies only to the time during
+    /// which it was seen on the engine, because the accounts include time in which it may have waited for a semaphore
+    /// or for another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
-    /// it was last seen, although its methods decide where it works. Once it is found on another engine, it is charged
-    /// for that engine, and its neighbour there is not.
+    /// it was last seen, although its methods determine where it works. Once it is found on another engine, it is
+    /// charged for that engine, and its neighbour there is not.
     pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -36,7 +36,7 @@ impl<C: CardView> Feeder<'_, C> {
         moved
     }
 
-    /// Returns the time at which a channel got an engine, if its VM's limit has not expired since.
+    /// Returns the time at which a channel got an engine, if its VM's limit has not expired since then.
     fn has_it_since(&mut self, vm: TenantId, channel: ChannelId) -> Option<Nanos> {
         let now = self.card.card_time();
         let since = self.schedule().seen_since(channel, now)?;
@@ -44,7 +44,8 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun: accounting only suspects it, and the card reports which channel holds the engine.
+    /// Handles a suspected overrun. The accounts only suspect it, so the card must confirm which channel holds the
+    /// engine.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,
@@ -71,7 +72,7 @@ impl<C: CardView> Feeder<'_, C> {
                 }
                 let Some((_, guest_channel)) = self.card.owner(channel) else { return };
                 let ran_ms = ran_ns / 1_000_000;
-                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission runs for longer than it may");
+                tracing::warn!(%vm, channel = ?guest_channel, ?engine, ran_ms, "a submission exceeds its time limit");
                 self.card.kill(vm, guest_channel, engine);
                 // The interrupt thread notifies the guest.
                 self.schedule().post(vm, GuestEvent::Hang { engine: number_of(engine), channel: guest_channel });

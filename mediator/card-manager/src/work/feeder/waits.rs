@@ -8,11 +8,11 @@ use channels::Presence;
 use nvspec::fifo::ChannelId;
 use sched::{Engine, Event, Nanos, Ticket};
 
-/// Maximum time that is charged before a submission is seen to wait no more, in ns: several polls.
+/// Maximum time in ns that is charged before the end of a submission's wait is noticed: several polls.
 const UNSEEN_NS: u64 = 5_000_000;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Returns the progress of a submission that waited at the last poll and does not wait now.
+    /// Returns the progress of a submission that was waiting at the last poll and is not waiting now.
     pub(super) fn moved_since(&self, ticket: Ticket, since: Option<Nanos>) -> Option<Event> {
         // The time is bounded, because the feeder does not poll while no VM waits for the engine.
         let earliest = self.card.card_time().0.saturating_sub(UNSEEN_NS);
@@ -39,8 +39,8 @@ impl<C: CardView> Feeder<'_, C> {
         if off {
             self.set_aside(channel, false);
         }
-        // A channel's wait is known only after it has polled. The state is unknown for a channel that was let back but
-        // has not reached the card yet.
+        // A channel's wait is known only after it has polled. The state is unknown for a channel that was readmitted
+        // but has not reached the card yet.
         let shut_out = self.card.is_shut_out(channel);
         let waits = presence == Some(Presence::Acquires) && !shut_out;
         let progress = if waits { self.card.progress(channel) } else { 0 };
@@ -83,8 +83,8 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Removes copies from the accounts of the copy engines while their channel is off the card, and restores them when
-    /// their VM uses PGRAPH again; appends the scheduler's events. Otherwise the VM would be charged for the wait.
+    /// Removes copies from the accounts of the copy engines while their channel is off the card, because their VM would
+    /// be charged for the wait. Restores them when their VM uses PGRAPH again. Appends the scheduler's events.
     pub(super) fn look_at_barred(&mut self, events: &mut Vec<Event>) {
         let schedule = self.schedule();
         let Schedule { held, barred, .. } = schedule;
@@ -142,7 +142,7 @@ impl<C: CardView> Feeder<'_, C> {
         events.push(Event::Requeued { ticket });
     }
 
-    /// Lets a channel return to the card, with all its work on the card.
+    /// Allows a channel to return to the card, with all its work on the card.
     pub(super) fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().descheduled.remove(channel);
         self.card.withhold(channel, false);
@@ -176,8 +176,8 @@ impl<C: CardView> Feeder<'_, C> {
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
     }
 
-    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits, and
-    /// lets one descheduled channel poll again.
+    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits.
+    /// Allows one descheduled channel to poll again.
     pub(super) fn rest_and_rouse(&mut self) {
         let now = self.card.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;

@@ -1,4 +1,4 @@
-//! Screens of several widths, on a terminal in memory.
+//! Screens of several widths, on an in-memory terminal.
 
 use super::*;
 use api::{
@@ -12,7 +12,7 @@ mod picture;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A card whose VM has waited for `sum_ns` in `count` submissions.
+/// Returns a card whose VM has waited for `sum_ns` in `count` submissions.
 fn card(count: u64, sum_ns: u64, quarantine: Option<Quarantine>) -> CardScheduler {
     let wait = Durations { count, sum_ns, p99_ns: 5_000_000, ..Durations::default() };
     let used = VmEngine { arrived: count, received_permille: 305, wait, ..VmEngine::default() };
@@ -47,7 +47,7 @@ fn time(card: CardScheduler) -> Look {
     Look { schedulers: vec![card], ..Look::default() }
 }
 
-/// A card with a VM that has moved `moved` MiB and been denied memory `denied` times, and another.
+/// Returns a card with a VM that has moved `moved` MiB and was denied memory `denied` times, and another VM.
 fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
     let mib = |mib: u64| mib << 20;
     let suspensions = Durations { count: 3, p99_ns: 7_000_000, ..Durations::default() };
@@ -112,7 +112,7 @@ fn names_are_no_commands_to_the_terminal() {
     let bad = |c: char| c != '\n' && (c.is_control() || c == '\u{202e}');
     view.fail("no\x1b]0;x\x07".to_owned());
     assert!(!screen(&mut view, 6).join("\n").chars().any(bad));
-    // Files and pipes get it through `Form::shown`, headings as well.
+    // For files and pipes, `Form::shown` escapes the text, including the headings.
     assert!(!crate::Form::Table.shown(&view.text()).chars().any(bad));
 }
 
@@ -130,7 +130,7 @@ fn waits_are_those_since_the_look_before() {
     assert_eq!(shown(&view), "5 ms");
     view.show(time(card(14, 30_000_000, None)), SECOND);
     assert_eq!(shown(&view), "-", "nothing was started");
-    // Another VM of that name.
+    // Show another VM with the same name.
     view.show(time(card(2, 6_000_000, None)), SECOND);
     assert_eq!(shown(&view), "3 ms");
 }
@@ -166,9 +166,9 @@ fn top_screen_shows_card_vms_and_errors() {
     assert_eq!(cells(&screen(&mut view, 6)[2])[1], "build");
     view.scroll_by(9);
     view.scroll_by(-20);
-    view.fail("no daemon answers".to_owned());
+    view.fail("no daemon responds".to_owned());
     let lines = screen(&mut view, 6);
-    assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon answers"));
+    assert_eq!((cells(&lines[2])[1], &*lines[5]), ("web", "no daemon responds"));
 }
 
 #[test]
@@ -203,7 +203,7 @@ fn text_has_both_tables() {
     assert!(text.find("busy: compute") < text.find("host memory 10 MiB"), "{text}");
 }
 
-/// A tenant with two programs, one of which has memory past its account.
+/// Returns a tenant with two programs, one of which uses memory outside its account.
 fn training() -> Tenant {
     let text = r#"{
         "name": "training-of-team-0-with-a-long-name", "card": "h100-0", "served": true, "socket": "/run/t.sock",
@@ -215,7 +215,8 @@ fn training() -> Tenant {
     serde_json::from_str(text).unwrap()
 }
 
-/// A VM with a VMM, and with programs that use CUDA: one in process 44 of the guest, one that has lost its worker.
+/// Returns a VM with a VMM and with programs that use CUDA: one in process 44 of the guest, and one that has lost its
+/// worker.
 fn guest() -> Vm {
     let text = r#"{
         "name": "build", "card": "h100-1", "mode": "cuda", "state": "connected", "client": { "pid": 4711, "uid": 107 },
@@ -227,7 +228,7 @@ fn guest() -> Vm {
     serde_json::from_str(text).unwrap()
 }
 
-/// Two cards with VMs of long names, at their largest sizes and shares.
+/// Returns two cards with VMs of long names, with the largest sizes and shares.
 fn busy() -> Look {
     let mut schedulers = vec![card(10, 10_000_000, None), card(12_000, 9_000_000_000, None)];
     let mut memories = vec![memory(6, 0, None).memories.remove(0), memory(600, 0, None).memories.remove(0)];
@@ -243,7 +244,7 @@ fn busy() -> Look {
     Look { schedulers, memories, tenants: vec![training()], vms: vec![guest()] }
 }
 
-/// Screens of all pages.
+/// Returns the screens of all pages.
 fn screens(width: u16) -> String {
     let mut view = View::default();
     for _ in 0..40 {
@@ -270,7 +271,7 @@ fn numbers_are_whole_at_every_width() {
         for line in screens.lines().filter(|line| line.contains("MiB") || line.contains('%')) {
             assert!(line.chars().count() <= usize::from(width), "{width}: {line}");
         }
-        // Each of these sizes and shares is on the page at every width, and each is whole.
+        // Each page shows each of these sizes and shares at every width, untruncated.
         for whole in ["81559 MiB", "256 MiB", "30.5 %"] {
             assert!(screens.contains(whole), "{width}: {whole} in\n{screens}");
         }
@@ -385,7 +386,7 @@ fn click_on_a_head_sorts_and_a_second_reverses() {
         let at = head(&mut view, "VM");
         assert_eq!(click(&mut view, at, 2), Reaction::Draw);
         assert_eq!(vms(&mut view)[..2], ["build", "build"], "{width}: by name");
-        // Between two columns, outside the table, and below the last line, nothing happens.
+        // A click between two columns, outside the table, or below the last line has no effect.
         let gap = head(&mut view, "RECEIVED") - 1;
         for (column, row) in [(gap, 2), (0, 0), (0, 11), (0, 9)] {
             assert_eq!(click(&mut view, column, row), Reaction::Nothing, "{width}: {column}, {row}");
@@ -410,7 +411,7 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     let last = |view: &mut View| screen_of(view, 130, 12)[11].clone();
     let shown = last(&mut view);
     assert_eq!(shown, "training-of-team-0-with-a-long-name: python3 (812), eval\\u{1b} (90017)");
-    // The selection follows its line into another order, and to the other pages.
+    // The selection stays on its line in another order and on the other pages.
     view.reorder();
     view.reorder();
     view.reorder();
@@ -418,7 +419,7 @@ fn click_on_a_line_selects_it_and_shows_its_processes() {
     view.turn_over();
     assert!((3..7).any(|row| is_reversed(&mut view, row)));
     assert!(last(&mut view).starts_with("training-of-team-0"));
-    // A VM shows its VMM and its guest's programs.
+    // For a VM, the line shows its VMM and its guest's programs.
     let row = (3..7).find(|&row| screen_of(&mut view, 130, 12)[row].starts_with("h100-1  build")).unwrap();
     assert!(view.click(9, u16::try_from(row).unwrap()));
     assert_eq!(last(&mut view), "build: VMM (4711), train (44 in the guest), -");
@@ -435,5 +436,5 @@ fn history_keeps_one_minute() {
     let key = ("h100-0".to_owned(), "build".to_owned(), Engine::Compute);
     assert_eq!(view.history.picture(&key), "▃".repeat(15));
     view.show(Look::default(), SECOND);
-    assert_eq!(view.history.picture(&key), "", "a VM that has gone has none");
+    assert_eq!(view.history.picture(&key), "", "a removed VM has no history");
 }

@@ -15,7 +15,7 @@ pub(super) async fn move_vm(
     Path(name): Path<String>,
     body: Result<Json<api::MoveTo>, JsonRejection>,
 ) -> Answer<api::Moved> {
-    let advice = "send a JSON object with `card`, or without it for one that the daemon chooses";
+    let advice = "send a JSON object with `card`, or without `card` to let the daemon choose";
     let Json(api::MoveTo { card }) =
         body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
     Ok(Json(beside(move || daemon.move_if(&name, card.as_deref(), expected.as_deref())).await?))

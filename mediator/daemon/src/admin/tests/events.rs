@@ -23,7 +23,7 @@ fn kinds(page: &EventPage) -> Vec<EventKind> {
     page.events.iter().map(|event| event.kind).collect()
 }
 
-/// Starts to follow the events of a socket. Returns the lines of the answer's body, without the sizes of its chunks.
+/// Starts to follow the events of a socket. Returns the lines of the response's body, without the sizes of its chunks.
 fn followed(served: &Served, socket: &str, query: &str) -> impl Iterator<Item = String> + use<> {
     let mut stream = UnixStream::connect(served.fixture.path(socket)).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -48,7 +48,7 @@ fn changes_have_the_client_as_their_author() {
     refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("b", "card9", 64)));
     let body = json!({ "vm": [{ "name": "c", "card": "card1", "vram_mib": 64 }] });
     client.request(Method::PATCH, "/v1/desired", body.to_string().into()).unwrap();
-    // Both sockets have the same events.
+    // Both sockets serve the same events.
     let changes: EventPage = served.reader().get(&format!("/v1/events?after={}", start.next)).unwrap();
     assert_eq!(kinds(&changes), [EventKind::Added, EventKind::Removed, EventKind::Added, EventKind::Applied]);
     let own = i32::try_from(std::process::id()).unwrap();
@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("its work is killed", killed);
-    // Faster than the comparison each second.
+    // The removal and the addition happen between two of the comparisons that run each second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
@@ -183,7 +183,7 @@ fn bad_cursor_and_query_are_refused_with_a_remedy() {
     let client = served.client();
     let error = refused(client.get::<EventPage>("/v1/events?after=yesterday"));
     assert_eq!((error.code, &*error.error), (ErrorCode::Invalid, "after: `yesterday` is not a cursor"));
-    assert!(error.what_to_do.contains("`next` of an earlier answer"), "{error:?}");
+    assert!(error.what_to_do.contains("`next` of an earlier response"), "{error:?}");
     for (query, what) in [("limit=0", "limit = 0"), ("limit=1025", "limit = 1025"), ("wait_s=61", "wait_s = 61")] {
         let error = refused(client.get::<EventPage>(&format!("/v1/events?{query}")));
         assert!(error.error.contains(what) && error.code == ErrorCode::Invalid, "{error:?}");
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon's end does not wait until the followers' time limit.
+    // The daemon's shutdown does not wait for the followers' time limit.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -241,7 +241,10 @@ fn followers_of_one_socket_are_bounded_and_leave_places() {
     assert!(followers.iter().all(|(status, _)| status.contains("200")));
     let error = refused(served.reader().get::<EventPage>("/v1/events?follow=true"));
     assert_eq!(error.code, ErrorCode::Conflict);
-    assert!(error.error.starts_with("16 clients of this socket wait") && !error.what_to_do.is_empty(), "{error:?}");
+    assert!(
+        error.error.starts_with("16 clients of this socket already wait") && !error.what_to_do.is_empty(),
+        "{error:?}"
+    );
     // Other requests, and the operator's socket, are not affected.
     all(&served.reader());
     assert!(begin("admin.sock").0.contains("200"));
@@ -254,7 +257,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These are more events than the log and all buffers on the way can store. The follower does not read meanwhile.
+    // These events exceed the log and all buffers on the way. The follower does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);

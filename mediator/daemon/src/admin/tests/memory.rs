@@ -92,14 +92,14 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let profile = begun.end().unwrap();
-    // This card does not count accesses itself.
+    // This card does not count accesses in hardware.
     assert_eq!(profile.counted, Counted::Submissions);
     assert!(!profile.ranges.is_empty() && profile.ranges.iter().all(|accessed| accessed.count > 0), "{profile:?}");
     let hint = |accessed: &Accessed| Hint { range: accessed.range, pinned: None, priority: None, accesses: Some(1) };
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // A record that is dropped early leaves no trace, and without work there are no counts.
+    // A record that is dropped early leaves no trace. Without work, all counts are zero.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
@@ -280,14 +280,14 @@ fn rejection_names_object_limit_value_and_remedy() {
         );
         assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
     }
-    // The remaining memory is less than the minimum that a guest starts with.
+    // The remaining memory is less than a guest's minimum at its start.
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
     let _: api::Vm =
         client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
     let error = refused(client.post::<api::Vm>("/v1/vms", &vm(json!({ "memory": refuse }))));
     assert_eq!(error.code, quota, "{error:?}");
     assert!(
-        error.error.starts_with("VM `c`: memory.on_full: `refuse`")
+        error.error.starts_with("VM `c`: memory.on_full: with `refuse`")
             && error.error.contains(" MiB of card `card0`, expected at least 16"),
         "{error:?}"
     );
@@ -296,18 +296,14 @@ fn rejection_names_object_limit_value_and_remedy() {
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": null })).unwrap();
     let [before, after] = [before, client.request(Method::GET, "/v1/desired", Default::default()).unwrap()]
         .map(|bytes| serde_json::from_slice::<serde_json::Value>(&bytes).unwrap());
-    assert_eq!(
-        (&before["vm"], &before["card"]),
-        (&after["vm"], &after["card"]),
-        "nothing of what was refused has changed"
-    );
+    assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a refused change has no effect");
 }
 
 /// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card, and requests a guarantee for VM `b` that needs part of that memory, while
-/// memory cannot move. Calls `meanwhile` when the request waits. Returns the result of the request.
+/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of that memory, while
+/// memory cannot move. Calls `meanwhile` once the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -317,7 +313,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read waits for all writes.
+    // The read completes after all writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();
@@ -344,7 +340,7 @@ fn raised_guarantee(
     })
 }
 
-/// A card that VM `a` can nearly fill, and two more VMs.
+/// A card that VM `a` can nearly fill, with two more VMs.
 fn large() -> Served {
     let served = one_card("overcommit = true\nmemory = { host_mib = 192, return_ms = 5, settle_ms = 5 }\n");
     for (name, vram_mib) in [("a", 96), ("b", 64), ("c", 16)] {

@@ -4,7 +4,7 @@ use crate::fixture::Served;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// Sends a request to the page's server. Returns the answer.
+/// Sends a request to the page's server. Returns the response.
 fn ask(served: &Served, request: &str, host: &str) -> String {
     let mut stream = TcpStream::connect(served.page).unwrap();
     write!(stream, "{request} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n").unwrap();

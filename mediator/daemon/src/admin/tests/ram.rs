@@ -64,11 +64,11 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // The configuration has enough memory, but not contiguously: another allocation splits it.
+    // The configuration has enough addresses, but not contiguous ones: another allocation splits the range.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
-    assert_eq!(of_both(), before, "all of the card's VMs have what they had");
+    assert_eq!(of_both(), before, "all of the card's VMs keep their settings");
     host.lock().memory_mut().iova_mut().free(held);
     set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap();
     assert_eq!(of_both().map(|share| share.guarantee), [224 << 30; 2]);
@@ -79,7 +79,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     let served = served();
     let mut guest = RemoteGuest::connect(&served.fixture.path("a.sock"), 32 * MIB).unwrap();
     assert!(guest.map_ram(0, 4 * MIB, true));
-    // The driver has not turned bus mastering on yet: memory that was never touched counts as private to the VMM.
+    // The driver has not enabled bus mastering yet. Memory that was never touched counts as private to the VMM.
     guest.ram_write(0, &pattern(3, 0));
     let mut driver = Driver::new(guest);
     let mut channel = driver.channel(1);
@@ -96,7 +96,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     driver.wait(&channel);
     driver.submit(&mut channel, &copy(2));
     driver.wait(&channel);
-    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "as to RAM that is not there");
+    assert!(!driver.ram_holds(2 * PAGE, 1, 3), "as for an access to missing RAM");
     let ram = ram_of_a(&served);
     assert_eq!((ram.touched_bytes, ram.touch_limit_bytes), (PAGE, Some(0)));
     assert!(ram.touches_refused > 0);
@@ -106,7 +106,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// The configuration does not know the card's owner, so both define the size of a card and of a VM.
+/// Without an opened card, the configuration alone defines the size of the card and of a VM.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

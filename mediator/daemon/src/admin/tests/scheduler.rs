@@ -1,4 +1,4 @@
-//! The time of cards, read and changed over the admin socket, with software cards and working guests.
+//! The time of cards, read and changed through the admin socket, with software cards and working guests.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -19,7 +19,7 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns the shares of the card's time, once no work is waiting or running.
+/// Returns the shares of the card's time once no work is waiting or running.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
     crate::fixture::eventually("all submissions have ended", || {
@@ -105,7 +105,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     assert_eq!((time.weight, time.class, time.max_run_ms), (300, LatencyClass::Interactive, Some(7000)));
     let time: VmTime = client.patch("/v1/vms/a/time", &json!({ "max_run_ms": 0, "cap_permille": 600 })).unwrap();
     assert_eq!((time.weight, time.cap_permille, time.max_run_ms), (300, 600, Some(0)));
-    // A returned setting can be sent back unchanged.
+    // A client can send a returned setting back unchanged.
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &time).unwrap(), time);
 
     let shown: CardScheduler = client.get(SCHEDULER).unwrap();
@@ -263,7 +263,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     let busy = metrics.value("gpu_mediator_card_engine_busy_seconds_total{card=\"card0\",engine=\"compute\"}");
     assert!((busy - used as f64 / 1e9).abs() < 1e-12);
 
-    // The time that a removed VM used stays in the card's account.
+    // A removed VM's used time stays in the card's account.
     client.delete("/v1/vms/a").unwrap();
     let after = settled(&client);
     let compute = after.engines[&Engine::Compute];
@@ -293,7 +293,7 @@ impl Metrics {
         value
     }
 
-    /// Checks that bounds and counts rise, and that the last bucket has the total.
+    /// Checks that bounds and counts rise, and that the last bucket contains the total.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self
@@ -332,7 +332,7 @@ fn hung_vm_is_quarantined_until_operator_releases_it() {
     let metrics = Metrics::fetch(&client);
     assert_eq!(metrics.value("gpu_mediator_vm_quarantined{vm=\"a\",card=\"card0\"}"), 1.0);
     assert_eq!(metrics.value("gpu_mediator_vm_strikes{vm=\"a\",card=\"card0\"}"), 1.0);
-    // The other VM gets the whole card, and works.
+    // The other VM gets the whole card and makes progress.
     let (mut good, mut other) = guest(&served, "b");
     copy(&mut good, &mut other);
     good.wait(&other);

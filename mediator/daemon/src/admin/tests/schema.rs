@@ -1,4 +1,4 @@
-//! The published document of the API: it matches the types, and the daemon's answers follow it.
+//! The published document of the API: it matches the types, and the daemon's responses conform to it.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -22,7 +22,7 @@ fn check(schema: &Value, value: &Value, what: &str) {
     assert!(errors.is_empty(), "{what}: {errors:#?}\n{value:#}");
 }
 
-/// Returns the schema of a request's successful answer.
+/// Returns the schema of the response to a successful request.
 fn answer_schema(method: &str, path: &str) -> Value {
     let document = document();
     let responses = &document["paths"][path][method]["responses"];
@@ -104,7 +104,7 @@ fn server_accepts_exactly_documented_methods() {
                 Err(ClientError::Ask(admin_client::AskError::Refused(error))) => error,
                 Err(error) => panic!("{method} {path}: {error}"),
             };
-            let other = error.error.starts_with("there is no `/") || error.error.contains("does not take");
+            let other = error.error.starts_with("there is no `/") || error.error.contains("does not accept");
             assert_eq!(other, !described, "{method} {path}: {error:?}");
             let whole = json!({ "$ref": "#/components/schemas/Error" });
             check(&whole, &serde_json::to_value(&error).unwrap(), &format!("{method} {path}"));

@@ -29,7 +29,7 @@ impl Overlay {
             let within = ((page - first) * SMALL_PAGE) as usize;
             let Some(place) = data.get_mut(within..within + SMALL_PAGE as usize) else { continue };
             if let Err(error) = memory.as_volatile_slice().read_slice(place, *from) {
-                tracing::error!(%error, page, "a page under an aperture is saved as zeros: it could not be read");
+                tracing::error!(%error, page, "a page under an aperture cannot be read and is saved as zeros");
                 place.fill(0);
             }
             any = true;

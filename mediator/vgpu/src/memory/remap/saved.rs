@@ -13,7 +13,7 @@ use vm_device::WindowMemory;
 /// Saved state of the apertures.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRemap {
-    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a window that is trapped.
+    /// Windows of BAR1, BAR3 and PRAMIN; `None` for a trapped window.
     windows: [Option<SavedWindow>; MappedWindow::ALL.len()],
     /// Pages of guest VRAM that slots map, in order of their numbers.
     pages: Vec<SavedPage>,

@@ -49,7 +49,7 @@ fn edit(file: &mut [u8], dice: &mut Rng) -> String {
     edit_one(file, dice, |_| true)
 }
 
-/// Like [`edit`], for a section whose name `of` accepts.
+/// Same as [`edit`], for a section for which `of` returns true.
 pub(crate) fn edit_one(file: &mut [u8], dice: &mut Rng, of: impl Fn(&str) -> bool) -> String {
     let places: Vec<Place> = places(file).into_iter().filter(|place| of(&place.name)).collect();
     let place = &places[dice.usize(..places.len())];
@@ -79,7 +79,7 @@ fn seal(file: &mut [u8], place: &Place) {
     file[place.sum.clone()].copy_from_slice(&sum);
 }
 
-/// Returns the total size in bytes of the contents of all sections that `of` accepts.
+/// Returns the total size in bytes of the contents of all sections for which `of` returns true.
 pub(crate) fn length(file: &[u8], of: impl Fn(&str) -> bool) -> usize {
     places(file).into_iter().filter(|place| of(&place.name)).map(|place| place.contents.len()).sum()
 }

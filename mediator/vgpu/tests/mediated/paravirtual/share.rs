@@ -111,7 +111,7 @@ fn other_vms_see_segments_that_group_and_mode_allow() {
     for ops in [Ops::new().attach(shared as u32, 0, 0), Ops::new().control(shared as u32, control::SIZE, 0)] {
         refused(&of_three.call(&mut three.guest, &ops), 0, Status::NoObject);
     }
-    // Others can use the segment only in the mode that its owner sets.
+    // Other VMs can use the segment only in the mode that its owner sets.
     refused(&attach(&mut two, &mut of_two, shared, 0, 0), 0, Status::Denied);
     let set = Ops::new().control(shared as u32, control::SET_MODE, mode::READ | mode::WRITE);
     refused(&of_two.call(&mut two.guest, &set), 0, Status::Denied);

@@ -136,7 +136,7 @@ fn other_settings_are_the_next_clients() {
     copy_is_right(&mut driver, channel);
     driver.guest.reconnect();
     assert!([Bar0, Bar1, Bar3].map(|region| driver.guest.mapped(region)).iter().all(Option::is_none));
-    // The opposite change must work as well.
+    // The opposite change must also work.
     driver.guest.configured(|settings| settings.apertures = Apertures::Remapped);
     driver.bring_up();
     handover.hand_over(&mut rig, &mut [&mut driver.guest]);

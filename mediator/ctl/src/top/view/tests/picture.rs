@@ -1,4 +1,4 @@
-//! The picture of `top` in README.md: the screen for a recorded answer of a daemon with two working tenants.
+//! The picture of `top` in README.md: the screen for a daemon's recorded response, with two working tenants.
 
 use std::fmt::Write;
 
@@ -17,11 +17,11 @@ const SCREEN: (u16, u16) = (136, 6);
 const CELL: (usize, usize) = (8, 18);
 const MARGIN: usize = 12;
 
-/// Output of `mediatorctl top --json` while two tenants ran `cuda-program train` (of `cuda-rig`) on the fake driver:
-/// `training` with 288 MiB and weight 300, `serving` with 160 MiB and weight 100.
+/// Output of `mediatorctl top --json` while two tenants ran `cuda-program train` (of `cuda-rig`) on the fake driver.
+/// The tenant `training` had 288 MiB and the weight 300, and `serving` had 160 MiB and the weight 100.
 const RECORDED: &str = include_str!("recorded.json");
 
-/// Returns a cell's colour on the picture, whose background is dark.
+/// Returns a cell's colour in the picture, which has a dark background.
 fn colour(cell: &Cell) -> &'static str {
     match cell.fg {
         Color::Red => "#ff7b72",
@@ -31,14 +31,14 @@ fn colour(cell: &Cell) -> &'static str {
     }
 }
 
-/// Returns the runs of a line's cells with one style, without spaces at their ends, with the first column.
+/// Returns the runs of cells of one style in a line, without spaces at their ends, with their first columns.
 fn runs(buffer: &Buffer, line: u16) -> Vec<(usize, String, &'static str, bool)> {
     let mut runs: Vec<(usize, String, &'static str, bool)> = Vec::new();
     for column in 0..buffer.area.width {
         let cell = &buffer[(column, line)];
         let style = (colour(cell), cell.modifier.contains(Modifier::BOLD));
         match runs.last_mut() {
-            // Two spaces separate columns: text after them has a place of its own.
+            // Two spaces separate columns, so the text after them starts a new run.
             Some((_, text, colour, bold)) if (*colour, *bold) == style && !text.ends_with("  ") => {
                 text.push_str(cell.symbol());
             }
