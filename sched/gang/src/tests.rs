@@ -16,8 +16,8 @@ const COARSE_STEP: u64 = 100_000;
 /// Longest time of a message between two processes of a host that are not busy, in ns.
 const QUICK_NS: u64 = 60_000;
 
-/// Least part that a tenant must have of its due, if all tenants that meet it on a card excluded each other. The least of
-/// 500 random sets of tenants has 0.75, and 0.72 has been seen.
+/// Least part of its due that a tenant must have; its due is its part if all tenants that meet it on a card excluded
+/// each other. The least of 500 random sets of tenants has 0.75, and 0.72 has been seen.
 const LEAST_PART: f64 = 0.6;
 
 /// Creates cards whose messages are as quick as those of sockets.
