@@ -655,6 +655,7 @@ impl GroupTurns {
     }
 }
 
+mod offered;
 mod view;
 
 #[cfg(test)]

@@ -12,7 +12,8 @@
 //! - `policy`: the choice of the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()): each vGPU's part of the time;
 //! - [`Account`], [`History`], [`Histogram`]: records of use;
-//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld;
+//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld; the crate
+//!   `gang` combines those of several cards;
 //! - [`groups`]: tenants that use such a card at the same time, as one party of its turns;
 //! - [`sim`]: a simulated card and guests whose workloads are data, deterministic for a given seed.
 //!

@@ -226,6 +226,11 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
+    /// Returns the time from which the submission that has an engine is charged next.
+    pub(crate) fn charged_from(&self, engine: Engine) -> Option<Nanos> {
+        self.engines[engine.index()].running().map(|(_, since)| since)
+    }
+
     /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and sends submissions that last
     /// at most `most` ns, as far as known: then no other vGPU waits for the next end.
     #[must_use]

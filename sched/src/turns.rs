@@ -15,13 +15,19 @@
 //! program is stopped. The other tenants do not wait for its end. They get their turns meanwhile, and the card switches
 //! between the work of all of them. Each tenant is charged an equal part of that time.
 //!
+//! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a card alone does not begin
+//! them.
+//!
 //! The module is pure: it has no I/O and no threads, and takes the time as an argument.
+
+mod reserved;
 
 use crate::trace::{MemoryMove, Recording};
 use crate::{
     Account, Channel, Config, ConfigError, Decision, Engine, Event, LatencyClass, Nanos, Scheduler, TenantId, Ticket,
     VgpuParams,
 };
+use reserved::NextSlice;
 use std::collections::BTreeMap;
 
 /// Engine that turns are accounted on; a turn is a grant of the whole card.
@@ -91,6 +97,8 @@ struct Slice {
     recalled: Option<Nanos>,
     /// True if the slice has lasted long enough to be cut short, and this was checked.
     weighed: bool,
+    /// True if the turn has been reserved, and its gate is not open yet: it is not cut short.
+    waits: bool,
     /// State of an overrun: other tenants get their turns meanwhile.
     overrun: Option<Overrun>,
     /// Time at which it was last checked whether another tenant is due.
@@ -102,8 +110,29 @@ struct Slice {
 }
 
 impl Slice {
+    /// Creates the first slice of a turn.
+    fn new(ticket: Ticket, now: Nanos) -> Self {
+        Self {
+            ticket,
+            since: now,
+            turn_since: now,
+            recalled: None,
+            weighed: false,
+            waits: false,
+            overrun: None,
+            compared: None,
+            yields: false,
+            struck: false,
+        }
+    }
+
     fn is_recalled(&self) -> bool {
         self.recalled.is_some()
+    }
+
+    /// Returns true if the turn can still be cut short.
+    fn continues(&self) -> bool {
+        !self.is_recalled() && !self.waits
     }
 }
 
@@ -121,6 +150,12 @@ struct Member {
     wants: bool,
     /// True if the tenant gets no turns for now, because its memory moves or it waits for its quantum.
     paused: bool,
+    /// True if the tenant's turns are offered, and begin when they are reserved.
+    offers: bool,
+    /// Time of the last offer, until the tenant takes it or does something else.
+    offered: Option<Nanos>,
+    /// Time of the last offer that kept others from being offered the next turn, since the tenant's last turn.
+    promised: Option<Nanos>,
     /// Queued ticket.
     queued: Option<Ticket>,
     slice: Option<Slice>,
@@ -138,6 +173,12 @@ pub struct Turns {
     /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
+    /// Tenants whose turn came since the last call of `take_offers`.
+    offers: Vec<TenantId>,
+    /// Tenants that are out of the queue while the next slice is chosen.
+    postponed: Vec<TenantId>,
+    /// Tenant that gets the next turn, as soon as the turns of the others have ended.
+    reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
 
@@ -149,8 +190,19 @@ impl Turns {
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
-        let (orders, recording) = (Vec::new(), None);
-        Ok(Self { scheduler, config, members, next_ticket: 0, switches: 0, charged_until: now, orders, recording })
+        Ok(Self {
+            scheduler,
+            config,
+            members,
+            next_ticket: 0,
+            switches: 0,
+            charged_until: now,
+            orders: Vec::new(),
+            offers: Vec::new(),
+            postponed: Vec::new(),
+            reserved: None,
+            recording: None,
+        })
     }
 
     /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if one is being made, or
@@ -257,7 +309,10 @@ impl Turns {
 
     /// Removes a tenant, with its work.
     pub fn remove(&mut self, tenant: TenantId, now: Nanos) {
-        if self.members.remove(&tenant).is_some() {
+        self.unreserve(tenant);
+        if self.members.contains_key(&tenant) {
+            self.admit(Some(tenant), now);
+            self.members.remove(&tenant);
             self.event(now, Event::Removed { vgpu: tenant });
         }
     }
@@ -321,7 +376,7 @@ impl Turns {
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
-        member.wants = more;
+        (member.wants, member.offered) = (more, None);
         let slice = member.slice.take();
         match (slice, member.queued) {
             (None, Some(ticket)) if !more => {
@@ -333,6 +388,7 @@ impl Turns {
                 if again {
                     self.queue(tenant, now);
                 }
+                self.admit(Some(tenant), now);
                 self.event(now, Event::Completed { ticket: slice.ticket, ended: Some(ended.max(slice.since)) });
             }
             (None, _) if more => self.wants(tenant, now),
@@ -362,6 +418,9 @@ impl Turns {
     #[must_use]
     pub fn next_after(&self, tenant: TenantId, now: Nanos) -> Option<TenantId> {
         let slice = self.members.get(&tenant)?.slice.filter(|slice| slice.is_recalled() && slice.overrun.is_none())?;
+        if self.reserved.is_some() {
+            return self.reserved;
+        }
         let mut decisions = Vec::new();
         let completed = Event::Completed { ticket: slice.ticket, ended: Some(now) };
         self.scheduler.clone().event(now, completed, &mut decisions);
@@ -373,7 +432,7 @@ impl Turns {
     /// Advances time. Call this at [`Self::next_wakeup`].
     pub fn tick(&mut self, now: Nanos) {
         self.charge_overruns(now);
-        let over = |slice: &Slice| !slice.is_recalled() && now.since(slice.since) >= self.config.slice_ns;
+        let over = |slice: &Slice| slice.continues() && now.since(slice.since) >= self.config.slice_ns;
         let due: Vec<_> = self
             .members
             .iter()
@@ -403,7 +462,12 @@ impl Turns {
             .collect();
         for (tenant, slice) in due {
             let ticket = self.ticket();
-            let yields = picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now).is_none();
+            let mut after = self.scheduler.clone();
+            let (decisions, again) =
+                (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
+            let next = decisions.iter().flat_map(|(_, decisions)| decisions);
+            // The turn of a tenant that is offered its turns does not begin now.
+            let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
             }
@@ -415,7 +479,7 @@ impl Turns {
 
     /// Returns the time of the next check whether another tenant is due; `None` if none waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
-        let may_yield = !slice.is_recalled() && !slice.yields && self.scheduler.queued() > 0;
+        let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;
         let again = slice.compared.map(|at| at.after(yield_ns / COMPARISONS_PER_YIELD));
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
@@ -423,7 +487,7 @@ impl Turns {
 
     /// Lets other tenants have their turns if one waits for a turn that was recalled too long ago.
     fn let_overrun(&mut self, now: Nanos) {
-        if self.scheduler.queued() == 0 {
+        if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
         }
         self.charge_overruns(now);
@@ -435,6 +499,7 @@ impl Turns {
                 late.push(slice.ticket);
             }
         }
+        self.admit(None, now);
         for ticket in late {
             self.event(now, Event::Waiting { ticket });
         }
@@ -473,7 +538,7 @@ impl Turns {
 
     /// Returns the time at which overrunning turns are next charged, or at which the wait for a recalled turn ends.
     fn next_overrun(&self) -> Option<Nanos> {
-        let waits = self.scheduler.queued() > 0;
+        let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
         let times = slices.filter_map(|slice| match slice.overrun {
             Some(_) => Some(self.charged_until.after(self.config.slice_ns)),
@@ -487,7 +552,7 @@ impl Turns {
         let least = self.config.least_ns;
         let mut any = false;
         for slice in self.members.values_mut().filter_map(|member| member.slice.as_mut()) {
-            if !slice.weighed && now.since(slice.turn_since) >= least {
+            if !slice.weighed && !slice.waits && now.since(slice.turn_since) >= least {
                 (slice.weighed, any) = (true, true);
             }
         }
@@ -503,14 +568,14 @@ impl Turns {
     fn next_weighing(&self) -> Option<Nanos> {
         let best = self.members.iter().filter(|(_, m)| m.queued.is_some()).map(|(&t, _)| self.class(t)).min()?;
         let worse = self.members.iter().filter(|&(&tenant, _)| self.class(tenant) > best);
-        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| !slice.is_recalled() && !slice.weighed);
+        let slices = worse.filter_map(|(_, m)| m.slice).filter(|slice| slice.continues() && !slice.weighed);
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
     /// Returns the time of the next [`Self::tick`], unless another event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
-        let slices = self.members.values().filter_map(|member| member.slice).filter(|slice| !slice.is_recalled());
+        let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);
         let ends = slices.map(|slice| slice.since.after(self.config.slice_ns));
         let comparisons = self.members.values().filter_map(|member| self.comparison(&member.slice?));
         let ends = ends.chain(comparisons).chain(self.next_weighing());
@@ -529,7 +594,7 @@ impl Turns {
     fn queue(&mut self, tenant: TenantId, now: Nanos) {
         let ticket = self.ticket();
         if let Some(member) = self.members.get_mut(&tenant) {
-            member.queued = Some(ticket);
+            (member.queued, member.offered) = (Some(ticket), None);
         }
         self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
@@ -548,14 +613,13 @@ impl Turns {
     /// Begins the next slice of a tenant at once, if the scheduler would choose the tenant again. Returns true if it
     /// began.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
-        let Some(slice) =
-            self.members.get(&tenant).and_then(|member| member.slice).filter(|slice| !slice.is_recalled())
-        else {
+        let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
             return false;
         };
-        let ticket = self.ticket();
-        let mut after = self.scheduler.clone();
-        let Some(steps) = picks_again(&mut after, tenant, slice.ticket, ticket, now) else { return false };
+        let Some(NextSlice { ticket, after, steps }) = self.pick_again(tenant, slice.ticket, now) else {
+            self.requeue_postponed(now);
+            return false;
+        };
         self.scheduler = after;
         if let Some(recording) = &mut self.recording {
             steps.into_iter().for_each(|(event, decisions)| recording.note(now, event, &decisions));
@@ -563,6 +627,7 @@ impl Turns {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.slice = Some(Slice { ticket, since: now, compared: Some(now), yields: false, ..slice });
         }
+        self.requeue_postponed(now);
         true
     }
 
@@ -573,7 +638,7 @@ impl Turns {
             return;
         }
         let class = self.class(newcomer);
-        let lasted = |slice: Slice| !slice.is_recalled() && now.since(slice.turn_since) >= self.config.least_ns;
+        let lasted = |slice: Slice| slice.continues() && now.since(slice.turn_since) >= self.config.least_ns;
         let worse: Vec<(TenantId, Slice)> = self
             .members
             .iter()
@@ -581,8 +646,9 @@ impl Turns {
             .filter(|&(tenant, _)| self.class(tenant) > class)
             .collect();
         for (tenant, slice) in worse {
-            let ticket = self.ticket();
-            if picks_again(&mut self.scheduler.clone(), tenant, slice.ticket, ticket, now).is_none() {
+            let again = self.pick_again(tenant, slice.ticket, now).is_some();
+            self.requeue_postponed(now);
+            if !again {
                 self.recall(tenant, now);
             }
         }
@@ -598,8 +664,7 @@ impl Turns {
     }
 
     fn event(&mut self, now: Nanos, event: Event) {
-        let mut decisions = Vec::new();
-        self.scheduler.event(now, event, &mut decisions);
+        let Some(decisions) = self.decide(now, event) else { return };
         if let Some(recording) = &mut self.recording {
             recording.note(now, event, &decisions);
         }
@@ -618,40 +683,28 @@ impl Turns {
         if let Some((&tenant, member)) = found {
             member.queued = None;
             member.wants = false;
-            member.slice = Some(Slice {
-                ticket,
-                since: now,
-                turn_since: now,
-                recalled: None,
-                weighed: false,
-                overrun: None,
-                compared: None,
-                yields: false,
-                struck: false,
-            });
+            member.slice = Some(Slice::new(ticket, now));
             self.switches += 1;
             self.orders.push(Order::Grant(tenant));
         }
     }
 }
 
-/// Ends the first of two slices of a tenant in `scheduler`. Returns the events with their decisions if the second slice
-/// begins then.
-fn picks_again(
+/// Ends the first of two slices of a tenant in `scheduler`, with the second one queued. Returns the events with their
+/// decisions.
+fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,
     ends: Ticket,
     begins: Ticket,
     now: Nanos,
-) -> Option<[(Event, Vec<Decision>); 2]> {
+) -> [(Event, Vec<Decision>); 2] {
     let arrival = Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket: begins };
-    let steps = [arrival, Event::Completed { ticket: ends, ended: Some(now) }].map(|event| {
+    [arrival, Event::Completed { ticket: ends, ended: Some(now) }].map(|event| {
         let mut decisions = Vec::new();
         scheduler.event(now, event, &mut decisions);
         (event, decisions)
-    });
-    let all = steps.iter().flat_map(|(_, decisions)| decisions);
-    all.eq(&[Decision::Start(begins)]).then_some(steps)
+    })
 }
 
 /// Returns the settings for the start of a slice after the end of the previous one.
@@ -659,5 +712,7 @@ fn gating(config: Config) -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..config }
 }
 
+#[cfg(test)]
+mod offers;
 #[cfg(test)]
 mod tests;

@@ -29,6 +29,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("pv", &["nvspec", "saved-state"]),
     ("vram", &["nvspec", "saved-state", "tenant"]),
     ("sched", &["saved-state", "tenant"]),
+    ("gang", &["sched"]),
     ("tenancy", &["sched", "vram"]),
     ("vmm-glue", &["saved-state"]),
     ("xen-device", &["vmm-glue"]),

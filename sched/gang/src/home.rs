@@ -1,0 +1,221 @@
+//! The home of a gang: decides when its cards are gathered, and when its turns begin and end.
+
+use super::{CardId, CardState, Command, GangConfig};
+use sched::Nanos;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Last report of a card.
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    round: u64,
+    state: CardState,
+    wants: bool,
+    /// Number of the last numbered command that the card was sent; `None` since it could be reached.
+    sent: Option<u64>,
+}
+
+impl Report {
+    const ABSENT: Self = Self { round: 0, state: CardState::Absent, wants: false, sent: None };
+
+    /// Returns true if the card had its last numbered command when it reported.
+    fn is_current(&self) -> bool {
+        self.sent.is_none_or(|sent| self.round == sent)
+    }
+
+    fn is(&self, states: &[CardState]) -> bool {
+        states.contains(&self.state)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// No card is gathered.
+    Idle,
+    /// The cards are being gathered.
+    Gathering { since: Nanos },
+    /// The gates are open.
+    Running,
+    /// The cards were told to stop, and have not reported since `quiet`.
+    Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
+}
+
+/// State of a gang at its home.
+#[derive(Debug)]
+pub(super) struct Home {
+    cards: BTreeMap<CardId, Report>,
+    /// Number of the last numbered command.
+    round: u64,
+    phase: Phase,
+    /// Age of the request for the next turn; `None` if the gang has no work.
+    age: Option<u64>,
+    /// The cards that were told to compete.
+    competing: BTreeSet<CardId>,
+}
+
+impl Home {
+    pub(super) fn new(cards: &BTreeSet<CardId>) -> Self {
+        let cards = cards.iter().map(|&card| (card, Report::ABSENT)).collect();
+        Self { cards, round: 0, phase: Phase::Idle, age: None, competing: BTreeSet::new() }
+    }
+
+    pub(super) fn has(&self, card: CardId) -> bool {
+        self.cards.contains_key(&card)
+    }
+
+    pub(super) fn cards(&self) -> impl Iterator<Item = CardId> + '_ {
+        self.cards.keys().copied()
+    }
+
+    /// Records a card's report.
+    pub(super) fn reported(&mut self, card: CardId, report: (u64, CardState, bool), now: Nanos) {
+        let (round, state, wants) = report;
+        if let Some(report) = self.cards.get_mut(&card) {
+            if report.state == CardState::Absent || state == CardState::Absent {
+                self.competing.remove(&card);
+                report.sent = None;
+            }
+            *report = Report { round, state, wants, ..*report };
+        }
+        if let Phase::Stopping { quiet, .. } = &mut self.phase {
+            *quiet = now;
+        }
+    }
+
+    /// Records that a card cannot be reached.
+    pub(super) fn lose(&mut self, card: CardId, now: Nanos) {
+        self.reported(card, (0, CardState::Absent, false), now);
+    }
+
+    /// Returns the time at which [`Self::commands`] has more commands without a report.
+    pub(super) fn deadline(&self, config: &GangConfig) -> Option<Nanos> {
+        match self.phase {
+            Phase::Gathering { since } => Some(since.after(config.gather_ns)),
+            Phase::Stopping { since, quiet, step_ns, is_released } => {
+                let limit = since.after(config.gather_ns);
+                // Only drained cards get more commands.
+                let has_drained = !is_released && self.drained().next().is_some();
+                let step = has_drained.then(|| quiet.after(step_ns).min(limit));
+                step.or_else(|| (!self.competing.is_empty()).then_some(limit))
+            }
+            Phase::Idle | Phase::Running => None,
+        }
+    }
+
+    /// Returns the commands that follow from the reports and the time. `clock` is the age of a request that begins now.
+    pub(super) fn commands(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Vec<(CardId, u64, Command)> {
+        let mut commands = Vec::new();
+        // Each command makes the next one wait for reports or for time.
+        while let Some(command) = self.step(config, clock, now) {
+            self.send(command, &mut commands);
+        }
+        let active = self.age.is_some() && !self.is_held_up(config, now);
+        let told: Vec<CardId> = self.present().filter(|card| self.competing.contains(card) != active).collect();
+        for card in told {
+            let command = if active { Command::Compete } else { Command::Rest };
+            if active {
+                self.competing.insert(card);
+            } else {
+                self.competing.remove(&card);
+            }
+            commands.push((card, self.round, command));
+        }
+        commands
+    }
+
+    /// Sends a command to the cards that it concerns. Reports from before the numbered ones do not count any longer.
+    fn send(&mut self, command: Command, commands: &mut Vec<(CardId, u64, Command)>) {
+        let numbered = matches!(command, Command::Gather { .. } | Command::Step | Command::Release);
+        let only_drained = matches!(command, Command::Step | Command::Release);
+        self.round += u64::from(numbered);
+        for (&card, report) in &mut self.cards {
+            let drained = report.is_current() && report.state == CardState::Drained;
+            if report.state == CardState::Absent || only_drained && !drained {
+                continue;
+            }
+            if numbered {
+                report.sent = Some(self.round);
+            }
+            commands.push((card, report.sent.unwrap_or(0), command));
+        }
+    }
+
+    /// Returns true if a card has not stopped for so long that the gang should not compete on the others: its owner may
+    /// not run.
+    fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
+        matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
+    }
+
+    fn present(&self) -> impl Iterator<Item = CardId> + '_ {
+        self.cards.iter().filter(|(_, report)| report.state != CardState::Absent).map(|(&card, _)| card)
+    }
+
+    fn drained(&self) -> impl Iterator<Item = &Report> + '_ {
+        self.cards.values().filter(|card| card.is_current() && card.state == CardState::Drained)
+    }
+
+    /// Returns true if each card is in one of the states, since it had its last numbered command.
+    fn all(&self, states: &[CardState]) -> bool {
+        self.cards.values().all(|card| card.is_current() && card.is(states))
+    }
+
+    /// Returns the next command to all cards, if the reports or the time require one.
+    fn step(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Option<Command> {
+        use CardState::{Absent, Contested, Drained, Gathering, Offered, Ready, Resting, Running, Stuck, Waiting};
+        let has_work = self.cards.values().any(|card| card.wants);
+        let stopping = Phase::Stopping { since: now, quiet: now, step_ns: config.step_ns, is_released: false };
+        match self.phase {
+            Phase::Idle => {
+                self.age = if has_work { self.age.or(Some(clock)) } else { None };
+                let age = self.age.filter(|_| self.all(&[Offered, Stuck]))?;
+                self.phase = Phase::Gathering { since: now };
+                Some(Command::Gather { age })
+            }
+            Phase::Gathering { since } => {
+                let is_late = now >= since.after(config.gather_ns);
+                if self.all(&[Ready]) && !is_late {
+                    self.phase = Phase::Running;
+                    return Some(Command::Run);
+                }
+                let continues = |card: &Report| {
+                    // Or the report is from before the card had the command.
+                    card.is(&[Gathering, Ready]) || card.is(&[Offered, Stuck, Waiting]) && !card.is_current()
+                };
+                if self.cards.values().all(continues) && !is_late {
+                    return None;
+                }
+                self.phase = stopping;
+                Some(Command::Stop)
+            }
+            Phase::Running => {
+                // `Contested` crossed the command that opened the gates.
+                let continues = |card: &Report| card.is(&[Ready, Contested, Running, Resting]);
+                let has_ended = self.all(&[Resting]) && !has_work;
+                if self.cards.values().all(continues) && !has_ended {
+                    return None;
+                }
+                // The next turn is another request.
+                self.age = has_work.then_some(clock);
+                self.phase = stopping;
+                Some(Command::Stop)
+            }
+            Phase::Stopping { since, quiet, step_ns, is_released } => {
+                if self.all(&[Absent, Waiting, Offered, Stuck]) {
+                    self.phase = Phase::Idle;
+                    return self.step(config, clock, now);
+                }
+                self.drained().next()?;
+                let is_over = is_released || now >= since.after(config.gather_ns);
+                if is_over || self.all(&[Absent, Waiting, Offered, Stuck, Drained]) {
+                    self.phase = Phase::Stopping { since, quiet, step_ns, is_released: true };
+                    return Some(Command::Release);
+                }
+                if now < quiet.after(step_ns) {
+                    return None;
+                }
+                // Cards that take steps alternately, because their kernels are long, meet at last.
+                self.phase = Phase::Stopping { since, quiet: now, step_ns: step_ns.saturating_mul(2), is_released };
+                Some(Command::Step)
+            }
+        }
+    }
+}

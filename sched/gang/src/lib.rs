@@ -1,0 +1,383 @@
+//! Gangs: tenants with several cards, which get their turns on all of them at the same time.
+//!
+//! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, two tenants
+//! wait for each other forever: one runs on the first card and waits for the second, the other vice versa. So a gang's
+//! gates open together. Each card has a [`GangTurns`] above its [`GroupTurns`], with its own accounts; each gang has a
+//! *home*, the lowest of its cards, where `home` coordinates it with messages. Cards share no other state, so a card
+//! that fails or stops affects its own gangs only.
+//!
+//! The rule:
+//! 1. A card whose accounts choose a gang *offers* itself, and gives the turn to the tenant that is next (`turns`).
+//! 2. When all cards of a gang offer themselves, its home *gathers* them: each card recalls its holder, and is *ready*
+//!    when the holder has given the card back or overruns.
+//! 3. When all cards are ready, the gates open. A gather that is refused, or lasts longer than
+//!    [`GangConfig::gather_ns`], is *cancelled* everywhere.
+//! 4. A card serves one gather at a time. An *older* gang takes the card from a younger one that gathers: the card asks
+//!    the younger gang's home, which cancels its gather unless it has opened the gates already. A younger gang is
+//!    refused. A gang's age is the time of its request, and survives cancelled gathers.
+//! 5. The turn ends on all cards when one card recalls it, or the gang has no work. Kernels that were submitted on one
+//!    card may wait for kernels that the closed gate of another one holds back. So cards that have *drained* are kept,
+//!    and let one submission pass at a time (a *step*) until all cards have drained; then they are released together.
+//!    A card that does not drain within `gather_ns` is *stuck*: others use it meanwhile, and it counts as ready for the
+//!    gang's next turn, in which its peers run.
+//!
+//! No deadlock: a gang that runs waits for no other one, and its turn ends after a slice if another tenant is due. A
+//! gang that gathers waits for holders, which are recalled, for `overrun_ns` at most; for an older gang it does not
+//! wait, and a younger one gives way after a message. A turn that ends waits for its own cards, for `gather_ns` at
+//! most. No starvation: the oldest gang that gathers is refused by no other, and becomes due on each card by that
+//! card's accounts. Ages are Lamport's clocks, so cards need no common one.
+//!
+//! A card charges a gang from the moment at which it is ready, so the time for which it waits for other cards is the
+//! gang's own loss; [`GangView`] reports it.
+//!
+//! The crate is pure, like [`GroupTurns`]: calls, messages and the time go in; [`Order`]s and messages come out. The
+//! messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]). Start with `home`, which
+//! has the phases of a turn; `member` has the places of a gang among one card's turns.
+//!
+//! Sources: D. Feitelson and L. Rudolph, *Gang scheduling performance benefits for fine-grain synchronization* (1992);
+//! D. Rosenkrantz et al., *System level concurrency control for distributed database systems* (1978): wound-wait.
+
+#![forbid(unsafe_code)]
+
+mod home;
+mod member;
+mod messages;
+
+use home::Home;
+use member::{Member, Stage};
+use sched::groups::GroupTurns;
+use sched::turns::Order;
+use sched::{Histogram, Nanos, TenantId};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+pub use messages::{Body, CardId, CardState, Command, GangId, Message};
+
+/// Times of gangs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GangConfig {
+    /// Longest time for which a gang's cards are gathered, in ns. A recalled turn that does not end delays a card by
+    /// [`sched::turns::TurnsConfig::overrun_ns`], which must be less.
+    pub gather_ns: u64,
+    /// Time in ns for which drained cards wait for the others, at the end of a turn, before one more submission passes.
+    pub step_ns: u64,
+}
+
+impl Default for GangConfig {
+    /// Sets 45 ms, which is one and a half times the wait for a recalled turn, and 1 ms.
+    fn default() -> Self {
+        Self { gather_ns: 45_000_000, step_ns: 1_000_000 }
+    }
+}
+
+/// Order to send a message to a tenant, or to act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GangOrder {
+    /// An order as of a single card.
+    Turn(Order),
+    /// The gang's gate opens for one submission of each of its processes; then they report the end of their work, as
+    /// after a recall. Processes without work report that at once.
+    Step(TenantId),
+}
+
+/// Counts of a gang on one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GangCounts {
+    /// Number of turns for which the card was gathered.
+    pub turns: u64,
+    /// Number of gathers that were cancelled or refused on this card.
+    pub cancelled: u64,
+    /// Time in ns for which the card was ready and waited for the gang's other cards.
+    pub gather_ns: u64,
+    /// Longest such time, in ns.
+    pub longest_gather_ns: u64,
+    /// Time in ns for which the gang's gate on this card was closed within its turn: it had no work here.
+    pub rest_ns: u64,
+    /// Times from the gang's first offer or work on this card to its turn.
+    pub waits: Histogram,
+}
+
+/// A gang as one card sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GangView {
+    /// The gang's cards.
+    pub cards: BTreeSet<CardId>,
+    /// Cards of the gang that cannot be reached from this card. A gang's home must reach all of them for a turn.
+    pub missing: BTreeSet<CardId>,
+    /// True if the gang's gates are open, on this card.
+    pub runs: bool,
+    /// True if the accounts of this card have chosen the gang, which waits for its other cards.
+    pub is_offered: bool,
+    /// Counts on this card.
+    pub counts: GangCounts,
+}
+
+/// Turns of one card, of which some tenants have other cards as well.
+#[derive(Debug)]
+pub struct GangTurns {
+    card: CardId,
+    turns: GroupTurns,
+    config: GangConfig,
+    members: BTreeMap<GangId, Member>,
+    /// The gangs whose home is this card.
+    homes: BTreeMap<GangId, Home>,
+    /// Cards that can be reached; this card always can.
+    reachable: BTreeSet<CardId>,
+    /// Lamport's clock.
+    clock: u64,
+    orders: Vec<GangOrder>,
+    messages: Vec<(CardId, Message)>,
+    /// Messages of this card to itself.
+    own: VecDeque<Message>,
+}
+
+impl GangTurns {
+    /// Creates the turns of a card without gangs, above its turns for single tenants and groups.
+    #[must_use]
+    pub fn new(card: CardId, turns: GroupTurns, config: GangConfig) -> Self {
+        Self {
+            card,
+            turns,
+            config,
+            members: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            reachable: BTreeSet::from([card]),
+            clock: 0,
+            orders: Vec::new(),
+            messages: Vec::new(),
+            own: VecDeque::new(),
+        }
+    }
+
+    /// Returns the turns below, for their views.
+    #[must_use]
+    pub fn turns(&self) -> &GroupTurns {
+        &self.turns
+    }
+
+    /// Changes the turns below in a way that concerns no gang's work: tenants, settings, strikes, records.
+    pub fn with_turns<T>(&mut self, now: Nanos, change: impl FnOnce(&mut GroupTurns) -> T) -> T {
+        let result = change(&mut self.turns);
+        self.pump(now);
+        result
+    }
+
+    /// Makes a tenant of the turns below, without work and without a group, the gang's member on this card. All cards
+    /// must have the same number and the same cards for a gang. Returns false if the cards do not include this one, or
+    /// the gang or the tenant is a member already, or the tenant is unknown or in a group.
+    pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: &BTreeSet<CardId>, now: Nanos) -> bool {
+        let taken = self.members.contains_key(&gang) || self.gang_of(tenant).is_some();
+        let Some(&home) = cards.first().filter(|_| cards.contains(&self.card) && !taken) else { return false };
+        if !self.turns.set_offered(tenant, true) {
+            return false;
+        }
+        self.members.insert(gang, Member::new(tenant, home, cards.clone()));
+        if home == self.card {
+            self.homes.insert(gang, Home::new(cards));
+            self.greet(|id, _| id == gang, None);
+        }
+        self.report(gang, true);
+        self.pump(now);
+        true
+    }
+
+    /// Ends a gang's membership. Its tenant stays, and is offered no turns any longer; its work must have ended.
+    pub fn leave(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get(&gang) else { return };
+        let (tenant, home) = (member.tenant, member.home);
+        self.abandon(gang, now);
+        self.send(home, gang, Body::Report { round: 0, state: CardState::Absent, wants: false });
+        self.members.remove(&gang);
+        self.homes.remove(&gang);
+        self.turns.set_offered(tenant, false);
+        self.pump(now);
+    }
+
+    /// Records that another card can be reached: both sides of the connection call this, before any message.
+    pub fn reached(&mut self, card: CardId, now: Nanos) {
+        self.reachable.insert(card);
+        self.greet(|_, home| home.has(card), Some(card));
+        let gangs: Vec<GangId> = self.gangs_at(card);
+        for gang in gangs {
+            self.report(gang, true);
+        }
+        self.pump(now);
+    }
+
+    /// Records that the connection to another card has ended. Messages from it that have not arrived are lost.
+    pub fn lost(&mut self, card: CardId, now: Nanos) {
+        if card == self.card || !self.reachable.remove(&card) {
+            return;
+        }
+        for gang in self.gangs_at(card) {
+            self.abandon(gang, now);
+            if let Some(member) = self.members.get_mut(&gang) {
+                member.forget_home();
+            }
+        }
+        let gangs: Vec<GangId> = self.homes.iter().filter(|(_, home)| home.has(card)).map(|(&gang, _)| gang).collect();
+        for gang in gangs {
+            self.at_home(gang, now, |home| home.lose(card, now));
+        }
+        self.pump(now);
+    }
+
+    /// Records that a tenant has work.
+    pub fn wants(&mut self, tenant: TenantId, now: Nanos) {
+        match self.gang_of(tenant) {
+            Some(gang) => self.member_wants(gang, now),
+            None => self.turns.wants(tenant, now),
+        }
+        self.pump(now);
+    }
+
+    /// Records that a tenant has given the card back, like [`GroupTurns::ended`].
+    pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
+        match self.gang_of(tenant) {
+            Some(gang) => self.member_ended(gang, ended, more, now),
+            None => self.turns.ended(tenant, ended, more, now),
+        }
+        self.pump(now);
+    }
+
+    /// Pauses a tenant on this card, or lets it use the card again. A gang's other cards then wait, too.
+    pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
+        match self.gang_of(tenant) {
+            Some(gang) => self.pause_member(gang, paused, now),
+            None => self.turns.pause(tenant, paused, now),
+        }
+        self.pump(now);
+    }
+
+    /// Handles a message from another card. Messages about gangs that this card does not have are ignored, as are
+    /// those that only another card may send.
+    pub fn receive(&mut self, from: CardId, message: Message, now: Nanos) {
+        self.handle(from, message, now);
+        self.pump(now);
+    }
+
+    /// Advances time. Call this at [`Self::next_wakeup`].
+    pub fn tick(&mut self, now: Nanos) {
+        self.turns.tick(now);
+        self.expire(now);
+        let gangs: Vec<GangId> = self.homes.keys().copied().collect();
+        for gang in gangs {
+            self.at_home(gang, now, |_| ());
+        }
+        self.pump(now);
+    }
+
+    /// Returns the time of the next [`Self::tick`], unless another event comes first.
+    #[must_use]
+    pub fn next_wakeup(&self) -> Option<Nanos> {
+        let homes = self.homes.values().filter_map(|home| home.deadline(&self.config));
+        let members = self.members.values().filter_map(|member| member.expires(&self.config));
+        homes.chain(members).chain(self.turns.next_wakeup()).min()
+    }
+
+    /// Takes the orders since the last call, in order.
+    pub fn take_orders(&mut self) -> Vec<GangOrder> {
+        std::mem::take(&mut self.orders)
+    }
+
+    /// Takes the messages to other cards since the last call, in order.
+    pub fn take_messages(&mut self) -> Vec<(CardId, Message)> {
+        std::mem::take(&mut self.messages)
+    }
+
+    /// Returns the gang of a tenant.
+    #[must_use]
+    pub fn gang_of(&self, tenant: TenantId) -> Option<GangId> {
+        self.members.iter().find(|(_, member)| member.tenant == tenant).map(|(&gang, _)| gang)
+    }
+
+    /// Returns a gang as this card sees it.
+    #[must_use]
+    pub fn view(&self, gang: GangId) -> Option<GangView> {
+        let member = self.members.get(&gang)?;
+        let missing = member.cards.difference(&self.reachable).copied().collect();
+        Some(GangView {
+            cards: member.cards.clone(),
+            missing,
+            runs: matches!(member.stage, Stage::Running { open: true, .. }),
+            is_offered: member.stage == Stage::Offered,
+            counts: member.counts.clone(),
+        })
+    }
+
+    fn gangs_at(&self, home: CardId) -> Vec<GangId> {
+        self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
+    }
+
+    /// Makes members report to the homes of this card: of the gangs that `concerned` accepts, on one card or on all.
+    fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
+        let mut greetings = Vec::new();
+        for (&gang, home) in self.homes.iter().filter(|(gang, home)| concerned(**gang, home)) {
+            let cards = home.cards().filter(|to| card.is_none_or(|card| card == *to));
+            greetings.extend(cards.map(|to| (to, gang)));
+        }
+        for (to, gang) in greetings {
+            self.send(to, gang, Body::Command { round: 0, command: Command::Report });
+        }
+    }
+
+    fn send(&mut self, to: CardId, gang: GangId, body: Body) {
+        self.clock = self.clock.saturating_add(1);
+        let message = Message { gang, clock: self.clock, body };
+        if to == self.card {
+            self.own.push_back(message);
+        } else if self.reachable.contains(&to) {
+            self.messages.push((to, message));
+        }
+    }
+
+    /// Passes on the decisions of the turns below, delivers this card's messages to itself, and reports all changes.
+    fn pump(&mut self, now: Nanos) {
+        loop {
+            for tenant in self.turns.take_offers() {
+                self.offered(tenant);
+            }
+            let orders = self.turns.take_orders();
+            if !orders.is_empty() {
+                orders.into_iter().for_each(|order| self.pass_on(order, now));
+                continue;
+            }
+            if let Some(message) = self.own.pop_front() {
+                self.handle(self.card, message, now);
+                continue;
+            }
+            self.report_changes();
+            if self.own.is_empty() {
+                return;
+            }
+        }
+    }
+
+    fn handle(&mut self, from: CardId, message: Message, now: Nanos) {
+        self.clock = self.clock.max(message.clock);
+        let Message { gang, body, .. } = message;
+        match body {
+            Body::Report { round, state, wants } => {
+                self.at_home(gang, now, |home| home.reported(from, (round, state, wants), now));
+            }
+            Body::Command { round, command } => {
+                if self.members.get(&gang).is_some_and(|member| member.home == from) {
+                    self.obey(gang, round, command, now);
+                }
+            }
+        }
+    }
+
+    /// Changes the state of a gang at its home, and sends the resulting commands.
+    fn at_home(&mut self, gang: GangId, now: Nanos, change: impl FnOnce(&mut Home)) {
+        let Some(home) = self.homes.get_mut(&gang) else { return };
+        change(home);
+        self.clock = self.clock.saturating_add(1);
+        let commands = home.commands(&self.config, self.clock, now);
+        for (to, round, command) in commands {
+            self.send(to, gang, Body::Command { round, command });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

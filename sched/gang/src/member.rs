@@ -1,0 +1,470 @@
+//! A gang on one of its cards: its place among the card's turns, and the commands of its home.
+
+use super::{Body, CardId, CardState, Command, GangConfig, GangCounts, GangId, GangOrder, GangTurns};
+use sched::turns::Order;
+use sched::{Nanos, TenantId};
+use std::collections::BTreeSet;
+
+/// Factor of the home's limit after which a card gives a gather up by itself: its home is stopped.
+const PATIENCE_FACTOR: u64 = 2;
+
+/// Place of a gang among the turns of one card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The gang does not compete.
+    Idle,
+    /// The gang's slice is in the card's queue.
+    Queued,
+    /// The card's accounts have chosen the gang.
+    Offered,
+    /// The gang waits until a younger one gives the card up.
+    Contending { since: Nanos },
+    /// The gang gets the next turn.
+    Reserved { since: Nanos },
+    /// The card is free for the gang, whose other cards are not ready.
+    Ready { since: Nanos },
+    /// The gang has its turn; its gate is open, or closed since then for lack of work.
+    Running { open: bool, since: Nanos },
+    /// The gate must close, and work is in flight.
+    Ending { since: Nanos },
+    /// The gate is closed and the work has ended. The gang keeps the card until its other cards are as far.
+    Drained { since: Nanos },
+    /// The work has not ended for so long that others do not wait for it.
+    Stuck,
+}
+
+/// A gang on this card.
+#[derive(Debug)]
+pub(super) struct Member {
+    pub(super) tenant: TenantId,
+    pub(super) home: CardId,
+    pub(super) cards: BTreeSet<CardId>,
+    pub(super) stage: Stage,
+    pub(super) counts: GangCounts,
+    /// Number of the home's last numbered command, and the age of the last gather's request.
+    round: u64,
+    age: u64,
+    /// True if the home wants the gang to compete.
+    competes: bool,
+    paused: bool,
+    /// True if the gang has work on this card.
+    wants: bool,
+    /// True if an older gang waits for the card.
+    contested: bool,
+    /// True if work of an earlier turn is still in flight.
+    is_stuck: bool,
+    /// Time since which the gang waits for its turn.
+    asked: Option<Nanos>,
+    /// Last report to the home.
+    reported: Option<(u64, CardState, bool)>,
+}
+
+impl Member {
+    pub(super) fn new(tenant: TenantId, home: CardId, cards: BTreeSet<CardId>) -> Self {
+        Self {
+            tenant,
+            home,
+            cards,
+            stage: Stage::Idle,
+            counts: GangCounts::default(),
+            round: 0,
+            age: 0,
+            competes: false,
+            paused: false,
+            wants: false,
+            contested: false,
+            is_stuck: false,
+            asked: None,
+            reported: None,
+        }
+    }
+
+    /// Starts over with a home that has lost its state, or will be another process.
+    pub(super) fn forget_home(&mut self) {
+        (self.round, self.reported) = (0, None);
+    }
+
+    /// Returns the time at which the card gives a gather up.
+    pub(super) fn expires(&self, config: &GangConfig) -> Option<Nanos> {
+        match self.stage {
+            Stage::Contending { since } | Stage::Reserved { since } | Stage::Ready { since } => {
+                Some(since.after(config.gather_ns.saturating_mul(PATIENCE_FACTOR)))
+            }
+            Stage::Drained { since } => Some(since.after(config.gather_ns.saturating_mul(PATIENCE_FACTOR))),
+            Stage::Ending { since } => Some(since.after(config.gather_ns)),
+            // The turns below have recalled it before, and do not do that again.
+            Stage::Running { since, .. } if self.is_stuck => Some(since.after(config.gather_ns)),
+            Stage::Idle | Stage::Queued | Stage::Offered | Stage::Running { .. } | Stage::Stuck => None,
+        }
+    }
+
+    /// Returns true if the card is being gathered for the gang, or waits for its other cards.
+    fn has_card(&self) -> bool {
+        matches!(self.stage, Stage::Reserved { .. } | Stage::Ready { .. }) && !self.is_stuck
+    }
+
+    fn is_contending(&self) -> bool {
+        matches!(self.stage, Stage::Contending { .. })
+    }
+
+    pub(super) fn state(&self) -> CardState {
+        match self.stage {
+            Stage::Idle | Stage::Queued => CardState::Waiting,
+            Stage::Offered => CardState::Offered,
+            Stage::Reserved { .. } | Stage::Ready { .. } if self.contested => CardState::Contested,
+            Stage::Contending { .. } | Stage::Reserved { .. } => CardState::Gathering,
+            Stage::Ready { .. } => CardState::Ready,
+            Stage::Running { open: true, .. } => CardState::Running,
+            Stage::Running { open: false, .. } => CardState::Resting,
+            Stage::Ending { .. } => CardState::Ending,
+            Stage::Drained { .. } => CardState::Drained,
+            Stage::Stuck => CardState::Stuck,
+        }
+    }
+}
+
+impl GangTurns {
+    /// Reports a gang's state to its home if it has changed, or if `always`.
+    pub(super) fn report(&mut self, gang: GangId, always: bool) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        let report = (member.round, member.state(), member.wants);
+        if member.reported.replace(report) == Some(report) && !always {
+            return;
+        }
+        let home = member.home;
+        let (round, state, wants) = report;
+        self.send(home, gang, Body::Report { round, state, wants });
+    }
+
+    /// Reports all gangs whose state has changed.
+    pub(super) fn report_changes(&mut self) {
+        let gangs: Vec<GangId> = self.members.keys().copied().collect();
+        for gang in gangs {
+            self.report(gang, false);
+        }
+    }
+
+    /// Records that the card's accounts have chosen a tenant.
+    pub(super) fn offered(&mut self, tenant: TenantId) {
+        let found = self.members.values_mut().find(|member| member.tenant == tenant);
+        if let Some(member) = found.filter(|member| member.stage == Stage::Queued) {
+            member.stage = Stage::Offered;
+        }
+    }
+
+    /// Passes an order of the turns below on. Orders for gangs change their places.
+    pub(super) fn pass_on(&mut self, order: Order, now: Nanos) {
+        let (Order::Grant(tenant) | Order::Recall(tenant) | Order::Yield(tenant)) = order else {
+            return self.order(order);
+        };
+        let Some((&gang, member)) = self.members.iter_mut().find(|(_, member)| member.tenant == tenant) else {
+            return self.order(order);
+        };
+        match (order, member.stage) {
+            (Order::Grant(_), Stage::Reserved { .. }) => member.stage = Stage::Ready { since: now },
+            // The gather has ended since the turn began.
+            (Order::Grant(_), _) => self.release(gang, now, now),
+            (Order::Recall(_), Stage::Running { open: true, .. }) => {
+                member.stage = Stage::Ending { since: now };
+                self.order(order);
+            }
+            (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
+            // A gang keeps its slices: one card alone does not know if the program waits for another one.
+            _ => {}
+        }
+    }
+
+    pub(super) fn member_wants(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        member.wants = true;
+        member.asked.get_or_insert(now);
+        if let Stage::Running { open: false, since } = member.stage {
+            member.counts.rest_ns += now.since(since);
+            (member.stage, member.asked) = (Stage::Running { open: true, since: now }, None);
+            let tenant = member.tenant;
+            self.order(Order::Grant(tenant));
+        }
+    }
+
+    pub(super) fn member_ended(&mut self, gang: GangId, ended: Nanos, more: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        let tenant = member.tenant;
+        (member.wants, member.asked) = (more, more.then_some(now));
+        match member.stage {
+            Stage::Running { open: true, .. } if more => {
+                member.asked = None;
+                self.order(Order::Grant(tenant));
+            }
+            Stage::Running { open: true, .. } => member.stage = Stage::Running { open: false, since: now },
+            Stage::Ending { .. } if !self.reachable.contains(&member.home) => self.release(gang, ended, now),
+            Stage::Ending { .. } => member.stage = Stage::Drained { since: now },
+            Stage::Stuck => self.release(gang, ended, now),
+            Stage::Ready { .. } if member.is_stuck => self.release(gang, ended, now),
+            _ => {}
+        }
+    }
+
+    /// Ends a gang's turn on this card.
+    fn release(&mut self, gang: GangId, ended: Nanos, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        member.is_stuck = false;
+        let tenant = member.tenant;
+        self.turns.ended(tenant, ended, false, now);
+        self.compete(gang, now);
+    }
+
+    fn order(&mut self, order: Order) {
+        self.orders.push(GangOrder::Turn(order));
+    }
+
+    pub(super) fn pause_member(&mut self, gang: GangId, paused: bool, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang).filter(|member| member.paused != paused) else { return };
+        member.paused = paused;
+        let (tenant, competes) = (member.tenant, member.competes);
+        if paused {
+            self.stop(gang, now);
+            self.withdraw(gang, now);
+        }
+        self.turns.pause(tenant, paused, now);
+        if !paused && competes {
+            self.compete(gang, now);
+        }
+    }
+
+    /// Executes a command of the gang's home.
+    pub(super) fn obey(&mut self, gang: GangId, round: u64, command: Command, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        match command {
+            Command::Report => self.report(gang, true),
+            Command::Compete => {
+                member.competes = true;
+                member.asked.get_or_insert(now);
+                if member.stage == Stage::Idle {
+                    self.compete(gang, now);
+                }
+            }
+            Command::Rest => {
+                member.competes = false;
+                member.asked = member.asked.filter(|_| member.wants);
+                self.withdraw(gang, now);
+            }
+            Command::Gather { age } => {
+                (member.round, member.age) = (round, age);
+                self.gather(gang, now);
+            }
+            Command::Run if round == member.round => self.open(gang, now),
+            Command::Stop if round == member.round => self.stop(gang, now),
+            Command::Step => {
+                member.round = round;
+                if let Stage::Drained { .. } = member.stage {
+                    member.stage = Stage::Ending { since: now };
+                    let tenant = member.tenant;
+                    self.orders.push(GangOrder::Step(tenant));
+                }
+            }
+            Command::Release => {
+                member.round = round;
+                if let Stage::Drained { .. } = member.stage {
+                    self.release(gang, now, now);
+                }
+            }
+            // The card has given the gather up, and has reported that.
+            Command::Run | Command::Stop => {}
+        }
+    }
+
+    /// Frees the card for a gang, or refuses that: the gang then waits for its next offer.
+    fn gather(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get(&gang) else { return };
+        let (tenant, request, is_offered) = (member.tenant, (member.age, gang), member.stage == Stage::Offered);
+        match member.stage {
+            Stage::Offered | Stage::Queued => {}
+            // The gang's work is on the card already, next to that of others.
+            Stage::Stuck => return self.set_stage(gang, Stage::Ready { since: now }),
+            _ => return,
+        }
+        if let Some(holder) = self.find(Member::has_card) {
+            if self.request(holder) < request {
+                return self.refuse(gang, now);
+            }
+            if let Some(other) = self.find(Member::is_contending) {
+                if self.request(other) < request {
+                    return self.refuse(gang, now);
+                }
+                self.refuse(other, now);
+            }
+            self.withdraw(gang, now);
+            self.set_stage(gang, Stage::Contending { since: now });
+            if let Some(holder) = self.members.get_mut(&holder) {
+                holder.contested = true;
+            }
+        } else if is_offered && self.turns.reserve(tenant, now) {
+            self.reserved(gang, now);
+        } else {
+            self.refuse(gang, now);
+        }
+    }
+
+    /// Records that a gang gets the next turn. Offers to other gangs are void, and those compete with it again.
+    fn reserved(&mut self, gang: GangId, now: Nanos) {
+        self.set_stage(gang, Stage::Reserved { since: now });
+        let offered = |(_, member): &(&GangId, &Member)| member.stage == Stage::Offered;
+        let others: Vec<GangId> = self.members.iter().filter(offered).map(|(&other, _)| other).collect();
+        for other in others {
+            self.compete(other, now);
+        }
+    }
+
+    /// Refuses a gather.
+    fn refuse(&mut self, gang: GangId, now: Nanos) {
+        if let Some(member) = self.members.get_mut(&gang) {
+            member.counts.cancelled += 1;
+        }
+        self.withdraw(gang, now);
+        self.compete(gang, now);
+    }
+
+    /// Opens the gate of a gang.
+    fn open(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        let Stage::Ready { since } = member.stage else { return };
+        member.count_gather(now.since(since));
+        member.counts.turns += 1;
+        let asked = member.asked.take().unwrap_or(now);
+        member.counts.waits.add(now.since(asked));
+        // Programs without work close the gate at once.
+        (member.stage, member.contested, member.wants) = (Stage::Running { open: true, since: now }, false, true);
+        let tenant = member.tenant;
+        self.turns.open(tenant, now);
+        self.order(Order::Grant(tenant));
+        if let Some(contender) = self.find(Member::is_contending) {
+            self.refuse(contender, now);
+        }
+    }
+
+    /// Ends a gang's turn, or its gather.
+    fn stop(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        let tenant = member.tenant;
+        match member.stage {
+            Stage::Idle
+            | Stage::Queued
+            | Stage::Offered
+            | Stage::Ending { .. }
+            | Stage::Drained { .. }
+            | Stage::Stuck => {}
+            Stage::Running { open: true, .. } => {
+                // A stuck turn was recalled before.
+                member.stage = Stage::Ending { since: now };
+                self.turns.give_back(tenant, now);
+                self.order(Order::Recall(tenant));
+            }
+            Stage::Running { open: false, since } => {
+                member.counts.rest_ns += now.since(since);
+                member.stage = Stage::Drained { since: now };
+            }
+            Stage::Ready { since } if member.is_stuck => {
+                member.count_gather(now.since(since));
+                member.stage = Stage::Stuck;
+            }
+            Stage::Contending { .. } => {
+                member.counts.cancelled += 1;
+                self.compete(gang, now);
+            }
+            Stage::Reserved { .. } => {
+                member.counts.cancelled += 1;
+                self.turns.unreserve(tenant);
+                self.admit_contender(now);
+                self.compete(gang, now);
+            }
+            Stage::Ready { since } => {
+                member.counts.cancelled += 1;
+                member.count_gather(now.since(since));
+                // The contender is next, before this turn ends.
+                self.admit_contender(now);
+                self.release(gang, now, now);
+            }
+        }
+    }
+
+    /// Gives the next turn to the gang that waits for a younger one.
+    fn admit_contender(&mut self, now: Nanos) {
+        let Some(gang) = self.find(Member::is_contending) else { return };
+        let Some(tenant) = self.members.get(&gang).map(|member| member.tenant) else { return };
+        if self.turns.reserve(tenant, now) {
+            self.reserved(gang, now);
+        } else {
+            self.refuse(gang, now);
+        }
+    }
+
+    /// Puts a gang that has no turn into the card's queue, if its home wants that.
+    fn compete(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        (member.stage, member.contested) = (Stage::Idle, false);
+        if member.competes && !member.paused {
+            member.stage = Stage::Queued;
+            let tenant = member.tenant;
+            self.turns.wants(tenant, now);
+        }
+    }
+
+    /// Takes a gang out of the card's queue, and voids its offer.
+    fn withdraw(&mut self, gang: GangId, now: Nanos) {
+        let Some(member) = self.members.get_mut(&gang) else { return };
+        if matches!(member.stage, Stage::Queued | Stage::Offered | Stage::Contending { .. }) {
+            member.stage = Stage::Idle;
+            let tenant = member.tenant;
+            self.turns.ended(tenant, now, false, now);
+        }
+    }
+
+    /// Ends all that a gang does on this card, because its home cannot be reached.
+    pub(super) fn abandon(&mut self, gang: GangId, now: Nanos) {
+        if let Some(member) = self.members.get_mut(&gang) {
+            member.competes = false;
+        }
+        self.stop(gang, now);
+        self.withdraw(gang, now);
+        if let Some(Stage::Drained { .. }) = self.members.get(&gang).map(|member| member.stage) {
+            self.release(gang, now, now);
+        }
+    }
+
+    /// Gives the gathers up whose homes have not answered, and no longer waits for work that does not end.
+    pub(super) fn expire(&mut self, now: Nanos) {
+        let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
+        let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();
+        for gang in gangs {
+            match self.members.get_mut(&gang) {
+                Some(Member { stage: stage @ Stage::Ending { .. }, is_stuck, .. }) => {
+                    (*stage, *is_stuck) = (Stage::Stuck, true);
+                }
+                Some(Member { stage: Stage::Drained { .. }, .. }) => self.release(gang, now, now),
+                _ => self.stop(gang, now),
+            }
+        }
+    }
+
+    fn find(&self, wanted: impl Fn(&Member) -> bool) -> Option<GangId> {
+        self.members.iter().find(|(_, member)| wanted(member)).map(|(&gang, _)| gang)
+    }
+
+    /// Returns a gang's request, as requests are ordered: the oldest first.
+    fn request(&self, gang: GangId) -> (u64, GangId) {
+        (self.members.get(&gang).map_or(u64::MAX, |member| member.age), gang)
+    }
+
+    fn set_stage(&mut self, gang: GangId, stage: Stage) {
+        if let Some(member) = self.members.get_mut(&gang) {
+            (member.stage, member.contested) = (stage, false);
+        }
+    }
+}
+
+impl Member {
+    fn count_gather(&mut self, ns: u64) {
+        self.counts.gather_ns += ns;
+        self.counts.longest_gather_ns = self.counts.longest_gather_ns.max(ns);
+    }
+}

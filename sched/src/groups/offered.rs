@@ -1,0 +1,43 @@
+//! Tenants whose turns are offered and reserved: those with several cards. They are in no group.
+
+use super::{GroupTurns, Nanos, TenantId};
+
+impl GroupTurns {
+    /// Sets if a tenant's turns are offered, like [`super::Turns::set_offered`]. Returns false if the tenant is unknown
+    /// or in a group.
+    pub fn set_offered(&mut self, tenant: TenantId, offered: bool) -> bool {
+        let is_single = self.members.get(&tenant).is_some_and(|member| member.group.is_none());
+        if is_single {
+            self.turns.set_offered(tenant, offered);
+        }
+        is_single
+    }
+
+    /// Takes the tenants whose turn came since the last call, in order.
+    pub fn take_offers(&mut self) -> Vec<TenantId> {
+        self.turns.take_offers()
+    }
+
+    /// Gives a tenant the next turn, like [`super::Turns::reserve`].
+    pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
+        let reserved = self.turns.reserve(tenant, now);
+        self.update(now);
+        reserved
+    }
+
+    /// Withdraws a reservation whose turn has not begun.
+    pub fn unreserve(&mut self, tenant: TenantId) {
+        self.turns.unreserve(tenant);
+    }
+
+    /// Begins a reserved turn that was granted, like [`super::Turns::open`].
+    pub fn open(&mut self, tenant: TenantId, now: Nanos) {
+        self.turns.open(tenant, now);
+    }
+
+    /// Recalls a tenant's turn, if it has one.
+    pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
+        self.turns.give_back(tenant, now);
+        self.update(now);
+    }
+}

@@ -1,0 +1,216 @@
+//! Turns that a card does not begin by itself: those of tenants that need other cards at the same time.
+//!
+//! When such a tenant is next by the card's accounts, it does not get a turn. Its slice leaves the queue, the turn is
+//! *offered* ([`Turns::take_offers`]), and the tenant that is next after it gets the card. So an offer costs the card
+//! nothing, however long it lasts. [`Turns::reserve`] begins the turn: the holder is recalled, and no other tenant
+//! comes between its end and the reserved turn, which is charged from then on.
+
+use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
+use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
+
+/// Number of slices after which another offer to a tenant without a turn keeps others from being offered it.
+const SLICES_PER_PROMISE: u64 = 8;
+
+/// The next slice of a tenant that continues.
+pub(super) struct NextSlice {
+    pub(super) ticket: Ticket,
+    /// The scheduler with that slice.
+    pub(super) after: Scheduler,
+    /// The events from the current scheduler to that one, with their decisions.
+    pub(super) steps: [(Event, Vec<Decision>); 2],
+}
+
+impl Turns {
+    /// Sets if a tenant's turns are offered. Call this while the tenant has no work.
+    pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.offers = offered;
+        }
+    }
+
+    /// Takes the tenants whose turn came since the last call, in order. Such a tenant is not in the queue any longer.
+    pub fn take_offers(&mut self) -> Vec<TenantId> {
+        std::mem::take(&mut self.offers)
+    }
+
+    /// Gives a tenant the next turn: recalls the holder, and grants the turn as soon as the holder has given it back or
+    /// overruns. Returns false if the tenant is unknown, paused or has a turn, or if the next turn is reserved already.
+    pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
+        let Some(member) = self.members.get_mut(&tenant).filter(|member| !member.paused && member.slice.is_none())
+        else {
+            return false;
+        };
+        if self.reserved.is_some() {
+            return false;
+        }
+        (member.offered, member.promised) = (None, None);
+        if let Some(ticket) = member.queued.take() {
+            self.event(now, Event::Withdrawn { ticket });
+        }
+        self.reserved = Some(tenant);
+        if self.is_exclusive() {
+            let holders: Vec<_> = self.holders().collect();
+            for holder in holders {
+                self.recall(holder, now);
+            }
+        }
+        self.admit(None, now);
+        self.let_overrun(now);
+        true
+    }
+
+    /// Withdraws a reservation whose turn has not begun. The recalled holder still gives its turn back.
+    pub fn unreserve(&mut self, tenant: TenantId) {
+        self.reserved = self.reserved.filter(|reserved| *reserved != tenant);
+    }
+
+    /// Recalls a tenant's turn, if it has one.
+    pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
+        self.recall(tenant, now);
+    }
+
+    /// Begins the first slice of a reserved turn that was granted: its gate opens now.
+    pub fn open(&mut self, tenant: TenantId, now: Nanos) {
+        let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
+        if let Some(slice) = slice.filter(|slice| slice.waits) {
+            (slice.waits, slice.since, slice.turn_since) = (false, now, now);
+        }
+    }
+
+    /// Returns true if the policy grants the card to one tenant at a time.
+    fn is_exclusive(&self) -> bool {
+        !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
+    }
+
+    /// Begins the reserved turn, if all other turns overrun. `leaving` is about to end its turn: the reserved turn must
+    /// be in the scheduler before that, or another one would begin.
+    pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
+        let Some(tenant) = self.reserved else { return };
+        let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
+        if self.is_exclusive() && others.any(|slice| slice.overrun.is_none()) {
+            return;
+        }
+        self.reserved = None;
+        let ticket = self.ticket();
+        let Some(member) = self.members.get_mut(&tenant) else { return };
+        member.slice = Some(Slice { waits: true, ..Slice::new(ticket, now) });
+        self.switches += 1;
+        // A submission that comes from elsewhere and resumes is not subject to the policy's choice.
+        self.event(now, Event::Adopted { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
+        self.event(now, Event::Resumed { ticket });
+        self.orders.push(Order::Grant(tenant));
+    }
+
+    /// Applies an event, and returns the scheduler's decisions. Tenants whose turns would begin are offered them
+    /// instead, as if their slices had not been queued. `None` if the event is the arrival of such a slice.
+    pub(super) fn decide(&mut self, now: Nanos, event: Event) -> Option<Vec<Decision>> {
+        let mut decisions = Vec::new();
+        if !self.members.values().any(|member| member.offers && member.queued.is_some()) {
+            self.scheduler.event(now, event, &mut decisions);
+            return Some(decisions);
+        }
+        // Each round takes a slice out of the queue.
+        loop {
+            let mut after = self.scheduler.clone();
+            decisions.clear();
+            after.event(now, event, &mut decisions);
+            let Some((tenant, ticket)) = self.first_offer(&decisions) else {
+                self.scheduler = after;
+                return Some(decisions);
+            };
+            if matches!(event, Event::Arrival { ticket: arrives, .. } if arrives == ticket) {
+                self.offer(tenant, now);
+                return None;
+            }
+            self.offer_queued(tenant, ticket, now);
+        }
+    }
+
+    /// Takes a slice out of the queue, and offers the turn.
+    fn offer_queued(&mut self, tenant: TenantId, ticket: Ticket, now: Nanos) {
+        self.offer(tenant, now);
+        self.take_out(ticket, now);
+    }
+
+    /// Takes a slice out of the queue. The holder is charged first, while the tenant competes: its claim on that time
+    /// is the reason for the scheduler's choice.
+    fn take_out(&mut self, ticket: Ticket, now: Nanos) {
+        if let Some(since) = self.scheduler.charged_from(ENGINE) {
+            self.event(now, Event::Shared { engine: ENGINE, since });
+        }
+        self.event(now, Event::Withdrawn { ticket });
+    }
+
+    fn offer(&mut self, tenant: TenantId, now: Nanos) {
+        let pause = self.config.slice_ns * SLICES_PER_PROMISE;
+        if let Some(member) = self.members.get_mut(&tenant) {
+            (member.queued, member.wants, member.offered) = (None, false, Some(now));
+            if member.promised.is_none_or(|at| now.since(at) >= pause) {
+                member.promised = Some(now);
+            }
+            self.offers.push(tenant);
+        }
+    }
+
+    /// Returns the first tenant among those that would start whose turns are offered, and its ticket.
+    pub(super) fn first_offer<'a>(
+        &self,
+        decisions: impl IntoIterator<Item = &'a Decision>,
+    ) -> Option<(TenantId, Ticket)> {
+        let starts = decisions.into_iter().filter_map(|decision| match decision {
+            Decision::Start(ticket) => Some(*ticket),
+            Decision::Kill { .. } | Decision::Quarantined { .. } | Decision::Released { .. } => None,
+        });
+        let offered = |ticket: Ticket| {
+            let mut members = self.members.iter().filter(|(_, member)| member.offers);
+            members.find(|(_, member)| member.queued == Some(ticket)).map(|(&tenant, _)| (tenant, ticket))
+        };
+        starts.into_iter().find_map(offered)
+    }
+
+    /// Returns true if a tenant was offered the next turn less than a slice ago. Then no other tenant is, as long as
+    /// the holder can continue: one that needs fewer cards would always come before one that needs more. A tenant whose
+    /// other cards are busy does not delay others each time.
+    fn is_promised(&self, now: Nanos) -> bool {
+        let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
+        self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
+    }
+
+    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again.
+    /// Tenants that would be chosen, and are offered their turns, get an offer or wait for the next one, and are left
+    /// out.
+    pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
+        let mut postponed = Vec::new();
+        // Each round takes a slice out of the queue.
+        let next = loop {
+            let begins = self.ticket();
+            let mut after = self.scheduler.clone();
+            let steps = after_slice(&mut after, tenant, ends, begins, now);
+            let all = steps.iter().flat_map(|(_, decisions)| decisions);
+            if all.clone().eq([&Decision::Start(begins)]) {
+                break Some(NextSlice { ticket: begins, after, steps });
+            }
+            let Some((chosen, ticket)) = self.first_offer(all) else { break None };
+            if self.is_promised(now) {
+                postponed.push(chosen);
+                if let Some(member) = self.members.get_mut(&chosen) {
+                    member.queued = None;
+                }
+                self.take_out(ticket, now);
+            } else {
+                self.offer_queued(chosen, ticket, now);
+            }
+        };
+        self.postponed.extend(postponed);
+        next
+    }
+
+    /// Puts the tenants back into the queue that were left out of it for a choice.
+    pub(super) fn requeue_postponed(&mut self, now: Nanos) {
+        for tenant in std::mem::take(&mut self.postponed) {
+            if self.members.get(&tenant).is_some_and(|member| member.queued.is_none() && !member.paused) {
+                self.queue(tenant, now);
+            }
+        }
+    }
+}
