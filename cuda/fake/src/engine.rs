@@ -5,8 +5,9 @@
 //! killed in its slice keeps the engine only until that end: on a real card, its kernels do not make other processes
 //! wait either.
 //!
-//! If the variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the card's folder:
-//! process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first of its stream.
+//! If the variable [`RECORD`] is set, each kernel that takes time adds a line to the file `kernels` in the card's
+//! folder: process, number of its MPS server or 0, start and end in ns. A kernel starts when it is the first of its
+//! stream.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

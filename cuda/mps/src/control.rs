@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn process_with_a_recorded_number_and_another_start_is_not_taken_over() {
+    fn process_with_another_start_time_is_not_taken_over() {
         let folder = tempfile::tempdir().expect("a folder");
         let config = config(folder.path(), "/bin/cat");
         fs::create_dir_all(&config.folder).expect("a folder");

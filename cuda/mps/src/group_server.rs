@@ -74,8 +74,8 @@ pub struct GroupServer {
 }
 
 impl GroupServer {
-    /// Starts a daemon, or takes over the daemon of an earlier owner; only the latter if the daemon is not `needed` by a
-    /// group. Changes go to `report`.
+    /// Starts a daemon, or takes over the daemon of an earlier owner; only the latter if the daemon is not `needed` by
+    /// a group. Changes go to `report`.
     ///
     /// # Errors
     /// If the host refuses a thread.

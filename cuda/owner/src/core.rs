@@ -5,8 +5,8 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`). Timers are in
-//! [`tenancy::Deadlines`].
+//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`).
+//! Timers are in [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
 //! events do the rest, and [`Core::next_wakeup`] requests one immediately. All other work is bounded by the size of the

@@ -81,8 +81,8 @@
 //! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn.
 //! After `Yield` the turn also ends when the program has submitted nothing for a while and its last work is about to
 //! end: it waits for a result. A process that is a client of the card's MPS server says so with `Concurrent`, once,
-//! directly after `Welcome`. The owner asks the server; gates of processes of one share group that the server lists can be
-//! open at the same time.
+//! directly after `Welcome`. The owner asks the server; gates of processes of one share group that the server lists can
+//! be open at the same time.
 //!
 //! # Ends
 //!

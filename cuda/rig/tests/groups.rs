@@ -204,7 +204,7 @@ fn client_of_another_daemon_has_exclusive_turns() {
 }
 
 #[test]
-fn killed_server_and_daemon_are_restarted_and_their_programs_named() {
+fn killed_mps_is_restarted_and_its_programs_are_named() {
     let rig = grouped(&[("a", "g"), ("b", "g"), ("c", "h")]);
     let _daemon = Daemon::start(&rig);
     let mut other = count(&rig, "c");
@@ -303,7 +303,7 @@ fn group_without_mps_takes_turns_and_says_why() {
 }
 
 #[test]
-fn server_outlives_the_owner_of_the_card_and_ends_with_its_group() {
+fn server_outlives_cards_owner_and_ends_with_its_group() {
     let rig = grouped(&[("a", "g"), ("b", "g")]);
     let daemon = Daemon::start(&rig);
     let mut programs = [count(&rig, "a"), count(&rig, "b")];

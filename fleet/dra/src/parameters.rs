@@ -30,8 +30,8 @@ pub struct ShareParameters {
     /// Virtual machines of one namespace with the same group may share segments of memory. Refused for CUDA cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_group: Option<String>,
-    /// Shares of one namespace with the same group trust each other: their programs may use a CUDA card at the same time.
-    /// Refused for other cards.
+    /// Shares of one namespace with the same group trust each other: their programs may use a CUDA card at the same
+    /// time. Refused for other cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_group: Option<String>,
     /// Mode in which the share group uses the card. The strictest share decides.

@@ -292,7 +292,7 @@ mod tests {
             (5, "a/b", "--gpu-share-group: `a/b`, expected up to 40"),
             (5, "", "--gpu-share-group"),
             (6, "space", "--gpu-sharing: `space`, expected turns"),
-            (9, "", "the option 9"),
+            (9, "", "names option 9"),
         ] {
             let error = given(&[(number, value)]).unwrap_err();
             assert!(error.contains(told), "{error}");

@@ -102,8 +102,8 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// Returns the device of a tenant: the folder of its socket, the library, NVIDIA's if it is given, and the MPS server
-    /// of its share group.
+    /// Returns the device of a tenant: the folder of its socket, the library, NVIDIA's if it is given, and the MPS
+    /// server of its share group.
     fn device(&self, tenant: &str, socket: &Path, mps: Option<&Path>) -> Result<Device, ClientError> {
         let driver = self.driver.as_deref();
         let cuda = Cuda { tenant, socket, library: &self.library, driver, place: tenant, mps };

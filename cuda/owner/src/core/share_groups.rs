@@ -1,8 +1,8 @@
 //! Groups of tenants whose programs may use the card at the same time.
 //!
-//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS server
-//! (`mps`). Programs cannot become clients later, so a tenant with another program has turns of its own until that
-//! program exits. Programs that have never requested the card do not count.
+//! A tenant takes part if all of its programs can run concurrently. These programs are clients of the group's MPS
+//! server (`mps`). Programs cannot become clients later, so a tenant with another program has turns of its own until
+//! that program exits. Programs that have never requested the card do not count.
 
 use super::{Core, Nanos};
 use vram::TenantId;

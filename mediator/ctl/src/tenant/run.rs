@@ -71,8 +71,8 @@ impl Run {
         Err(ClientError::File { path: command.get_program().into(), source })
     }
 
-    /// Returns the tenant as soon as its card's owner responds and no longer starts the MPS server of the tenant's group:
-    /// a program is a client from its start, or never.
+    /// Returns the tenant as soon as its card's owner responds and no longer starts the MPS server of the tenant's
+    /// group: a program is a client from its start, or never.
     fn served(&self, client: &Client) -> Result<Tenant, ClientError> {
         let deadline = Instant::now() + OWNER_TIMEOUT;
         loop {
