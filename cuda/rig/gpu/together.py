@@ -148,7 +148,8 @@ class Bench:
         self._scratch, self._json, self._rounds = scratch, arguments.json, arguments.rounds
         self._only, self._end = arguments.only, time.monotonic() + arguments.seconds
         query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        self.report = {"date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        self.report = {"started": time.time(),
+                       "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
                        "smi": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
                        "commit": arguments.commit, "processors": os.cpu_count(), "rounds": []}
 
