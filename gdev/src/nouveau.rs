@@ -272,7 +272,8 @@ impl Nouveau {
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
 
-    /// Submits a copy through M2MF, after all grids. Returns its fence, and the number of copies of the engine.
+    /// Submits a copy through M2MF, after all grids. Returns its fence, and the number of engine copies that it was
+    /// split into.
     fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();

@@ -27,7 +27,7 @@ pub struct Kbuild {
     headers: PathBuf,
 }
 
-/// Checks the host's build programs. The error names the package to install.
+/// Checks that the host has the required build programs. The error names the package to install.
 pub fn require_programs() -> Result<()> {
     for (program, package) in PROGRAMS {
         if exec::probe(Command::new(program).arg("--version")).is_none() {

@@ -88,7 +88,7 @@ pub fn ensure(
     Ok(folder.join(ARCHIVE))
 }
 
-/// Version of the C library: programs that were linked to it run with this and later versions.
+/// Version of the C library: programs linked against it run with this and later versions.
 type Libc = (u32, u32);
 
 /// Returns the version of this host's C library, to which the package's programs are linked.

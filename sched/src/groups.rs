@@ -70,7 +70,7 @@ impl Sharing {
 /// Times of groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Work, in ns, that a member lacks before it has the card alone.
+    /// Lag of a member behind its part, in ns of work, at which it gets the card alone.
     pub lag_ns: u64,
     /// Longest time for which a member has the card alone, in ns, before the choice is made again.
     pub alone_ns: u64,
@@ -484,7 +484,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the time of the next [`Self::tick`], unless another event comes first.
+    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let closing = self.members.values().filter_map(|member| match member.gate {

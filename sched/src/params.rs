@@ -1,4 +1,4 @@
-//! Operators' settings of a vGPU.
+//! Operator settings for a vGPU.
 
 use crate::config::{ConfigError, LatencyClass, MS, PERMILLE, within};
 use crate::engine::Engine;

@@ -572,7 +572,7 @@ impl Turns {
         slices.map(|slice| slice.turn_since.after(self.config.least_ns)).min()
     }
 
-    /// Returns the time of the next [`Self::tick`], unless another event comes first.
+    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let slices = self.members.values().filter_map(|member| member.slice).filter(Slice::continues);

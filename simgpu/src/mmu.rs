@@ -178,7 +178,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`MmuFault`]: part of `data` may have been filled.
+    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled.
     pub fn read(
         &self,
         memory: &Memory,

@@ -1,4 +1,4 @@
-//! Parses the log of a guest's kernel: lines with a level, in the format of the agent's `dmesg`.
+//! Parses the kernel log of a guest: lines with a level, in the format of the agent's `dmesg`.
 
 /// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;

@@ -129,7 +129,7 @@ pub(crate) fn exchange(file: &File, call: Call, packet: &mut Packet) -> io::Resu
     exchange_numbered(file, u32::from(VFIO_TYPE) << 8 | (VFIO_BASE + call as u32), packet)
 }
 
-/// Makes any call whose argument is a structure that begins with its length.
+/// Issues an ioctl whose argument is a structure that begins with its length.
 pub(crate) fn exchange_numbered(file: &File, request: u32, packet: &mut Packet) -> io::Result<u32> {
     let (len, request) = (packet.0.len() as u32, u64::from(request));
     packet.set(0, &len.to_ne_bytes());

@@ -2,7 +2,8 @@
 //!
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
 //! card has no function-level reset. GUESS: a bus reset loses the settings that the scripts made. The bus is therefore
-//! reset only if the operator requests it. If a card has no function reset, its units are reset, as its driver does.
+//! reset only if the operator requests it. If a card has no function-level reset, its units are reset one by one, as
+//! the card's driver does it.
 
 use nvspec::regs::pmc;
 

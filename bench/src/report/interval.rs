@@ -67,7 +67,7 @@ pub fn picked(samples: &[f64], rounds: &[usize]) -> Vec<f64> {
     rounds.iter().filter_map(|round| samples.get(*round).copied()).collect()
 }
 
-/// Returns the mean of some measurements.
+/// Returns the mean of `values`; `None` if `values` is empty.
 pub fn mean(values: &[f64]) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }

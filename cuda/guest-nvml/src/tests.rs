@@ -45,7 +45,7 @@ impl Worker for Two {
         }
         let device = arguments.first().copied().unwrap_or_default();
         let index = u32::from(device == handle(Kind::Gpu, 2));
-        // SAFETY: the arguments are those of the function.
+        // SAFETY: the arguments are valid for the described function.
         unsafe {
             match CALLS[number].name {
                 "nvmlInit_v2+" => {}

@@ -32,7 +32,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuGraphExecHostNodeSetParams", set_exec_host),
 ];
 
-/// `CUDA_KERNEL_NODE_PARAMS`, second version; the first one ends before `kernel`.
+/// Version 2 of `CUDA_KERNEL_NODE_PARAMS`. Version 1 ends before the field `kernel`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct KernelNode {

@@ -40,14 +40,14 @@ pub enum Report {
     },
     /// The server's clients, in full.
     Clients {
-        /// Process numbers of the servers.
+        /// Process IDs of the servers.
         servers: BTreeSet<u32>,
-        /// Process numbers of the clients.
+        /// Process IDs of the clients.
         clients: BTreeSet<u32>,
     },
     /// These clients have lost their contexts. Their processes may still run.
     Lost {
-        /// Process numbers of the clients.
+        /// Process IDs of the clients.
         clients: BTreeSet<u32>,
         /// The reason.
         why: String,

@@ -200,7 +200,7 @@ struct Tenant {
     indices: indices::Indices,
     /// Number of chunks that never move: fixed memory, and chunks that several processes share.
     fixed: u32,
-    /// Total number of users of all bodies.
+    /// Total number of users of the tenant's chunks.
     users: u64,
     /// Number of requested chunks that have no place yet.
     wanted: u64,

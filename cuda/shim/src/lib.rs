@@ -1,4 +1,4 @@
-//! The library that is `libcuda.so.1` for a program.
+//! The library that programs load as `libcuda.so.1`.
 //!
 //! Each symbol of the driver API jumps through a slot (`abi::stubs`). On the first call the real driver's library is
 //! found and loaded (`abi::loader`), and every slot gets the real function. With [`cuda_protocol::SOCKET_VARIABLE`] in

@@ -53,7 +53,8 @@ pub struct Restrictions {
 pub struct WorkerOptions {
     /// The program `cuda-worker`.
     pub program: PathBuf,
-    /// The whole environment: location of the driver's library, the owner's socket and the tenant's name.
+    /// The complete environment of the worker: the location of the driver's library, the owner's socket, and the
+    /// tenant's name.
     pub environment: Vec<(OsString, OsString)>,
     /// The driver's library that the worker loads; by default the loader finds `libcuda.so.1`.
     pub library: Option<PathBuf>,

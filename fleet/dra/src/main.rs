@@ -159,7 +159,7 @@ impl Serve {
             served = registering => served.context("serving the kubelet's registration")?,
             _ = end.recv() => tracing::info!("ends"),
         }
-        // Close the socket through which the kubelet finds the driver before the driver's own socket.
+        // Close the registration socket first: through it, the kubelet finds the driver's own socket.
         drop(registrar);
         drop(socket);
         Ok(())

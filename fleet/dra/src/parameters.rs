@@ -149,7 +149,7 @@ pub struct Applied {
 /// Combines the sets for a request; a claim's sets take precedence over a class's.
 ///
 /// # Errors
-/// If a set is invalid; the text names the set and the error.
+/// If a set is invalid; the message names the set and the problem.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;

@@ -32,7 +32,8 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
     let of_kind: Vec<&Card> = match arguments.cards.is_empty() {
         true => of_kind,
         false => {
-            // The cards are in Slurm's order. A card of another kind keeps its number.
+            // The cards are in Slurm's order. The list includes cards of the other kind, so that each index is Slurm's
+            // number of the card.
             let named = arguments.cards.iter().map(|name| cards.iter().find(|card| card.name == *name));
             let named: Option<Vec<_>> = named.collect();
             named.ok_or(

@@ -39,7 +39,7 @@ impl CopyChannel {
         self.channel.submit(&push, &list).map(drop)
     }
 
-    /// Submits a copy; returns the number of copies of the engine.
+    /// Submits a copy; returns the number of engine copies that it was split into.
     fn copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let rects = linear(from.address, to.address, bytes, self.engine.most_lines());

@@ -1,4 +1,4 @@
-//! Pushbuffers: Fermi method headers, and copies in the methods of M2MF and of the copy engines.
+//! Pushbuffers: Fermi method headers, and copies with the methods of M2MF and of the copy engines.
 //!
 //! The definitions are repeated here on purpose, independently of `nvspec`: this is the other side of the decoders
 //! under test, and a mistake must not cancel out. Sources: envytools' `rnndb/fifo` and `rnndb/graph`, and the methods

@@ -216,7 +216,7 @@ kinds! {
     Saved = "saved",
     /// A virtual machine could not be saved.
     SaveFailed = "save_failed",
-    /// A virtual machine continues from a saved one.
+    /// A virtual machine was restored from a saved one.
     Restored = "restored",
     /// A virtual machine could not be restored.
     RestoreFailed = "restore_failed",

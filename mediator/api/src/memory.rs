@@ -88,7 +88,7 @@ impl CardMemory {
     }
 }
 
-/// A quantum of a card's memory.
+/// A time quantum in which one virtual machine has a card's memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Turn {
     /// Virtual machine that has the quantum.

@@ -79,7 +79,7 @@ impl CardMemory {
         Self::unmapped(card, layout, vram_bytes)
     }
 
-    /// Creates the value without any mapped window.
+    /// Creates the accessor with no window mapped.
     fn unmapped(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
         let bar1_size = card.identity().bar1_size;
         let slots = bar1_size.min(nvspec::mmu::PDE_SPAN) / WINDOW_BYTES;

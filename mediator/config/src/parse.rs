@@ -99,7 +99,7 @@ fn blank(text: &mut String, span: &Range<usize>) -> bool {
 struct Typed<'a> {
     text: &'a str,
     positions: &'a Positions<'a>,
-    /// The text in which blanks replace the errors.
+    /// The text, with its errors replaced by blanks.
     left: String,
     wrong: Vec<Wrong>,
 }

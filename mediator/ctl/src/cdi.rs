@@ -51,7 +51,7 @@ fn refused(error: CdiError) -> ClientError {
     }
 }
 
-/// Checks that its folder contains only the tenant's socket, because a container sees the whole folder. `others` are
+/// Checks that the folder contains only the tenant's socket, because a container sees the whole folder. `others` are
 /// the sockets of other tenants, of VMs and of the daemon.
 fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
     let socket = path.display();

@@ -166,7 +166,7 @@ pub struct Daemon {
     changing: Mutex<rank::Changing, ()>,
     /// Held while settings of a card or a virtual machine are read, changed and stored.
     tuning: Mutex<rank::Tuning, ()>,
-    /// Saves changes to the file that outlives the daemon.
+    /// Stores overrides in a file that outlives the daemon.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
     /// The previous daemon and the next one.

@@ -136,7 +136,7 @@ impl Image {
         Ok(Self { falcon, code, data: words.collect() })
     }
 
-    /// Returns the digest with which the image is approved.
+    /// Returns the digest by which an operator approves the image.
     #[must_use]
     pub fn digest(&self) -> Digest {
         Digest(Sha256::digest(self.to_bytes()).into())

@@ -467,7 +467,7 @@ impl Guest {
         self.backend.check_movable()
     }
 
-    /// Removes the VM like an operator.
+    /// Removes the VM, as an operator would.
     ///
     /// # Errors
     /// If the VM cannot be removed; the error is the operator's error.

@@ -111,7 +111,7 @@ impl Pending {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// Queues a bind. Does nothing and returns `false` if the bind may not wait.
+    /// Queues a bind. Does nothing and returns `false` if the bind is not allowed to wait.
     pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {

@@ -148,9 +148,9 @@ regs! {
 
     /// Timer: a nanosecond clock with a resolution of 32 ns.
     mod ptimer @ 0x009000 .. 0x00a000 {
-        /// Detail of the last access fault: address.
+        /// Address of the last access that faulted.
         MMIO_FAULT_ADDRESS @ 0x009084 Rw {}
-        /// Detail of the last access fault: data.
+        /// Data of the last access that faulted.
         MMIO_FAULT_DATA @ 0x009088 Rw {}
         /// Interrupts pending.
         INTR @ 0x009100 W1c { 0:0 ALARM; }

@@ -229,7 +229,7 @@ fn keys_ascend_or_do_not() {
 }
 
 proptest! {
-    /// Truncates or changes a file. The reader must refuse it without a panic.
+    /// Truncates or changes a file. The reader must reject it without a panic.
     #[test]
     fn damage_is_found(at in any::<prop::sample::Index>(), flip in 1u8.., cut in any::<prop::sample::Index>()) {
         let whole = file(IDENTITY);

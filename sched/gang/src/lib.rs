@@ -266,7 +266,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Returns the time of the next [`Self::tick`], unless another event comes first.
+    /// Returns the time at which [`Self::tick`] is due if no other event comes first.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let homes = self.homes.values().filter_map(|home| home.deadline(&self.config));

@@ -11,7 +11,7 @@ pub struct ShareError {
     pub worst: f64,
 }
 
-/// Time in ns that each VM used of each engine, in intervals of the same length.
+/// Time in ns for which each VM used each engine, per interval of a fixed length.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uses {
     interval: u64,

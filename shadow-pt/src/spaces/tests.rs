@@ -62,7 +62,7 @@ impl World {
         world
     }
 
-    /// Writes like the guest's CPU.
+    /// Writes as the guest's CPU would.
     fn write(&mut self, place: Place, value: u64) {
         self.guest.write64(place, value);
         if let Place::Vram(at) = place {

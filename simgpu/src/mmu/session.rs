@@ -196,7 +196,7 @@ impl<'a> Session<'a> {
     /// Reads bytes. Bytes that no memory answers read as ones.
     ///
     /// # Errors
-    /// [`MmuFault`]: part of `data` may have been filled.
+    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {

@@ -14,7 +14,7 @@ use super::{PATTERN, boot};
 
 /// Numbers of the holes that the program tries: the nineteen holes of the reference code, and unknown registers.
 const HOLES: RangeInclusive<u32> = 1..=29;
-/// Number of the attempt with context images that list registers, and with the mediator's images.
+/// Number of the attempt that lists registers in context images, and accesses the mediator's images.
 const IMAGES: u32 = 30;
 /// Numbers of the attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;

@@ -241,7 +241,8 @@ impl Balancer {
         chosen
     }
 
-    /// Chooses at most `count` chunks of a VM to return: pinned chunks first, then chunks that need no copy.
+    /// Chooses at most `count` chunks of a VM to move back to the card: pinned chunks first, then chunks that need no
+    /// copy.
     fn returns(&mut self, round: &Round<'_>, at: usize, count: u32, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();

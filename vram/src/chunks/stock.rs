@@ -59,8 +59,8 @@ impl Stock {
         self.trim();
     }
 
-    /// Returns the number after the last unit that is within the limit and in use or used before, or that still
-    /// contains data.
+    /// Returns the number of tracked units. Units within the limit are tracked from their first use on, units beyond it
+    /// until they are zeroed and free.
     pub(super) fn end(&self) -> u32 {
         self.states.len() as u32
     }

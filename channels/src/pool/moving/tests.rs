@@ -130,7 +130,8 @@ fn channels_that_cannot_come_change_nothing() {
     assert!(here.channels.moving(&mut here.card, A).is_none());
 }
 
-/// Returns the words of a channel on a card, except the card's GP_PUT, because USERD contains a different value.
+/// Returns the words that a card stores for a channel. Omits GP_PUT in the instance block, which differs from the value
+/// in USERD.
 fn held(world: &World, channel: ChannelId) -> Vec<u32> {
     let layout = world.channels.layout();
     let areas =

@@ -16,7 +16,7 @@ use vram::TenantId;
 /// Maximum number of waiting requests per process; more are refused. The library sends at most [`MAX_PENDING`].
 const PENDING_MOST: usize = MAX_PENDING;
 
-/// A request for chunks that is not complete.
+/// A pending request for chunks.
 #[derive(Debug)]
 pub(super) struct Pending {
     pub(super) request: u32,

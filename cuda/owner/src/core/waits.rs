@@ -1,4 +1,4 @@
-//! Reasons for which a tenant waits.
+//! Reasons why a tenant waits.
 
 use super::Core;
 use tenancy::{Standing, Wait};

@@ -100,7 +100,7 @@ impl MpsServers {
 /// Name of the file with the user and the name of the group, in its folder.
 const RECORD: &str = "group";
 
-/// Returns the contents of this file. A group without a known user has the mark `-`.
+/// Returns the contents of a [`RECORD`] file. A group without a known user has the mark `-`.
 fn record(group: &str, user: Option<u32>) -> String {
     let user = user.map_or_else(|| "-".to_owned(), |user| user.to_string());
     format!("{user} {group}")

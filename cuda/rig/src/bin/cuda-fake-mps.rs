@@ -97,7 +97,7 @@ fn control(folder: &Path) -> Result<()> {
     let server: Arc<Mutex<Option<Server>>> = Arc::default();
     let own = folder.to_owned();
     std::thread::spawn(move || {
-        // A test that fails leaves no daemon.
+        // Exit when the folder is removed, so that a failing test leaves no daemon behind.
         while own.exists() {
             std::thread::sleep(POLL_INTERVAL * 10);
         }

@@ -222,7 +222,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
     stopped.report();
     crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
-    // Memory, the owner's accounts and the neighbour's turns do not wait for the stopped program.
+    // Allocations, the owner's accounts and the neighbour's turns do not wait for the stopped program.
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
     let asked = std::time::Instant::now();

@@ -33,7 +33,7 @@ fn compare(a: &[u8], b: &[u8]) -> Ordering {
     a.cmp(b)
 }
 
-/// Replaces the driver's function by our function, if we have one for it.
+/// Replaces the driver's function with our function, if we have one for it.
 ///
 /// # Safety
 /// Same as for `cuGetProcAddress`, which has succeeded with these arguments.

@@ -25,7 +25,7 @@ use crate::log::report;
 
 /// Size of a card's region of addresses, per byte of the card's memory.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
-/// Maximum size of empty chunks that a card's region keeps for the next allocation, in bytes.
+/// Maximum total size of the empty chunks that a card's region keeps for later allocations, in bytes.
 const MAX_SPARE_BYTES: u64 = 256 << 20;
 /// Memory of the program in chunks.
 #[derive(Debug, Default)]

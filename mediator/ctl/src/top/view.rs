@@ -323,7 +323,7 @@ impl View {
         let (heads, lines) = self.table(self.page);
         let heads: Vec<Text<'_>> =
             heads.iter().flat_map(|head| columns::wrapped(&terminal::word(head), width)).map(Text::from).collect();
-        // The table has at least its head and one line.
+        // The table needs room for its header and at least one row.
         let count = u16::try_from(heads.len()).unwrap_or(u16::MAX).min(area.height.saturating_sub(3));
         let [top, middle, bottom] =
             Layout::vertical([Constraint::Length(count), Constraint::Min(2), Constraint::Length(1)]).areas(area);

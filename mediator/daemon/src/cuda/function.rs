@@ -49,7 +49,7 @@ pub(crate) enum RestoreError {
     User(#[from] NoUser),
 }
 
-/// A VM's side of a CUDA card.
+/// A VM that uses a CUDA card.
 struct CudaVm {
     function: CudaFunction,
     card: Arc<CudaCard>,

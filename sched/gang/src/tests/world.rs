@@ -62,7 +62,7 @@ pub(super) struct Program {
     pub(super) done: u64,
     /// Remaining time of the running kernel, in ns.
     left: u64,
-    /// Time before which the program has no work.
+    /// Time at which the program has work again, in ns.
     wakes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! RAM that VMs lend: its report, limits and charges.
+//! Reports, limits and charges of RAM that VMs lend.
 
 use super::*;
 use crate::fixture::{guest, one_card};

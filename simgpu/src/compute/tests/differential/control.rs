@@ -1,6 +1,6 @@
-//! Tests control flow. Compiles random programs of branches, loops, calls, and jumps out of them to code that uses the
-//! divergence stack, and compares each thread with a direct evaluation of the source. Also compares barriers with
-//! reductions to counts over the block.
+//! Tests control flow. Generates random programs with branches, loops, calls, and jumps out of these, compiles them to
+//! code that uses the divergence stack, and compares each thread with a direct evaluation of the source. Also compares
+//! barriers with reductions to counts over the block.
 
 use super::super::rig::{DATA, Random, Rig};
 use std::fmt::Write;
