@@ -410,8 +410,8 @@ mod tests {
     #[test]
     fn program_that_ends_at_once_is_reported_with_its_last_line() {
         let folder = tempfile::tempdir().expect("a folder");
-        // It takes the argument for its file, and fails.
-        let error = Control::open(&config(folder.path(), "/bin/cat")).err().expect("it ends");
+        // It fails with and without the argument: a command must not succeed before its end is noticed.
+        let error = Control::open(&config(folder.path(), "/bin/mv")).err().expect("it ends");
         assert!(matches!(&error, ControlError::Ended(why) if why.contains("its last line")), "{error}");
     }
 

@@ -148,7 +148,8 @@ fn gdev_package_has_what_programs_need() -> Result<()> {
     let (source, program) = (root.join("usr/share/doc/gpu-mediator-gdev/examples/add.c"), scratch.path().join("add"));
     let mut compile = Command::new("cc");
     compile.arg(&source).arg("-I").arg(root.join("usr/include")).arg("-o").arg(&program);
-    run_to_end(compile.args(libraries.split_whitespace()), LIMIT)?.success()?;
+    compile.args(libraries.split_whitespace()).arg(format!("-Wl,-rpath,{}", folder.display()));
+    run_to_end(&mut compile, LIMIT)?.success()?;
     // The program starts with the library, and reports that there is no such device.
     let image = source.with_file_name("add.sm20");
     let ended = run_to_end(Command::new(&program).arg("vgpu:/no/socket").arg(image), LIMIT)?;

@@ -66,9 +66,9 @@ fn empty_elements_are_filled() {
 fn invalid_domain_is_rejected_with_cause() {
     let error = |document: &str| with_devices(document.as_bytes(), &[device()]).unwrap_err().to_string();
     assert!(error("<network/>").contains("the root is <network>"));
-    assert!(error("").contains("no end"));
+    assert!(error("").contains("end tag is missing"));
     assert!(error("<domain><a></domain>").contains("not XML"));
-    assert!(error("<domain><a>").contains("no end"));
+    assert!(error("<domain><a>").contains("end tag is missing"));
     assert!(error(r#"<domain xmlns:qemu="x"/>"#).contains("the prefix `qemu` stands for x"));
     let deep = format!("<domain>{}", "<a>".repeat(100));
     assert!(error(&deep).contains("deeper than"));
