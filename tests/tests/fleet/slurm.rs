@@ -254,7 +254,7 @@ fn slurm_jobs_get_the_resources_they_request() -> Result<()> {
 /// is served again once the job starts another process.
 fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     let process = format!(
-        "for p in $(pgrep cuda-program); do if grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ; then echo $p; fi; done"
+        "for p in $(pgrep cuda-program); do if grep -qz '^SLURM_JOB_ID={job}$' /proc/$p/environ 2>/dev/null; then echo $p; fi; done"
     );
     let before = host.ok(&process)?;
     ensure!(before.trim().parse::<u32>().is_ok(), "job {job} has not one program: {before}");
