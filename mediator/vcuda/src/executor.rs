@@ -463,6 +463,11 @@ impl Executor {
                 }
             }
             Action::Answer { ticket, answer } => {
+                if self.is_resuming || self.with_queue(|_, _| Ok(())).is_none() {
+                    // For example, a worker can end before the VMM has shared the guest's memory with this daemon.
+                    self.ready.push((ticket, answer));
+                    return;
+                }
                 if let Some((header, request)) = self.outstanding.remove(&ticket) {
                     // The next process must not find the state from before the response.
                     self.record_changes();

@@ -142,6 +142,8 @@ impl Executor {
                 self.link.interrupts().trigger_msix(vector.into());
             }
         }
+        // The next process must not find the state from before the responses.
+        self.record_changes();
         for (ticket, answer) in std::mem::take(&mut self.ready) {
             if let Some((header, request)) = self.outstanding.remove(&ticket) {
                 self.answer(&header, &request, answer, true);
