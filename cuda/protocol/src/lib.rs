@@ -1,7 +1,7 @@
 //! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
 //!
-//! One `SOCK_SEQPACKET` UNIX connection per process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
-//! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
+//! Each process has one `SOCK_SEQPACKET` UNIX connection. A packet is one [`FromTenant`] or one [`FromOwner`], encoded
+//! by `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
 //! order in which the message names them.
 //!
 //! # Opening
@@ -58,9 +58,9 @@
 //! ```
 //!
 //! Only one order is in progress at a time. `Redirect` also names a chunk that the tenant's side freed after `Quiesce`;
-//! the tenant's side closes its descriptor and counts it as moved. If `moved` is less than requested, the rest stays
-//! where it was, mapped, and the owner keeps the old chunks. Programs may allocate and free while an order is in
-//! progress.
+//! the tenant's side closes its descriptor and counts it as moved. If `moved` is less than requested, the remaining
+//! chunks stay mapped where they were, and the owner keeps the old memory. Programs may allocate and free while an
+//! order is in progress.
 //!
 //! # Turns
 //!
@@ -76,13 +76,13 @@
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
-//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
-//! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` during a turn replaces its terms.
-//! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn.
-//! After `Yield` the turn also ends when the program has submitted nothing for a while and its last work is about to
-//! end: it waits for a result. A process that is a client of the card's MPS server says so with `Concurrent`, once,
-//! directly after `Welcome`. The owner asks the server; gates of processes of one share group that the server lists can
-//! be open at the same time.
+//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`. If
+//! `run_ahead_us` is 0, the tenant is alone, and the library measures nothing. A `Run` during a turn replaces its
+//! terms. `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the
+//! turn also ends when the program waits for a result: it has submitted nothing for a while, and its last work is about
+//! to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`. The
+//! owner verifies this with the server. The gates of a share group's processes that the server lists can be open at the
+//! same time.
 //!
 //! # Ends
 //!
@@ -142,7 +142,7 @@ pub use message::{
 
 /// Version of the messages.
 pub const VERSION: u16 = 6;
-/// Oldest version that an owner supports: programs outlive owners and keep the library that they started with.
+/// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -171,11 +171,11 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Time in microseconds before the end of its last work at which a turn may be given back: the next tenant's first work
-/// takes the same time to reach the card, and earlier work would make the hardware switch back and forth.
+/// Time in microseconds before the end of its last work at which a turn may be given back. The next tenant's first work
+/// takes this long to reach the card; if it arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it answers a request for
-/// empty chunks.
+/// Maximum time in milliseconds for which the tenant's side waits for work on freed memory before it answers a request
+/// for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reach its owner again, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;
@@ -186,5 +186,5 @@ pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable: with `1` the library reports errors on standard error.
+/// Environment variable. If it is `1`, the library reports errors on standard error.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";
