@@ -46,7 +46,7 @@ pub struct Arrived {
     pub channel: VirtualChannelId,
     /// The physical channel number.
     pub physical: ChannelId,
-    /// Submissions in flight, oldest first, each with true if the card may have fetched it.
+    /// Submissions in flight, oldest first. The flag is true if the card may have fetched the submission.
     pub flights: Vec<(Submission, bool)>,
 }
 
@@ -62,9 +62,9 @@ pub enum MoveError {
 }
 
 impl Channels {
-    /// Copies a VM's channels, with their data on the card, for another card. Leaves this card's state unchanged. The
-    /// VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the guest's
-    /// runlist is not in force.
+    /// Copies a VM's channels and their data on the card, for transfer to another card. Leaves this card's state
+    /// unchanged. The VM must be paused and off the engines. Returns `None` while a channel is still on an engine or
+    /// the guest's runlist is not in force.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
