@@ -205,7 +205,7 @@ impl Setup {
     }
 }
 
-/// Uploads random words, a piece at a time.
+/// Uploads random words, one piece at a time.
 fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
     const BYTES_PER_UPLOAD: u64 = 1 << 20;
     let mut at = 0;
