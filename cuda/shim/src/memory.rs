@@ -51,13 +51,10 @@ pub struct Memory {
 /// The memory, with the parts of the library that operations on it need.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations<'a> {
-    /// The memory.
     pub memory: &'a Memory,
     /// Captures that the program has open.
     pub captures: &'a Captures,
-    /// Contexts of the program.
     pub contexts: &'a Contexts,
-    /// The link to the owner.
     pub link: &'a Link,
 }
 

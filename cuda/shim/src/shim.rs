@@ -34,20 +34,15 @@ pub struct Libraries {
 /// The state of the library.
 #[derive(Debug)]
 pub struct Shim {
-    /// Settings of this process.
     pub settings: Settings,
-    /// The real libraries.
     pub libraries: Libraries,
-    /// The submission gate.
     pub gate: Gate,
     /// Captures that the program has open.
     pub captures: Captures,
-    /// Contexts of the program.
     pub contexts: Contexts,
     /// The program's work in flight.
     pub pacing: Pacing,
     memory: Memory,
-    /// The link to the owner.
     pub link: Link,
 }
 

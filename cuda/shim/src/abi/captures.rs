@@ -102,7 +102,6 @@ unsafe extern "C" fn stream_destroy_first(stream: Object) -> c_int {
     destroy(stream, || unsafe { driver::stream_destroy_first(stream) })
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuStreamBeginCapture => begin_first as *mut (),

@@ -90,7 +90,6 @@ primary_ends!(primary_ctx_release_first);
 primary_ends!(primary_ctx_reset);
 primary_ends!(primary_ctx_reset_first);
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuDevicePrimaryCtxRetain => primary_ctx_retain as *mut (),

@@ -126,7 +126,6 @@ pub unsafe extern "C" fn get_proc_address_v2_per_thread(
     result
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     match index {
         at::cuGetProcAddress => Some(get_proc_address as *mut ()),

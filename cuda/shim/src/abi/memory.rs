@@ -6,7 +6,6 @@ mod graphs;
 mod opened;
 mod own;
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     let of_chunks = || calls::ours(index).or_else(|| own::ours(index)).or_else(|| opened::ours(index));
     of_chunks().or_else(|| fixed::ours(index)).or_else(|| graphs::ours(index))

@@ -36,7 +36,6 @@ pub struct Arena {
 /// A place for an allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Offset in the range.
     pub offset: u64,
     /// Previously empty chunks that the allocation uses, in ascending order.
     pub chunks: Vec<u32>,

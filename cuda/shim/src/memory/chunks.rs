@@ -45,13 +45,11 @@ pub struct ChunkMemory {
 /// Chunks of an allocation.
 #[derive(Debug)]
 pub struct Backed {
-    /// Card.
     pub card: u8,
     /// The chunks, in the order of their addresses.
     pub chunks: Vec<ChunkId>,
     /// Offset of the allocation in its first chunk, in bytes.
     pub offset: u64,
-    /// Size of the allocation in bytes.
     pub bytes: u64,
 }
 

@@ -49,9 +49,7 @@ pub struct Backing {
 /// A piece of driver memory, which is always mapped as a whole.
 #[derive(Debug)]
 pub struct Piece {
-    /// The driver's handle.
     pub handle: Handle,
-    /// Size in bytes.
     pub bytes: u64,
     /// The chunk; `None` for memory allocated by the driver.
     pub chunk: Option<Backing>,
@@ -60,9 +58,7 @@ pub struct Piece {
 /// The memory of a handle that is no longer needed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// Card.
     pub card: u8,
-    /// Chunks.
     pub chunks: Vec<ChunkId>,
     /// Number of bytes that the driver had allocated.
     pub fixed: u64,
@@ -73,11 +69,9 @@ pub struct Freed {
 /// A handle to export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// Card.
     pub card: u8,
     /// The description with which the handle was created.
     pub property: Property,
-    /// Length in bytes.
     pub bytes: u64,
     /// The driver's handle for the whole range, if the handle can already be exported.
     pub whole: Option<Handle>,
@@ -121,9 +115,7 @@ pub enum Cover {
 /// A mapping that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// First address.
     pub start: Address,
-    /// Size in bytes.
     pub bytes: u64,
     /// This library's number of the handle.
     pub handle: Handle,

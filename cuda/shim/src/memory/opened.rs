@@ -48,15 +48,11 @@ pub struct Opened {
 /// A decoded handle of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The owner's token.
     pub share: Share,
     /// Offset of the allocation in its first chunk.
     pub offset: u64,
-    /// Length of the allocation.
     pub bytes: u64,
-    /// Number of chunks.
     pub chunks: u32,
-    /// Card.
     pub card: u8,
 }
 

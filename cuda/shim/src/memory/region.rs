@@ -21,7 +21,6 @@ use crate::log::report;
 pub struct Slot {
     /// The driver's handle; `None` while the chunk is evicted.
     handle: Option<Handle>,
-    /// The chunk.
     pub chunk: Backing,
 }
 
@@ -32,15 +31,11 @@ pub struct Region {
     pub device: c_int,
     /// Card in the owner's list.
     pub card: u8,
-    /// First address.
     pub base: Address,
     /// Size of the address range in bytes.
     pub bytes: u64,
-    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Allocations.
     pub arena: Arena,
-    /// Empty chunks.
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
     /// Unmapped chunks, whose memory is on the host.

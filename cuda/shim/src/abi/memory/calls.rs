@@ -315,7 +315,6 @@ unsafe extern "C" fn pointer_get_attributes(
     })
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemAlloc_v2 => mem_alloc as *mut (),

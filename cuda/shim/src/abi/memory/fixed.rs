@@ -170,7 +170,6 @@ unsafe extern "C" fn pool_destroy(pool: Object) -> c_int {
     unsafe { driver::mem_pool_destroy(pool) }
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemAllocManaged => managed as *mut (),

@@ -127,7 +127,6 @@ unsafe extern "C" fn trim(device: c_int) -> c_int {
     result
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuGraphLaunch => launch as *mut (),

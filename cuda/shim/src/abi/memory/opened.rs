@@ -146,7 +146,6 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
     if closed.is_some() { SUCCESS } else { INVALID_VALUE }
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuIpcGetMemHandle => get_handle as *mut (),

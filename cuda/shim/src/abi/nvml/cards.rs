@@ -205,7 +205,6 @@ macro_rules! ways {
     ($index:ident, $call:ident $arguments:tt: $($symbol:ident),*) => { $(way!($index, $call $arguments $symbol);)* };
 }
 
-/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     ways!(index, counted(to: *mut u32): nvmlDeviceGetCount, nvmlDeviceGetCount_v2);
     ways!(index, by_index(number: u32, to: *mut Device): nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2);

@@ -122,7 +122,6 @@ unsafe fn listed<T: Entry + Default>(index: usize, device: Device, count: *mut u
 
 macro_rules! lists {
     ($($symbol:ident: $entry:ty),* $(,)?) => {
-        /// Returns this module's function for a symbol.
         pub fn ours(index: usize) -> Option<*mut ()> {
             $({
                 unsafe extern "C" fn list(device: Device, count: *mut u32, to: *mut $entry) -> c_int {
