@@ -5,7 +5,7 @@
 //! results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
 //! memory) have separate messages: [`own`].
 //!
-//! The crate neither calls the driver nor uses rings: it works on slices of words.
+//! The crate does not call the driver and does not use rings: it works on slices of words.
 
 pub mod boxes;
 mod decode;
