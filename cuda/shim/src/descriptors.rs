@@ -6,7 +6,7 @@
 //! above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on `exec`, and in a
 //! child after `fork`.
 //!
-//! UNSAFETY: copies and closes descriptors by number, also in a process that shares this one's memory.
+//! UNSAFETY: copies and closes descriptors by number, including in a process that shares this process's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};

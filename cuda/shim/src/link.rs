@@ -1,7 +1,7 @@
 //! The link to the owner: the owner's terms, requests from the program's threads, and the amount of the program's fixed
 //! memory.
 //!
-//! UNSAFETY: asks the kernel for a random number.
+//! UNSAFETY: requests a random number from the kernel.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;

@@ -301,7 +301,7 @@ impl RunAhead {
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns the time until the next expected end of work in flight, if any.
+    /// Returns the time until the next expected end of work in flight, or `None` if no end is expected.
     pub fn next_end(&self) -> Option<Duration> {
         let pace = self.lock();
         let any = pace.groups.iter().any(|g| !g.keys.is_empty());

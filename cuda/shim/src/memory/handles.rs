@@ -42,7 +42,7 @@ pub struct Backing {
     pub place: Place,
     /// Descriptor for the next owner.
     pub descriptor: Option<ChunkDescriptor>,
-    /// Set if other processes may have the chunk as well.
+    /// True if other processes may also have the chunk.
     pub shared: bool,
 }
 

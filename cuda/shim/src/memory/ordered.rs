@@ -98,7 +98,7 @@ impl Ordered {
         Some(address)
     }
 
-    /// Returns an unused event of a context, if any.
+    /// Returns an unused event of a context, or `None` if there is none.
     pub fn spare(&mut self, context: u64) -> Option<u64> {
         let at = self.spare.iter().position(|(of, _)| *of == context)?;
         Some(self.spare.swap_remove(at).1)

@@ -1,8 +1,8 @@
 //! Manages the addresses of one card and the chunks that back them.
 //!
 //! A chunk that moves to host memory is unmapped, and is mapped again when the program's work may run. The driver takes
-//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If such chunks stayed mapped, each turn would wait for
-//! both, although a chunk is usually back on the card before its next use.
+//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If the new location in host memory were mapped
+//! immediately, each turn would wait for both, although a chunk is usually back on the card before its next use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
