@@ -79,7 +79,7 @@ impl GroupServer {
     /// `report`.
     ///
     /// # Errors
-    /// If the host refuses a thread.
+    /// If the host cannot create a thread.
     pub fn start(config: MpsConfig, needed: bool, report: impl Fn(Report) + Send + 'static) -> io::Result<Self> {
         let (orders, received) = channel();
         let polls: Arc<AtomicBool> = Arc::default();
