@@ -1,7 +1,7 @@
 //! The answer to the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts
 //! about the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) has the reasons.
 //!
-//! UNSAFETY: asks libc for the thread.
+//! UNSAFETY: calls libc to identify the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use hmac::digest::KeyInit;
