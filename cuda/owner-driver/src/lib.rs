@@ -1,7 +1,7 @@
 //! The calls that a CUDA card's owner makes to NVIDIA's driver.
 //!
-//! [`Real`] loads the driver's library by path, so that a fake driver works as well; `Model` implements the rules of
-//! the virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
+//! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
+//! virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
 //! lock held.
 //!
 //! This crate does not decide which memory exists, and keeps no accounts: `cuda-owner` does.
@@ -110,7 +110,7 @@ impl DriverError {
     /// Returns true if the card was reset or has failed: the process's context is lost for good, and a new process is
     /// needed.
     ///
-    /// The owner runs no code of its own on the card, so a kernel error among these codes is not caused by the owner.
+    /// The owner runs no kernels on the card, so it cannot have caused a kernel error among these codes.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
