@@ -14,7 +14,7 @@ const NK: usize = 8;
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
-/// Total size in bytes, a multiple of the number of bytes that a block of threads copies at once.
+/// Total size in bytes, a multiple of the number of bytes that a block of threads copies in one round.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.

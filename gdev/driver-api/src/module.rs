@@ -22,7 +22,7 @@ unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
     if name.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::InvalidValue)
 }
 
@@ -287,7 +287,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
     for (index, parameter) in kernel.parameters.iter().enumerate() {
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
         let to = bytes.get_mut(start..end).ok_or(Code::InvalidImage)?;
-        // SAFETY: the caller's promise, the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
         unsafe {
             let from = *parameters.add(index);
             if from.is_null() {
@@ -303,7 +303,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
 unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
     for entry in 0..MAX_EXTRA {
-        // SAFETY: the caller's promise, the crate's UNSAFETY: the list ends with an entry of kind 0.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY. The list ends with an entry of kind 0.
         unsafe {
             let kind = (*extra.add(2 * entry)).addr();
             if kind == EXTRA_END {
@@ -320,6 +320,6 @@ unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     if buffer.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }

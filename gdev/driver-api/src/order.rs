@@ -66,7 +66,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uin
 fn has_ended(state: &mut State, fence: Option<Fence>) -> Outcome<()> {
     match fence {
         Some(fence) if !state.gpu.is_done(fence)? => Err(Code::NotReady),
-        // Wait for ended work as well, to report lost work.
+        // Wait even though the work has ended, to report lost work.
         Some(fence) => Ok(state.gpu.wait(fence)?),
         None => Ok(()),
     }
