@@ -115,8 +115,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may belong to
-    /// them as well. Call this after [`Self::completed`].
+    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may also belong
+    /// to them. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();

@@ -15,7 +15,7 @@
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
 //! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
 //!
-//! Context images belong to the host as well, and no guest work reads or writes them: they list registers that the
+//! Context images also belong to the host, and no guest work reads or writes them, because they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!

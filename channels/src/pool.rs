@@ -139,7 +139,7 @@ impl Channels {
         }
     }
 
-    /// Adds a VM that may have up to `cap` channels at once.
+    /// Adds a VM that may have up to `cap` channels at the same time.
     pub fn add_vm(&mut self, vm: TenantId, cap: u32) {
         let record = Vm {
             cap,
