@@ -70,7 +70,8 @@ unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i
     unsafe { operation(function, parameters) }.map_or_else(|error| error, |kernel| work::submit(stream, kernel))
 }
 
-/// The input of each link, which is also its result. The driver keeps a result until its link ends.
+/// The collected input of each link, which is also the result of the link. The driver keeps a result until the link
+/// ends.
 static LINKS: Mutex<Vec<(u64, Vec<u8>)>> = Mutex::new(Vec::new());
 
 /// Calls `work` with the bytes of a link.

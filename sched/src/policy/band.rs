@@ -3,7 +3,7 @@
 //!
 //! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
 //! more than its bandwidth. The first vGPU with work is next. But if this vGPU differs from the previous vGPU and is
-//! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and runs the first of these that
+//! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and then runs the first vGPU that
 //! submits.
 //!
 //! The published policy measures bandwidth within a period, and forgets it at the end of the period. With `correct`,
@@ -32,7 +32,7 @@ const SLICES_PER_PERIOD: u64 = 20;
 struct Wait {
     until: Nanos,
     next: TenantId,
-    /// The vGPU that submitted during the wait.
+    /// The first vGPU that submitted during the wait. With `correct`, vGPUs above their bandwidth do not count.
     came: Option<TenantId>,
 }
 

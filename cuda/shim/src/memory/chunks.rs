@@ -564,7 +564,7 @@ impl ChunkMemory {
         ids
     }
 
-    /// Maps the evicted chunk that contains an address, because a driver query about the address follows.
+    /// Maps the evicted chunks if one of them contains an address, because a driver query about the address follows.
     pub fn bring_for(&mut self, address: Address) {
         if self.regions.iter().any(|region| region.is_away(address)) {
             driver::relaxed(|| self.bring());

@@ -45,7 +45,8 @@ impl Graphs {
     }
 }
 
-/// Returns the size in bytes of a graph's largest allocation, or `None` if the graph has none.
+/// Returns the size in bytes of a graph's largest allocation, or `None` if the graph has no allocation. The size is 0
+/// if the graph may allocate an unknown amount.
 pub fn largest_allocation(graph: Object) -> Option<u64> {
     largest(graph, MAX_GRAPH_DEPTH)
 }
