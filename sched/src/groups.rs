@@ -371,7 +371,7 @@ impl GroupTurns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds; then nothing has changed.
+    /// If a setting is out of its bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);

@@ -239,7 +239,7 @@ impl Scheduler {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
-    /// Returns the place of a submission; `None` if it is unknown.
+    /// Returns the place of a submission, or `None` if the submission is unknown.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
         if self.engine_of(ticket).is_some() {

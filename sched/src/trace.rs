@@ -96,7 +96,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// Errors of `to`.
+    /// If `to` fails.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
@@ -104,7 +104,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of a scheduler that grants the whole card in turns (`Turns`).
     ///
     /// # Errors
-    /// Errors of `to`.
+    /// If `to` fails.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -124,7 +124,7 @@ impl<W: Write> Recorder<W> {
     /// Writes a move of memory that has ended.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn record_move(&mut self, moved: MemoryMove) -> io::Result<()> {
         line(&mut self.to, &Moved { moved })
     }
@@ -132,7 +132,7 @@ impl<W: Write> Recorder<W> {
     /// Writes an event and its decisions.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn record(&mut self, at: Nanos, event: Event, decisions: &[Decision]) -> io::Result<()> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
@@ -140,7 +140,7 @@ impl<W: Write> Recorder<W> {
     /// Returns the writer, which contains everything that was recorded.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.to.flush()?;
         Ok(self.to)

@@ -152,7 +152,7 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and begin when they are reserved.
     offers: bool,
-    /// Time of the last offer, until the tenant takes it or does something else.
+    /// Time of the last offer, until the tenant accepts the offer or its state changes otherwise.
     offered: Option<Nanos>,
     /// Time of the last offer that kept others from being offered the next turn, since the tenant's last turn.
     promised: Option<Nanos>,
@@ -333,7 +333,7 @@ impl Turns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds; then nothing has changed.
+    /// If a setting is out of its bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;

@@ -94,7 +94,7 @@ impl Channels {
     /// before the VM resumes. Channels whose work had begun are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// [`MoveError`]; the state is then unchanged.
+    /// [`MoveError`] if the channels cannot arrive. The state is then unchanged.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,

@@ -1,6 +1,6 @@
 //! The tables: a word with the table's size in bytes, then functions.
 //!
-//! UNSAFETY: statics with pointers to functions, which nothing writes.
+//! UNSAFETY: the statics contain pointers to functions, and are never written.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;

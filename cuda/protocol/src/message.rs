@@ -174,7 +174,7 @@ pub enum FromTenant {
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
-        /// Set if another such message follows.
+        /// True if another such message follows.
         more: bool,
     },
     /// Requests chunks of a card.
@@ -248,7 +248,7 @@ pub enum FromTenant {
         turn: u32,
         /// Use since the last report.
         usage: Usage,
-        /// Set if a submission waits at the gate.
+        /// True if a submission waits at the gate.
         waiting: bool,
     },
     /// Use within a turn.
@@ -317,7 +317,7 @@ pub enum FromOwner {
         request: u32,
         /// The chunks.
         chunks: Vec<Chunk>,
-        /// Set if more chunks of this request follow.
+        /// True if more chunks of this request follow.
         more: bool,
     },
     /// The memory is counted.

@@ -30,7 +30,7 @@ struct Pending {
     /// Pending fences: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
     spare: Vec<(u64, Event)>,
-    /// Set if work was submitted to unknown streams.
+    /// True if work was submitted to unknown streams.
     unknown: bool,
 }
 

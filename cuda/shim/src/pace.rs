@@ -56,7 +56,7 @@ struct Group {
     estimate: f64,
     /// Length that was assumed for each kind of work in the group that had never been seen, in ns.
     unknown_ns: f64,
-    /// Set if each kind of work in the group has a steady length.
+    /// True if each kind of work in the group has a steady length.
     sure: bool,
     opened: Instant,
 }
@@ -121,7 +121,7 @@ struct Pace {
     last: Option<Instant>,
     /// Time at which the last end of a group was noticed.
     seen: Option<Instant>,
-    /// Set if all work in flight was submitted while measuring was on.
+    /// True if all work in flight was submitted while measuring was on.
     all_measured: bool,
 }
 

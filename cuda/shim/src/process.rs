@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn library_thread_blocks_signals_and_caller_mask_is_unchanged() {
         let mask = || {
-            // SAFETY: the set is a local; nothing is changed.
+            // SAFETY: the set is a local, and the call changes no signal mask.
             unsafe {
                 let mut set: libc::sigset_t = std::mem::zeroed();
                 libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);

@@ -87,7 +87,7 @@ struct Made {
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// Set if the handle is a single driver allocation, which may be exported.
+    /// True if the handle is a single driver allocation, which may be exported.
     exported: bool,
 }
 

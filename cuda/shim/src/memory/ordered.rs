@@ -15,7 +15,7 @@ pub struct Lane {
     pub context: u64,
     /// Handle; null means the context's default stream.
     pub stream: u64,
-    /// Set if the call used the per-thread form.
+    /// True if the call used the per-thread form.
     pub per_thread: bool,
 }
 
