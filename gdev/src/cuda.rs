@@ -170,7 +170,7 @@ impl Cuda {
         known.ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the kind of memory, and the address of a range in it.
+    /// Returns the [`Place`] of memory, and the address of a range in it.
     fn range(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(Place, u64)> {
         let held = self.held(memory)?;
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= held.bytes);

@@ -40,7 +40,7 @@ const ACTIVE_NS: u64 = 30_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(u32);
 
-/// The way in which the members of a group share the card, strictest first. A group uses the strictest choice among its
+/// Way in which the members of a group share the card, strictest first. A group has the strictest choice of its
 /// members.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
@@ -49,7 +49,7 @@ pub struct GroupId(u32);
 pub enum Sharing {
     /// Members take exclusive turns.
     Turns,
-    /// Trials find the mode in which the members' programs make more progress.
+    /// The mode in which the members' programs make more progress, found in trials.
     #[default]
     Auto,
     /// Members whose programs can run concurrently use the card at the same time.
