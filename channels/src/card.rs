@@ -124,8 +124,8 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
     host.write32(pfifo::RUNLIST::OFFSET, pfifo::RUNLIST::ENGINES.mask() | pfifo::RUNLIST::LENGTH.encode(length));
 }
 
-/// Writes the guest's changes of its context pointers into the channel's block, but only to state which contexts exist.
-/// A context at a new address counts as a new context.
+/// Updates the context pointers in the channel's block after the guest has changed its own. The guest's pointers only
+/// determine which contexts exist. A context at a new address counts as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,
@@ -148,7 +148,8 @@ pub(crate) fn set_contexts(
     host.vram_flush();
 }
 
-/// Returns the channel that an engine currently works for, as the engine reports it. The channel need not be bound.
+/// Returns the channel for which an engine currently works, as the engine reports it. The channel is not necessarily
+/// bound.
 pub(crate) fn working_for(host: &mut impl Host, unit: u32) -> Option<ChannelId> {
     let status = host.read32(pfifo::ENGINE_STATUS::at(unit));
     let channel = u8::try_from(pfifo::ENGINE_STATUS::CHANNEL.get(status)).ok()?;

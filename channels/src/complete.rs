@@ -32,7 +32,7 @@ impl Channels {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // The VM was notified of these completions: drop them for the engines that raised no interrupt.
+            // The VM was already notified of these completions, so drop them for the engines that raised no interrupt.
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
@@ -92,9 +92,9 @@ impl Channels {
         self.deferred
     }
 
-    /// Returns the VMs whose work in flight has progressed since the last call, or is held by a PBDMA or an engine now:
-    /// such a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins
-    /// later cannot have raised it, so call this before [`Self::completed`] causes new work to start.
+    /// Returns the VMs whose work in flight has progressed since the last call, or is now in a PBDMA or an engine. Such
+    /// a VM may have raised a non-stall interrupt of the engine in the middle of a submission. Work that begins later
+    /// cannot have raised it, so call this before [`Self::completed`] causes new work to start.
     pub fn at_work(&mut self, host: &mut impl Host, engine: u32) -> BTreeSet<TenantId> {
         let mut working = BTreeSet::new();
         if 1u32.checked_shl(engine).unwrap_or(0) & ENGINES != 0
@@ -104,7 +104,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // Channels left out here are found with the next interrupt, or the next poll for completions.
+        // The next interrupt, or the next poll for completions, finds the channels that are left out here.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -115,8 +115,8 @@ impl Channels {
         working
     }
 
-    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may belong to
-    /// them as well. Call this after [`Self::completed`].
+    /// Returns the VMs whose work has ended without a notification, because an interrupt of the engine may also belong
+    /// to them. Call this after [`Self::completed`].
     pub fn news(&mut self, engine: u32) -> BTreeSet<TenantId> {
         let bit = 1u32.checked_shl(engine).unwrap_or(0) & ENGINES;
         let mut told = BTreeSet::new();

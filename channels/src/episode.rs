@@ -39,13 +39,13 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Creates a watchdog without observations. `limit_ns` applies to VMs without a limit of their own.
+    /// Creates a watchdog without observations. `limit_ns` applies to VMs without a separate limit.
     #[must_use]
     pub const fn new(limit_ns: u64) -> Self {
         Self { limit_ns, episodes: [None; engine::COUNT as usize] }
     }
 
-    /// Returns the limit for VMs that have no limit of their own.
+    /// Returns the limit for VMs without a separate limit.
     #[must_use]
     pub const fn limit_ns(&self) -> u64 {
         self.limit_ns

@@ -1,4 +1,4 @@
-//! Harness of the property tests, driven by bytes.
+//! Harness that runs the property tests on arbitrary bytes.
 
 #![allow(
     clippy::indexing_slicing,

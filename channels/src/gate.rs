@@ -21,8 +21,8 @@ impl Gate {
 }
 
 impl Channels {
-    /// Among the channels with a PGRAPH context, makes the card schedule only those of `vm`, or none. Running work
-    /// stays until it ends or is [asked to leave](Self::ask_to_leave).
+    /// Makes the card schedule only those channels with a PGRAPH context that belong to `vm`, or none if `vm` is
+    /// `None`. Running work stays until it ends or its channel is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -77,7 +77,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // While the card works for a channel, it may hold a different pointer than the block.
+        // While the card works for a channel, it may have a different pointer from the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {

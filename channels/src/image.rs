@@ -1,7 +1,7 @@
 //! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
 //!
 //! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers.
-//! Therefore the host owns the images, and a guest's pointer only states that a context exists. The card's pointer
+//! Therefore, the host owns the images, and a guest's pointer only indicates that a context exists. The card's pointer
 //! refers to the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping
 //! is privileged, and a channel's work makes no privileged accesses.
 

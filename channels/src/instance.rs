@@ -16,7 +16,7 @@ const TARGET_BITS: u32 = 3;
 
 /// Offset of the first byte of the range that contains all context pointers.
 pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
-/// Size of this range in bytes.
+/// Size in bytes of the range that contains all context pointers.
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 

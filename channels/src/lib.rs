@@ -8,14 +8,14 @@
 //! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
 //! push buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
 //! the non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
-//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
+//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress as its own indices and
 //! addresses, and does not see the host's ring.
 //!
 //! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
 //! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
 //!
-//! Context images belong to the host as well, and no guest work reads or writes them: they list registers that the
+//! Context images also belong to the host, and no guest work reads or writes them, because they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
 //! ([`Layout::image_pages`]).
 //!
@@ -136,7 +136,7 @@ pub trait Host {
 #[error("there is no such guest memory")]
 pub struct Unreadable;
 
-/// Reads the guest's instance blocks.
+/// Access to the guest's instance blocks.
 pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
@@ -150,7 +150,7 @@ pub trait GuestMemory {
 #[error("there is no memory at that GPU virtual address")]
 pub struct Unmapped;
 
-/// Reads a guest's GPFIFO ring at its virtual addresses in the guest's channel.
+/// Access to a guest's GPFIFO ring, by virtual address in the guest's channel.
 pub trait GuestRing {
     /// Fills `data` from `va` on. A read never crosses a 4 KiB page.
     ///

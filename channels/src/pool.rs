@@ -103,9 +103,9 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Index of the runlist page that is written next, of two.
+    /// Index of the runlist page, of two, that is written next.
     next_page: usize,
-    /// Start of the search for a free channel: a number that was just released is reused last.
+    /// Number at which the search for a free channel starts, so that a released number is reused as late as possible.
     next_slot: usize,
     serial: u64,
     /// Number of the next submission.
@@ -139,7 +139,7 @@ impl Channels {
         }
     }
 
-    /// Adds a VM that may have up to `cap` channels at once.
+    /// Adds a VM that may have up to `cap` channels at the same time.
     pub fn add_vm(&mut self, vm: TenantId, cap: u32) {
         let record = Vm {
             cap,
@@ -257,7 +257,7 @@ impl Channels {
         kicked
     }
 
-    /// Lets the card schedule the channel, or not. Returns `false` if the channel is not bound.
+    /// Allows or forbids the card to schedule the channel. Returns `false` if the channel is not bound.
     pub fn enable(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -275,8 +275,8 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
-    /// channels that are no longer listed from their engines. The result states whether all of them have left;
-    /// otherwise [`Self::runlists_taken`] reports it later.
+    /// channels that are no longer listed from their engines. The result tells if all of them have left; if not,
+    /// [`Self::runlists_taken`] reports this later.
     pub fn submit_runlist(
         &mut self,
         card: &mut (impl Host + GuestMemory),
@@ -432,7 +432,8 @@ impl Channels {
         u32::try_from(stuck).unwrap_or(u32::MAX)
     }
 
-    /// Handles a reset of the card: every channel is free, including stuck ones. Guests must bind their channels again.
+    /// Handles a reset of the card. Every channel becomes free, including stuck channels. Guests must bind their
+    /// channels again.
     pub fn card_reset(&mut self) {
         self.preemptions.clear();
         for slot in &mut self.slots {
@@ -469,8 +470,8 @@ impl Channels {
     /// As on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
     /// context. The guest's images are never read, because images belong to the host.
     ///
-    /// Deferred while the channel has work in flight, which is charged to the engine of its contexts at submission: the
-    /// change is then made after the work has ended, and before the next pull.
+    /// If the channel has work in flight, the change is deferred until this work has ended, but is made before the next
+    /// pull. The reason is that work is charged to the engine that the channel's contexts selected at submission.
     pub(crate) fn refresh(&mut self, card: &mut (impl Host + GuestMemory), physical: ChannelId) {
         let Some(bound) = self.bound_mut(physical) else { return };
         let mut bytes = [0; CONTEXTS_BYTES];
@@ -483,7 +484,7 @@ impl Channels {
         self.renew_contexts(card, physical);
     }
 
-    /// Writes changed context pointers to the card, unless work is in flight. Returns false in that case.
+    /// Writes changed context pointers to the card. Returns false, and writes nothing, if work is in flight.
     pub(crate) fn renew_contexts(&mut self, host: &mut impl Host, physical: ChannelId) -> bool {
         let Some(bound) = self.bound(physical) else { return true };
         let Some(contexts) = bound.next_contexts else { return true };
@@ -552,7 +553,7 @@ impl Channels {
     fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // A channel that was unbound since has left the card, and another channel may have its number.
+        // A channel that has been unbound since then has left the card, and another channel may have its number.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))
@@ -600,7 +601,7 @@ impl Channels {
     }
 }
 
-/// Checks a state change. An illegal change is a bug in this crate, which no guest can cause.
+/// Checks a state change. An illegal change is a bug in this crate that no guest can cause.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
 }

@@ -84,7 +84,7 @@ impl Channels {
     }
 
     /// Starts to remove a physical channel from its engines, bound or [stuck](crate::RunState::Stuck), and polls a few
-    /// times until it has left. The channel may be scheduled again at once if it is bound, enabled and listed.
+    /// times until it has left. The channel may be scheduled again immediately if it is bound, enabled and listed.
     ///
     /// # Errors
     /// [`Stuck`] if the channel is not off its engines yet.

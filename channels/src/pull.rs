@@ -24,8 +24,8 @@ const WORTHWHILE: u32 = RING_ENTRIES / 4;
 impl Channels {
     /// Pulls the guest's ring entries up to a doorbell, as far as they fit, into the host's ring as one submission,
     /// followed by a completion record. The card does not get the submission before [`Self::start`]. `now` is the time
-    /// in ns. Pulls nothing if a later doorbell was already pulled, or the channel was unbound since the doorbell was
-    /// checked.
+    /// in ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the
+    /// doorbell was checked.
     ///
     /// # Errors
     /// See [`PullError`]. The same fault is returned until the channel is bound again.
@@ -77,9 +77,9 @@ impl Channels {
         fault.map_or(Ok(pulled), |fault| Err(PullError { fault, pulled }))
     }
 
-    /// Suppresses the interrupt of a submission's record: its end is found by a poll, or with the end of the next
-    /// submission. If the submission was started, the card may have fetched the record, which then still raises its
-    /// interrupt. Returns `false` if the submission does not exist.
+    /// Suppresses the interrupt of a submission's record. A poll, or the end of the next submission, then reveals its
+    /// end. If the submission was started, the card may have fetched the record, which then still raises its interrupt.
+    /// Returns `false` if the submission does not exist.
     pub fn suppress_completion_irq(
         &mut self,
         host: &mut impl Host,

@@ -1,4 +1,4 @@
-//! Channels whose bind was refused by the host. The guest is notified at the first doorbell.
+//! Channels whose bind the host has refused. The guest is notified at the first doorbell.
 
 use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;

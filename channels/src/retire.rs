@@ -1,7 +1,7 @@
-//! First half of ending a channel: the channel does no more work, but its number is not reused yet.
+//! The first half of ending a channel, after which the channel does no more work, but its number is not reused yet.
 //!
-//! Between the two halves its work area is removed from its address space; if its number were reused earlier, other
-//! channels of the old address space could write the new channel's semaphores.
+//! Between the two halves, the channel's work area is removed from its address space. If the number were reused
+//! earlier, other channels of the old address space could write the new channel's semaphores.
 
 use crate::card;
 use crate::state::Permit;
@@ -41,7 +41,7 @@ impl Channels {
             .is_some_and(|bound| bound.permit == Permit::Ended)
     }
 
-    /// Returns true if a channel of this VM is stuck on the card: its memory must not be reused.
+    /// Returns true if a channel of this VM is stuck on the card, so that the VM's memory must not be reused.
     #[must_use]
     pub fn has_stuck(&self, vm: TenantId) -> bool {
         self.slots.iter().any(|slot| matches!(slot, crate::pool::Slot::Stuck { vm: owner, .. } if *owner == vm))

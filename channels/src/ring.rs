@@ -14,7 +14,7 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Capacity of a host ring in entries, one less than its size: a full ring would look empty.
+/// Capacity of a host ring in entries. It is one less than the ring's size, because a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
 /// Maximum number of submissions in flight that counts as few.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
@@ -205,7 +205,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.get)
     }
 
-    /// Converts the card's host `position` to the guest's GP_GET: the next guest entry that was not fetched.
+    /// Converts the card's host `position` to the guest's GP_GET, the index of the next guest entry that was not
+    /// fetched.
     pub(crate) fn virtual_get(&self, position: u64) -> u32 {
         let past = self.records.partition_point(|record| record.end() <= position);
         let Some(record) = self.records.get(past) else { return self.next };

@@ -23,7 +23,7 @@ pub(crate) enum Permit {
 ///
 /// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method faults, and ends the
 /// channel.
-// GUESS: real hardware faults as well, because FECS has no image to load. The software card faults.
+// GUESS: real hardware also faults, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
     /// The card's block contains the pointer: the channel runs while its VM is admitted.

@@ -1,4 +1,4 @@
-//! USERD: accepts doorbells and reports progress, both with the guest's own indices and addresses.
+//! Emulates USERD: accepts doorbells and reports progress, both with the guest's own indices and addresses.
 
 use crate::card;
 use crate::complete::is_worked_for;
@@ -51,9 +51,9 @@ impl Channels {
         Some((bound.or_else(refused)?, address.0.checked_sub(page.0)?))
     }
 
-    /// Handles a guest's read of the word at byte `offset` of its USERD; 0 for a channel that is not bound. GP_PUT
-    /// reads as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion record of
-    /// the host, GET is the end of the guest range before the record.
+    /// Handles a guest's read of the word at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
+    /// GP_PUT reads as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion
+    /// record of the host, GET is the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -159,7 +159,7 @@ impl Channels {
         u64::from(entry) << 32 | u64::from(at)
     }
 
-    /// Returns, for PGRAPH and the two copy engines, whether a physical channel has a context that it may use.
+    /// Returns true for each of PGRAPH and the two copy engines if a physical channel has a context that it may use.
     #[must_use]
     pub fn contexts(&self, physical: ChannelId) -> [bool; 3] {
         let Some(bound) = self.bound(physical) else { return [false; 3] };

@@ -143,7 +143,7 @@ pub struct Doorbell {
     pub(crate) order: u64,
 }
 
-/// A submission's number, unique on the card since the mediator took it over.
+/// A submission's number, unique since the mediator took over the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Submission(pub u64);
 
@@ -160,7 +160,7 @@ pub struct Pulled {
     pub left: u32,
 }
 
-/// A guest's ring cannot be read further. The channel pulls no further entries.
+/// A guest's ring cannot be read any further, so the channel pulls no more entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PullError {
     /// Cause of the error.
@@ -169,7 +169,7 @@ pub struct PullError {
     pub pulled: Pulled,
 }
 
-/// Reason why a guest's ring cannot be read further.
+/// Reason why a guest's ring cannot be read any further.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RingFault {
     /// The ring is not mapped at this address.

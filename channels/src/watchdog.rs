@@ -10,16 +10,16 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
 impl Channels {
-    /// Sets for how long a VM's channels may keep an engine busy without progress, in ns; `None` for no limit.
+    /// Sets the time in ns for which a VM's channels may keep an engine busy without progress; `None` means no limit.
     pub fn set_hang_limit(&mut self, vm: TenantId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;
         }
     }
 
-    /// Polls each engine, and returns each channel once that kept an engine busy for too long without progress. A
-    /// channel that waits for a semaphore counts as well, because the host interface runs ahead of the engine, which
-    /// may still be working. Call this several times within a limit.
+    /// Polls each engine, and returns the channels that kept an engine busy for too long without progress, each of them
+    /// once. A channel that waits for a semaphore counts as well, because the host interface runs ahead of the engine,
+    /// which may still be working. Call this several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }

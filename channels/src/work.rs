@@ -11,7 +11,7 @@ use nvspec::mmu::{HOST_VA_BASE, Rights};
 pub const WORK_BYTES: u64 = 4 * SMALL_PAGE;
 /// Distance in bytes between the virtual addresses of two channels' work areas.
 pub(crate) const VA_STRIDE: u64 = 128 << 10;
-/// The same distance in small pages.
+/// Distance in small pages between the virtual addresses of two channels' work areas.
 pub(crate) const PAGE_STRIDE: u32 = 32;
 
 /// Log2 of the number of entries of a host ring.

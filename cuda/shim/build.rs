@@ -8,7 +8,7 @@ use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The loader finds a library by its file name; linked programs find it by this name.
+    // The loader looks up a library by its file name, and linked programs refer to it by this name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // A program may close the library while the library's thread still runs.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
@@ -16,7 +16,7 @@ fn main() {
     fs::write(Path::new(&out).join("stubs.rs"), stubs()).expect("the folder can be written");
 }
 
-/// The exported functions, and the tables of functions behind them.
+/// Returns the source of the exported functions, and of the tables of the functions that they call.
 fn stubs() -> String {
     let all: Vec<_> = symbols().collect();
     let names: Vec<&str> = all.iter().map(|(name, ..)| name.as_str()).chain(NVML.iter().copied()).collect();
@@ -39,7 +39,7 @@ fn stubs() -> String {
     }
     let _ = writeln!(text, "];");
     for (index, name) in names.iter().enumerate() {
-        // In a child of the process the page is empty.
+        // In a child process, the page is empty.
         let code = format!(
             "cmp dword ptr [rip + {{page}}], 0\", \"je {{lazy}}\", \"jmp qword ptr [rip + {{slots}} + 8 * {index}]"
         );

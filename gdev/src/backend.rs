@@ -49,7 +49,7 @@ pub trait Backend: Send {
 
     /// Executes two copies at the same time, and waits for both. The context has no other work in flight.
     ///
-    /// A device with one copy engine executes one after the other.
+    /// A device with one copy engine executes the copies one after the other.
     ///
     /// # Errors
     /// [`crate::Error::Lost`] if a copy was not executed completely, or another driver error.
@@ -66,16 +66,17 @@ pub trait Backend: Send {
     /// If the image is for another kind of device, if no memory is left, or on a driver error.
     fn load(&mut self, image: Image<'_>) -> Result<Module>;
 
-    /// Submits a kernel. `uses` is the memory that the kernel reads or writes; other memory may not be resident.
+    /// Submits a kernel. `uses` is the memory that the kernel reads or writes; other memory is not guaranteed to be
+    /// resident.
     ///
     /// # Errors
     /// If the kernel does not exist, if the parameters do not have its size, or on a driver error.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence>;
 
-    /// Returns the fence of the last operation; `None` if none was submitted.
+    /// Returns the fence of the last operation, or `None` if no operation was submitted.
     fn last(&self) -> Option<Fence>;
 
-    /// Returns whether all operations up to a fence have ended, without waiting.
+    /// Returns true if all operations up to a fence have ended. Does not wait.
     ///
     /// # Errors
     /// On a driver error.
@@ -87,7 +88,7 @@ pub trait Backend: Send {
     /// [`crate::Error::Lost`] if an operation was not executed completely, or another driver error.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
-    /// Returns the address in this process of memory in RAM; it is valid until the memory is freed.
+    /// Returns the address of RAM in this process. The address is valid until the memory is freed.
     ///
     /// # Errors
     /// If the memory is on the card.
@@ -117,7 +118,7 @@ pub trait Backend: Send {
     /// If the segment does not exist, or does not grant the access.
     fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory>;
 
-    /// Unmaps a segment. Work that still uses it may be lost: wait for it before.
+    /// Unmaps a segment. Work that still uses the segment may be lost, so wait for it first.
     ///
     /// # Errors
     /// If the memory is not an attached segment.

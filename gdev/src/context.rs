@@ -8,7 +8,7 @@ use crate::{
     Target, Tuning,
 };
 
-/// Pinned memory through which larger copies go, with the fence of the last copy that uses it.
+/// Pinned memory that larger copies use, with the fence of the last copy that uses it.
 #[derive(Clone, Copy, Debug)]
 struct Bounce {
     memory: Memory,
@@ -155,8 +155,8 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.free(memory)
     }
 
-    /// Copies from the CPU into memory, after all earlier work. On return the bytes have been read; the copy of card
-    /// memory may still be under way, but later operations see its result.
+    /// Copies from the CPU into memory, after all earlier work. On return, `bytes` have been read. The copy to card
+    /// memory may still be in progress, but later operations see its result.
     ///
     /// # Errors
     /// If the range is outside the memory, or on a driver error.
@@ -169,7 +169,7 @@ impl<B: Backend + ?Sized> Context<B> {
         }
         if length <= self.tuning.direct_write_bytes && self.is_idle()? {
             match self.backend.write_by_cpu(memory, offset, bytes) {
-                // The CPU cannot reach this memory.
+                // The CPU cannot access this memory.
                 Err(Error::Unsupported { .. }) => {}
                 result => return result,
             }
@@ -227,8 +227,8 @@ impl<B: Backend + ?Sized> Context<B> {
         }
     }
 
-    /// Submits a copy between two memories of this context; does not wait. One of them may be in RAM: this is the
-    /// asynchronous copy to and from the card.
+    /// Submits a copy between two memories of this context, without waiting. If one of them is in RAM, this is an
+    /// asynchronous copy to or from the card.
     ///
     /// # Errors
     /// If a range is outside its memory, or on a driver error.
@@ -239,7 +239,7 @@ impl<B: Backend + ?Sized> Context<B> {
     }
 
     /// Executes two copies at the same time on both copy engines, after all earlier work, and waits for both: usually
-    /// one to the card and one from it. Where a device has one engine, it executes one after the other.
+    /// one to the card and one from it. A device with one copy engine executes the copies one after the other.
     ///
     /// # Errors
     /// If a range is outside its memory, if a range that is written overlaps another, if work was lost, or on a driver
@@ -267,8 +267,8 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.load(image)
     }
 
-    /// Submits a kernel; does not wait. `uses` is the memory that the kernel reads or writes: other memory may not be
-    /// resident.
+    /// Submits a kernel, without waiting. `uses` is the memory that the kernel reads or writes; other memory is not
+    /// guaranteed to be resident.
     ///
     /// # Errors
     /// If the kernel does not exist, if the grid or the parameters do not have its size, or on a driver error.
@@ -289,7 +289,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.launch(module, name, grid, params, uses)
     }
 
-    /// Returns whether all work up to a fence has ended.
+    /// Returns true if all work up to a fence has ended.
     ///
     /// # Errors
     /// On a driver error.
@@ -313,8 +313,8 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
     }
 
-    /// Returns the address in this process of memory in RAM; it is valid until the memory is freed. The caller orders
-    /// its accesses with the card's by fences.
+    /// Returns the address of RAM in this process. The address is valid until the memory is freed. The caller must use
+    /// fences to order its accesses and the card's.
     ///
     /// # Errors
     /// If the memory is on the card.
@@ -380,7 +380,7 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.attached(segment)
     }
 
-    /// Returns the fence of the last operation; `None` if none was submitted.
+    /// Returns the fence of the last operation, or `None` if no operation was submitted.
     #[must_use]
     pub fn last(&self) -> Option<Fence> {
         self.backend.last()

@@ -21,7 +21,7 @@ use crate::{
 };
 use library::Library;
 
-/// Limits of copies: the driver chooses the way of small ones.
+/// Limits of copies. The driver decides how to execute small copies.
 pub const TUNING: Tuning =
     Tuning { direct_write_bytes: 64 << 10, direct_read_bytes: 64 << 10, piece_bytes: 4 << 20, overlap: true };
 
@@ -83,7 +83,7 @@ pub struct Cuda {
     device: i32,
     context: u64,
     stream: u64,
-    /// Streams for copies at the same time, once they are needed.
+    /// Streams for concurrent copies, created on first use.
     sides: Option<[u64; 2]>,
     memory: HashMap<usize, Arc<Allocation>>,
     next_memory: usize,
@@ -98,7 +98,7 @@ pub struct Cuda {
     ended: u64,
 }
 
-/// Memory in a device's primary context, freed with its last owner.
+/// Memory in a device's primary context, which is freed with its last owner.
 #[derive(Debug)]
 struct Allocation {
     library: Arc<Library>,
@@ -111,8 +111,8 @@ struct Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        // Errors of memory that ends cannot be handled.
-        // SAFETY: the context is retained by this allocation, and nothing else refers to the address.
+        // Errors that occur while memory is freed cannot be handled. SAFETY: the context is retained by this
+        // allocation, and nothing else refers to the address.
         unsafe {
             let _ = self.library.set_current(self.context);
             let _ = match self.place {
@@ -170,7 +170,7 @@ impl Cuda {
         known.ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the place of memory, and the address of a range in it.
+    /// Returns the [`Place`] of memory, and the address of a range in it.
     fn range(&self, memory: Memory, offset: u64, bytes: usize) -> Result<(Place, u64)> {
         let held = self.held(memory)?;
         let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= held.bytes);
@@ -189,7 +189,7 @@ impl Cuda {
         memory
     }
 
-    /// Returns the streams for copies at the same time.
+    /// Returns the streams for concurrent copies.
     fn sides(&mut self) -> Result<[u64; 2]> {
         if let Some(sides) = self.sides {
             return Ok(sides);
@@ -241,8 +241,8 @@ impl Cuda {
         self.ended = self.ended.max(number);
     }
 
-    /// Returns the offsets of the parameters that the kernel declares; or those of the given ones, if the driver cannot
-    /// say. Checks that the sizes are equal.
+    /// Returns the offsets of the parameters that the kernel declares, or of the given parameters if the driver does
+    /// not report them. Checks that the sizes are equal.
     fn offsets(&self, function: u64, kernel: &str, params: &Params) -> Result<Vec<usize>> {
         let (mut offsets, mut expected) = (Vec::new(), 0);
         loop {
@@ -251,7 +251,7 @@ impl Cuda {
                     offsets.push(offset);
                     expected = offset + bytes;
                 }
-                // A driver before CUDA 12.4.
+                // The driver is older than CUDA 12.4.
                 Some(None) if params.offsets().is_empty() && !params.bytes().is_empty() => {
                     let what = "parameters without offsets: name each value";
                     return Err(Error::Unsupported { device: self.name(), what });
@@ -267,7 +267,7 @@ impl Cuda {
     }
 }
 
-/// Names lost work as such.
+/// Converts an error that means lost work to [`Error::Lost`].
 fn lost(error: Error) -> Error {
     match error {
         Error::Cuda { code, .. } if LOST.contains(&code) => Error::Lost(error.to_string()),
@@ -319,7 +319,7 @@ impl Backend for Cuda {
     }
 
     fn free(&mut self, memory: Memory) -> Result<()> {
-        // Pinned memory must not be freed while a copy uses it; for other memory the driver waits itself.
+        // Pinned memory must not be freed while a copy uses it. For other memory, the driver itself waits.
         if self.held(memory)?.place == Place::Ram {
             self.wait(Fence::new(self.submitted))?;
         }
@@ -403,7 +403,7 @@ impl Backend for Cuda {
         let Image::Cuda(bytes) = image else {
             return Err(Error::Image("CUDA loads PTX, cubins and fat binaries, and no programs for sm_20".into()));
         };
-        // The driver reads a size from a binary's header, and PTX up to a zero.
+        // The driver reads the size of a binary from its header, and PTX up to a zero.
         let printable = |letter: char| !letter.is_control() || letter.is_ascii_whitespace() || letter == '\0';
         let text = std::str::from_utf8(bytes).is_ok_and(|text| text.chars().all(printable));
         let known = text && !bytes.is_empty() || bytes.starts_with(ELF) || bytes.starts_with(FAT_BINARY);
@@ -415,7 +415,7 @@ impl Backend for Cuda {
         let mut bytes = bytes.to_vec();
         bytes.push(0);
         let mut module = 0;
-        // SAFETY: the image is a local copy with a zero behind it.
+        // SAFETY: the image is a local copy that is followed by a zero.
         let result = unsafe { self.library.load_module(&raw mut module, bytes.as_ptr().cast()) };
         result.map_err(|error| Error::Image(error.to_string()))?;
         self.modules.push(module);
@@ -527,7 +527,7 @@ impl Backend for Cuda {
 
 impl Drop for Cuda {
     fn drop(&mut self) {
-        // Errors of a context that ends cannot be handled.
+        // Errors that occur while a context is destroyed cannot be handled.
         let _ = self.enter();
         // SAFETY: everything is this context's, and the stream has no work after the wait.
         unsafe {

@@ -24,7 +24,7 @@ pub enum Error {
         /// Advice to the user.
         remedy: &'static str,
     },
-    /// A request of the kernel's driver failed.
+    /// A request to the kernel's driver failed.
     #[error("{what}: {source}")]
     Driver {
         /// The purpose of the request.
@@ -62,7 +62,7 @@ pub enum Error {
         /// Size of the memory in bytes.
         size: u64,
     },
-    /// Two copies at the same time have a range in common, which one of them writes.
+    /// Two concurrent copies have a range in common, and one of them writes it.
     #[error("two copies at the same time overlap in memory {0}")]
     Overlap(usize),
     /// The context does not have this memory: it was freed or detached, or it belongs to another context.

@@ -41,7 +41,7 @@ pub const TUNING: Tuning =
 
 /// Number of launches whose stamps are kept.
 const STAMPED: u64 = 128;
-/// Maximum number of submissions in flight: each needs its own stamps.
+/// Maximum number of submissions in flight. Each submission needs its own stamps.
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp at the end of each submission in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
@@ -55,7 +55,7 @@ pub struct Done {
     pub launches: u64,
     /// Number of bytes that the CPU copied to and from memory that the card accesses.
     pub cpu_bytes: u64,
-    /// Number of bytes that the card copied between such memory and its own.
+    /// Number of bytes that the card copied between its own memory and RAM.
     pub link_bytes: u64,
     /// Time that the GPU spent on grids, by its own clock.
     pub gpu_time: Duration,
@@ -74,7 +74,7 @@ enum Held {
     Own(Buffer),
     /// A segment of the mediator that is attached to the channel.
     Segment { address: u64, id: u32 },
-    /// Other memory at a virtual address that the guest's kernel did not allocate.
+    /// Other memory, at a virtual address that the guest's kernel did not allocate.
     Foreign { address: u64 },
 }
 
@@ -87,7 +87,7 @@ impl Held {
     }
 }
 
-/// A buffer for other contexts.
+/// A buffer that is shared with other contexts.
 #[derive(Debug)]
 struct Exported {
     descriptor: OwnedFd,
@@ -107,7 +107,7 @@ impl<'a> From<&'a Buffer> for Spot<'a> {
     }
 }
 
-/// A channel that computes.
+/// A channel that copies and computes.
 #[derive(Debug)]
 pub struct Nouveau {
     device: Arc<Device>,
@@ -120,12 +120,12 @@ pub struct Nouveau {
     stamps: Buffer,
     local: Option<Buffer>,
     mediator: Option<Arc<Mediator>>,
-    /// The copy engines' channels, once they are needed.
+    /// The copy engines' channels, created on first use.
     engines: Option<[both::CopyChannel; 2]>,
     multiprocessors: u32,
     /// Maximum number of submissions in flight.
     in_flight: u64,
-    /// The last submission whose end was awaited.
+    /// The last submission for whose end the context has waited.
     awaited: u64,
     /// Number of the first launches whose stamps were read.
     collected: u64,
@@ -143,8 +143,8 @@ impl Nouveau {
         Self::running_ahead(device, RING as u64)
     }
 
-    /// Creates a channel with up to `in_flight` submissions in flight before a launch waits for the oldest; there are
-    /// from 1 to [`MOST_IN_FLIGHT`].
+    /// Creates a channel in which a launch waits for the oldest submission if `in_flight` submissions are in flight.
+    /// `in_flight` is from 1 to [`MOST_IN_FLIGHT`].
     ///
     /// # Errors
     /// If no channel or no memory is free.
@@ -206,13 +206,13 @@ impl Nouveau {
         self.ends.take()
     }
 
-    /// Returns the work done so far; launches without a wait have no time yet.
+    /// Returns the work done so far. It has no time yet for launches for which the context has not waited.
     #[must_use]
     pub fn done(&self) -> Done {
         self.done
     }
 
-    /// Returns the current first word of memory in RAM, without any wait.
+    /// Returns the current first word of memory in RAM, without waiting.
     ///
     /// # Errors
     /// If the context does not have the memory.
@@ -222,8 +222,8 @@ impl Nouveau {
         Ok(u32::from_le_bytes(word))
     }
 
-    /// Registers memory at `address` of the channel's address space that the kernel did not allocate. Free it before
-    /// that memory.
+    /// Registers memory that the kernel did not allocate, at `address` in the channel's address space. The caller must
+    /// free the registration before that memory.
     pub fn adopt(&mut self, address: u64, bytes: u64) -> Memory {
         self.insert(Held::Foreign { address }, bytes)
     }
@@ -241,7 +241,7 @@ impl Nouveau {
         known.map(|(held, _)| held).ok_or(Error::Memory(memory.index))
     }
 
-    /// Returns the guest kernel's buffer, if the memory is one.
+    /// Returns the buffer of the guest's kernel, if the memory is such a buffer.
     fn buffer(&self, memory: Memory) -> Result<Option<&Buffer>> {
         Ok(match self.held(memory)? {
             Held::Own(buffer) => Some(buffer),

@@ -19,13 +19,13 @@ pub struct SegmentRequest {
     pub key: u64,
     /// Size in bytes.
     pub bytes: u64,
-    /// Set to create the segment if the key is unused.
+    /// True to create the segment if the key is unused.
     pub create: bool,
-    /// Set to share the segment with the other machines of the group.
+    /// True to share the segment with the other machines of the group.
     pub group: bool,
-    /// Rights in this machine, as those of a file: 0o600 for the owner, 0o006 for others.
+    /// Permissions in this machine, like those of a file: 0o600 for the owner, 0o006 for others.
     pub mode: u32,
-    /// Set to let the other machines of the group write the segment; otherwise they only read it.
+    /// True to let the other machines of the group write the segment; otherwise they only read it.
     pub group_writes: bool,
 }
 
@@ -36,7 +36,7 @@ impl SegmentRequest {
         Self { key, bytes, create: false, group: false, mode: 0o600, group_writes: false }
     }
 
-    /// Returns a request that finds a segment, or creates it for its owner only.
+    /// Returns a request that finds a segment, or creates one that only its owner can access.
     #[must_use]
     pub const fn create(key: u64, bytes: u64) -> Self {
         Self { create: true, ..Self::find(key, bytes) }

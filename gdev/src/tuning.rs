@@ -11,8 +11,8 @@ pub struct Tuning {
     pub direct_read_bytes: u64,
     /// Size of the pieces of larger copies. While a copy engine copies one piece, the CPU copies the next.
     pub piece_bytes: u64,
-    /// Set to divide larger copies so that CPU and copy engine work at the same time. Without it, each piece is copied
-    /// twice before the next begins.
+    /// True to let the CPU and the copy engine work on larger copies at the same time. If false, both copies of a piece
+    /// are complete before the next piece begins.
     pub overlap: bool,
 }
 
@@ -27,7 +27,7 @@ impl Tuning {
     /// Checks the values.
     ///
     /// # Errors
-    /// The first value outside its limits.
+    /// If a value is outside its limits. The error names the first such value.
     pub fn check(&self) -> Result<()> {
         let within = |what, value, least, most| {
             if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Tuning { what, value, least, most }) }

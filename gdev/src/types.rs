@@ -23,7 +23,7 @@ impl fmt::Display for Place {
 /// Memory of a context. A copy of this value refers to the same memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// The context's index of the memory. It is never used again in the same context.
+    /// The context's index of the memory. The context never reuses an index.
     pub index: usize,
     /// The virtual address for the GPU, which may be 2^32 or more.
     pub address: u64,

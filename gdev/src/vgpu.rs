@@ -201,7 +201,7 @@ impl Vgpu {
         self.reclaim()
     }
 
-    /// Unmaps freed memory that no submission uses any longer.
+    /// Unmaps freed memory that no submission still uses.
     fn reclaim(&mut self) -> Result<()> {
         while let Some((number, _)) = self.freed.first()
             && self.channel.is_done(*number)

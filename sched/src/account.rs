@@ -8,14 +8,14 @@ use crate::types::{Engine, Nanos};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Number of buckets of a histogram for each power of two: quantiles are exact to 1/8.
+/// Number of buckets of a histogram per power of two. Quantiles have a relative error of at most 1/8.
 const BUCKETS_PER_OCTAVE: u32 = 8;
 /// Log2 of `BUCKETS_PER_OCTAVE`.
 const STEPS_LOG2: u32 = 3;
 /// Number of buckets of a histogram.
 const BUCKETS: usize = (BUCKETS_PER_OCTAVE * (u64::BITS - STEPS_LOG2 + 1)) as usize;
 
-/// Counts of durations, in a fixed number of buckets.
+/// A histogram of durations with a fixed number of buckets.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Histogram {
     counts: Box<[u64]>,
@@ -35,7 +35,7 @@ fn bucket(ns: u64) -> usize {
     ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
-/// Maximum duration of a bucket.
+/// Returns the maximum duration that a bucket counts, in ns.
 fn upper(bucket: usize) -> u64 {
     let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
@@ -67,13 +67,14 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of durations of at most `ns`. Durations less than an eighth below `ns` may be missed.
+    /// Returns the number of durations of at most `ns`. The result may omit durations that are less than an eighth
+    /// below `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
     }
 
-    /// Returns the mean in ns; 0 without samples.
+    /// Returns the mean in ns, or 0 without samples.
     #[must_use]
     pub fn mean(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
@@ -85,8 +86,8 @@ impl Histogram {
         self.max
     }
 
-    /// Returns the duration in ns that `permille` of all durations do not exceed, at most an eighth too long; 0 without
-    /// samples.
+    /// Returns the duration in ns that `permille` of all durations do not exceed, or 0 without samples. The result is
+    /// at most an eighth too long.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -121,9 +122,9 @@ pub struct Account {
     pub started: u64,
     /// Number of submissions that ended.
     pub completed: u64,
-    /// Number of submissions that ended in another way: withdrawn, or removed with their channel.
+    /// Number of submissions that were withdrawn, or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions for which the scheduler requested the kill of a channel.
+    /// Number of submissions whose channel the scheduler asked to kill.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,

@@ -1,12 +1,12 @@
-//! Checks shared by parts of a saved scheduler.
+//! Validity checks that several parts of a saved scheduler share.
 
 use crate::types::TenantId;
 use saved_state::{Invalid, ascend};
 
-/// Upper bound of event counts, so that sums over many vGPUs fit 64 bits.
+/// Upper bound of event counts, so that sums over many vGPUs fit into 64 bits.
 pub(crate) const COUNT_MAX: u64 = 1 << 48;
 
-/// Returns true if maps have exactly the vGPUs in `members`.
+/// Returns true if each map has exactly the vGPUs in `members` as keys.
 pub(crate) fn of_members<'a>(
     keys: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,
@@ -14,7 +14,7 @@ pub(crate) fn of_members<'a>(
     Invalid::unless(keys.into_iter().eq(members), || "a policy knows other vGPUs than its lane".into())
 }
 
-/// Returns true if an order names each of `members` once.
+/// Returns true if `order` contains each of `members` exactly once.
 pub(crate) fn is_order_of<'a>(
     order: impl IntoIterator<Item = &'a TenantId>,
     members: impl IntoIterator<Item = &'a TenantId>,

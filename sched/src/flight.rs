@@ -1,4 +1,4 @@
-//! Submissions on an engine, and the time for which the engine was busy with them.
+//! The submissions on an engine, and the time for which they kept the engine busy.
 
 use crate::types::{Channel, Nanos, TenantId, Ticket};
 use serde::{Deserialize, Serialize};
@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Start of the submission's time limit, according to the accounts: set when it becomes the first in flight. Later
-    /// submissions that end do not move it; otherwise a vGPU that keeps sending short work next to a long submission
-    /// would never meet its limit.
+    /// Time from which the submission's run time limit counts: when it became the first in flight, according to the
+    /// accounts. The end of later submissions does not change it; otherwise, a vGPU could send short work next to a
+    /// long submission, and never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// True if a kill of the submission's channel was requested.
@@ -23,7 +23,7 @@ pub(crate) struct Flight {
 /// One engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
-    /// Submissions in the order of their starts, which is the engine's order.
+    /// Submissions in the order in which they were started, which is the order in which the engine runs them.
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Sets the start of the first submission's work, if it has just become the first.
+    /// Starts the time limit of the first submission, if it has just become the first.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -49,7 +49,7 @@ impl EngineState {
         }
     }
 
-    /// Records that the card received a submission at `now`.
+    /// Records that the card has received a submission at `now`.
     pub(crate) fn given(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(flight) = self.flights.iter_mut().find(|flight| flight.ticket == ticket) {
             (flight.started, flight.began) = (now, None);
@@ -58,7 +58,7 @@ impl EngineState {
     }
 
     /// Moves a channel's submission to the front, because the engine works on it now, regardless of the accounts.
-    /// Returns `false` if the channel has no submission here.
+    /// Returns `false` if the channel has no submission on this engine.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -78,14 +78,15 @@ impl EngineState {
         }
     }
 
-    /// Charges a deferred submission for work after `since`, but not before the last end on this engine. Returns the
-    /// submission and the time in ns.
+    /// Charges a deferred submission for the time from `since`, or from the last end on this engine if that is later.
+    /// Returns the submission and the charged time in ns.
     pub(crate) fn charge_aside(&mut self, ticket: Ticket, since: Nanos, now: Nanos) -> Option<(Flight, u64)> {
         let flight = *self.aside.iter().find(|flight| flight.ticket == ticket)?;
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Charges the time up to `now`, from `since` or the end of the previous submission. Returns the time in ns.
+    /// Charges the time up to `now`, from `since` or the end of the previous submission. Returns the charged time in
+    /// ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -93,8 +94,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time up to `now`, from `since` or the last end, in which no submission of the engine could use it.
-    /// Returns the time in ns.
+    /// Skips the time from `since` or the last end up to `now`, in which no submission could use the engine. Returns
+    /// the skipped time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -110,7 +111,7 @@ impl EngineState {
         self.aside.iter()
     }
 
-    /// Returns the submission that the engine works on, and the submission's start.
+    /// Returns the submission that the engine works on, and the time at which it started.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))

@@ -1,19 +1,20 @@
-//! Groups: tenants that use the card at the same time, and take turns with other groups as one party.
+//! Schedules groups: tenants that use the card at the same time, and take turns with other groups as one party.
 //!
-//! [`GroupTurns`] is above [`Turns`]. Each party of the turns is a tenant, or a *group*: the members of a share group
-//! whose programs can run concurrently. A group competes with the sum of its active members' weights and guarantees.
-//! While it has the turn, the gates of all its members are open. A tenant outside a group, a member with a program that
-//! cannot run concurrently, and each member of a group whose mode is turns, are parties of their own.
+//! [`GroupTurns`] is built on [`Turns`]. Each party that takes turns is a single tenant or a *group*: the members of a
+//! share group whose programs can run concurrently. A group competes with the sum of its active members' weights and
+//! guarantees. While the group has the turn, the gates of all its members are open. Three kinds of tenants are separate
+//! parties: tenants without a group, members with a program that cannot run concurrently, and all members of a group
+//! whose mode is turns.
 //!
-//! Within a group, the accounts of `balance` decide. Each member is charged for its own work, so the charges of
-//! concurrent members can exceed the time of the clock; the group's account in [`Turns`] has the time of the clock. A
-//! member that falls behind its part by [`GroupConfig::lag_ns`] has the card *alone* until it has caught up: the gates
-//! of the other members close, and its own gate stays open. Work of the others that does not end delays nothing, and
-//! has the tenant's limit.
+//! Within a group, the accounts in `balance` decide. Each member is charged for its own work, so the charges of
+//! concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A member whose lag
+//! reaches [`GroupConfig::lag_ns`] gets the card *alone* until it has caught up: the gates of the other members close,
+//! and its own gate stays open. If another member's work does not end, it does not delay this, and the run time limit
+//! of its tenant applies.
 //!
-//! With [`Sharing::Auto`], `trial` compares the members' submissions in both modes.
+//! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
-//! The module is pure, like [`Turns`]: events and the time go in, [`Order`]s come out.
+//! The module does no I/O, like [`Turns`]: its inputs are events and the time, and its outputs are [`Order`]s.
 
 mod balance;
 mod trial;
@@ -27,12 +28,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use trial::Trial;
 
-/// Engine that turns are accounted on.
+/// Engine whose accounts record the turns.
 const ENGINE: Engine = Engine::Compute;
-/// Bit of the numbers of groups as parties of the turns.
+/// Bit that marks the number of a party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time after its last work for which a member's weight counts for its group, in ns: pauses between submissions are
-/// shorter.
+/// Time in ns for which a member's weight still counts for its group after its last work. Pauses between submissions
+/// are shorter.
 const ACTIVE_NS: u64 = 30_000_000;
 
 /// Number of a group.
@@ -67,16 +68,16 @@ impl Sharing {
     }
 }
 
-/// Times of groups.
+/// Time limits and intervals for groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Lag of a member behind its part, in ns of work, at which it gets the card alone.
+    /// Lag at which a member gets the card alone: its share minus its work, in ns of work.
     pub lag_ns: u64,
-    /// Longest time for which a member has the card alone, in ns, before the choice is made again.
+    /// Maximum time in ns for which a member has the card alone before the group chooses again.
     pub alone_ns: u64,
-    /// Age of a member's measured length of submissions, in ns, at which it is measured again.
+    /// Age in ns at which the measured length of a member's submissions is measured again.
     pub sample_interval_ns: u64,
-    /// Shortest time for which a member has the card alone for this measurement, in ns.
+    /// Minimum time in ns for which a member has the card alone for this measurement.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -85,7 +86,7 @@ pub struct GroupConfig {
 }
 
 impl Default for GroupConfig {
-    /// Sets a lag of 5 ms, at most 10 ms alone, samples of 5 ms each 10 s, and trials of twice 0.6 s each 30 s.
+    /// Sets a lag of 5 ms, at most 10 ms alone, a 5 ms sample every 10 s, and a trial of two times 0.6 s every 30 s.
     fn default() -> Self {
         Self {
             lag_ns: 5_000_000,
@@ -103,10 +104,10 @@ impl Default for GroupConfig {
 enum Gate {
     Closed,
     Open,
-    /// The member must give the card back, and has not answered.
+    /// The member was told to give the card back, and has not answered yet.
     Closing {
         since: Nanos,
-        /// True if the member's limit has passed, which was reported.
+        /// True if the member was reported to have exceeded its limit.
         overdue: bool,
     },
 }
@@ -116,15 +117,16 @@ struct Member {
     params: VgpuParams,
     competes: Option<VgpuParams>,
     group: Option<(GroupId, Sharing)>,
-    /// True if all programs of the tenant can run at the same time as those of other members.
+    /// True if all programs of the tenant can run concurrently with those of other members.
     concurrent: bool,
-    /// The group that the tenant takes turns with; `None` for turns of its own.
+    /// The group with which the tenant takes turns; `None` if the tenant is a separate party.
     joined: Option<GroupId>,
     paused: bool,
-    /// True if the member has work and its gate is closed. This field and the next ones are used while it is joined.
+    /// True if the member has work and its gate is closed. This field and the following fields are used only while the
+    /// member is joined to a group.
     wants: bool,
     gate: Gate,
-    /// Time since which it wants the card.
+    /// Time at which the member began to wait for the card.
     asked: Option<Nanos>,
     last_work: Option<Nanos>,
     balance: Balance,
@@ -170,9 +172,9 @@ impl Member {
 struct Alone {
     tenant: TenantId,
     since: Nanos,
-    /// True if only the length of its submissions is measured.
+    /// True if the member has the card alone only to measure the length of its submissions.
     sample: bool,
-    /// Work charged to it since then, in ns, and its submissions.
+    /// Work charged to the member since then, in ns, and the number of its submissions.
     work: u64,
     launches: u64,
 }
@@ -184,9 +186,9 @@ struct Group {
     /// Mode in effect.
     together: bool,
     alone: Option<Alone>,
-    /// Time since which at most one gate is open.
+    /// Time since which at most one gate has been open.
     single_since: Option<Nanos>,
-    /// True if the turn ends when its only member waits: no other gate opens.
+    /// True if the turn ends when its only working member waits for a result. Until then, no other gate opens.
     yields: bool,
     trial: Trial,
 }
@@ -203,17 +205,17 @@ impl Group {
 pub struct Membership {
     /// Number of the group.
     pub group: GroupId,
-    /// The group's setting.
+    /// The group's sharing mode as configured.
     pub sharing: Sharing,
-    /// True if the group's members use the card at the same time, as far as their programs can.
+    /// True if the members of the group whose programs can run concurrently use the card at the same time.
     pub together: bool,
-    /// True if this tenant does.
+    /// True if this tenant uses the card together with the other members.
     pub joined: bool,
-    /// Work that the tenant lacks of its part, in ns; negative if it had more.
+    /// Lag of the tenant: its share minus its work, in ns; negative if the tenant had more than its share.
     pub lack_ns: i64,
 }
 
-/// Turns of one card between groups, and the work within groups.
+/// The turns that groups take on one card, and the division of the card within each group.
 #[derive(Debug)]
 pub struct GroupTurns {
     turns: Turns,
@@ -268,7 +270,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Sets the parameters with which a tenant competes instead of its own; `None` for its own.
+    /// Makes a tenant compete with other parameters than its own; with `None`, it competes with its own parameters
+    /// again.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.competes = params;
@@ -277,7 +280,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Puts a tenant into the group with a name, with the mode that the tenant accepts; `None` for no group.
+    /// Puts a tenant into the group with the given name and the mode that the tenant accepts, or with `None` into no
+    /// group.
     pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         let Some((name, sharing)) = group else {
@@ -286,7 +290,7 @@ impl GroupTurns {
         };
         let known = self.groups.iter().find(|(_, group)| group.name == name).map(|(&id, _)| id);
         let id = known.unwrap_or_else(|| {
-            // Numbers are used again after 2^31 groups, and none of the first is left then.
+            // Numbers repeat after 2^31 groups, when the first groups no longer exist.
             self.next_group = (self.next_group + 1) & !GROUP_PARTY_BIT;
             let id = GroupId(self.next_group);
             self.groups.insert(id, Group::new(name.to_owned(), sharing, now));
@@ -297,7 +301,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Gives each group the strictest mode of its members. Removes groups without members.
+    /// Sets each group to the strictest mode of its members. Removes groups without members.
     fn renew_groups(&mut self, now: Nanos) {
         let Self { groups, members, turns, .. } = self;
         groups.retain(|&id, group| {
@@ -315,7 +319,7 @@ impl GroupTurns {
         });
     }
 
-    /// Records whether all programs of a tenant can run at the same time as those of other members of its group.
+    /// Records if all programs of a tenant can run concurrently with those of the other members of its group.
     pub fn set_concurrent(&mut self, tenant: TenantId, concurrent: bool, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant)
             && std::mem::replace(&mut member.concurrent, concurrent) != concurrent
@@ -324,7 +328,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a tenant leave the group that it takes turns with, as soon as its gate is closed.
+    /// Makes a tenant leave the group with which it takes turns, as soon as the tenant's gate is closed.
     fn leave(&mut self, tenant: TenantId, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         match member.gate {
@@ -344,7 +348,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a member take turns with its group, as soon as it has no turn of its own.
+    /// Makes a member take turns with its group, as soon as the member has no separate turn.
     fn join(&mut self, tenant: TenantId, group: GroupId, now: Nanos) {
         self.turns.pause(tenant, true, now);
         if self.turns.has_turn(tenant) {
@@ -358,7 +362,7 @@ impl GroupTurns {
         member.balance.begin(now);
     }
 
-    /// Returns the group that a member must take turns with.
+    /// Returns the group with which a member must take turns.
     fn group_to_join(&self, member: &Member) -> Option<GroupId> {
         let (id, _) = member.group.filter(|_| member.concurrent)?;
         self.groups.get(&id).filter(|group| group.together).map(|_| id)
@@ -367,7 +371,7 @@ impl GroupTurns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds; then nothing has changed.
+    /// If a setting is out of its bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);
@@ -407,8 +411,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Charges a tenant's own work: `busy_ns` of it was in flight since its last report, in `launches` submissions. For
-    /// a party of its own, this only counts the submissions for a trial.
+    /// Charges a tenant for its own work: since its last report, it had work in flight for `busy_ns`, in `launches`
+    /// submissions. If the tenant is a separate party, this only counts its submissions for a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         let open = joined.map_or(0, |id| self.members_of(id).filter(|(_, member)| member.gate != Gate::Closed).count());
@@ -436,7 +440,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Counts a strike, as in [`Turns::strike`]. The group is not struck.
+    /// Counts a strike against the tenant, like [`Turns::strike`], but none against its group.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.strike(tenant, now);
         self.update(now);
@@ -497,7 +501,7 @@ impl GroupTurns {
         closing.chain(capped).chain(groups).chain(self.turns.next_wakeup()).min()
     }
 
-    /// Lets gates follow the state of all members.
+    /// Opens and closes gates according to the state of all members.
     fn update(&mut self, now: Nanos) {
         self.renew_groups(now);
         let tenants: Vec<TenantId> = self.members.keys().copied().collect();
@@ -517,7 +521,7 @@ impl GroupTurns {
         self.pass_orders_on(now);
     }
 
-    /// Translates the orders of the turns. A group's turn may begin or end with them.
+    /// Translates the orders of the underlying turns, which may begin or end the turn of a group.
     fn pass_orders_on(&mut self, now: Nanos) {
         loop {
             let orders = self.turns.take_orders();
@@ -549,8 +553,8 @@ impl GroupTurns {
         }
     }
 
-    /// Lets a group's turn end where its program waits for a result, if only one member works. Several members fill the
-    /// card together, and keep their slices.
+    /// Lets a group's turn end when its program waits for a result, if only one member works. Several working members
+    /// fill the card together, so they keep their slices.
     fn ask_member_to_yield(&mut self, id: GroupId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
@@ -575,14 +579,14 @@ impl GroupTurns {
         self.members.iter().filter(joined).map(|(&tenant, member)| (tenant, member))
     }
 
-    /// Returns true if a member may use the card while its group has the turn and no other member has it alone.
+    /// Returns true if a member may use the card while its group has the turn and no other member has the card alone.
     fn is_free(&self, tenant: TenantId, member: &Member) -> bool {
         let quarantined =
             self.turns.scheduler().strikes(tenant).is_some_and(|(_, quarantine)| quarantine != Quarantine::Free);
         !member.paused && !quarantined && !member.balance.is_capped() && self.group_to_join(member) == member.joined
     }
 
-    /// Lets the gates of a group's members follow its turn.
+    /// Opens or closes the gates of a group's members as the group's turn begins or ends.
     fn update_group(&mut self, id: GroupId, now: Nanos) {
         let sampled = self.groups.get(&id).and_then(|group| group.alone).filter(|alone| alone.sample);
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
@@ -636,7 +640,8 @@ impl GroupTurns {
         }
     }
 
-    /// Lets a group compete with the weights and guarantees of its active members, and the best of their classes.
+    /// Makes a group compete with the total weight and guarantee of its active members, and with the best of their
+    /// latency classes.
     fn set_party_params(&mut self, id: GroupId, now: Nanos) {
         let active = self.members_of(id).filter(|(_, member)| member.is_active(now)).map(|(_, member)| member);
         let mut sum: Option<VgpuParams> = None;

@@ -1,4 +1,4 @@
-//! A lane: the queues of all vGPUs for one engine or for all engines, with one policy.
+//! A lane has the queues of all vGPUs for one engine or for all engines, and one policy.
 
 use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
@@ -10,7 +10,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, so that sums with any time fit 128 bits.
+/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, so that sums with any time fit into 128
+/// bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
 /// The queues of one engine or of all engines.
@@ -22,13 +23,13 @@ pub(crate) struct Lane {
     queued: usize,
     /// Number of submissions on the card.
     in_flight: u32,
-    /// True if an event arrived after the last attempt to start work.
+    /// True if an event has arrived since the last attempt to start work.
     changed: bool,
     /// The vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which work could have started although no work of the lane runs.
+    /// Time since which work could have started while no work of the lane was running.
     waiting: Option<Nanos>,
-    /// End of the wait for a cap.
+    /// Time at which a cap next allows work to start.
     opens: Option<Nanos>,
 }
 
@@ -52,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU. Returns its queued submissions. The vGPU's work in flight counts until it has ended.
+    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight counts until it has ended.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -132,8 +133,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks that a deserialized lane has the vGPUs of `known` with their settings and quarantines, and counts the
-    /// submissions queued for `engines` and its `flights`.
+    /// Checks that a deserialized lane has the vGPUs of `known` with their settings and quarantines, and that its
+    /// counts match the submissions queued for `engines` and its `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -164,12 +165,12 @@ impl Lane {
         policy.check(members.keys())
     }
 
-    /// Returns true if the policy is the one in the settings.
+    /// Returns true if the lane has the policy that the settings select.
     pub(crate) fn is_of(&self, config: &Config) -> bool {
         self.policy.kind() == config.policy
     }
 
-    /// Returns the waiting submissions, in the order of their vGPUs.
+    /// Returns the waiting submissions, sorted by vGPU.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (TenantId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
@@ -179,21 +180,21 @@ impl Lane {
         self.members.values().map(|member| member.queue.len()).sum()
     }
 
-    /// Returns the vGPU that has queued a ticket.
+    /// Returns the vGPU whose queue contains a ticket.
     pub(crate) fn holder(&self, ticket: Ticket) -> Option<TenantId> {
         let holds = |member: &Member| member.queue.iter().any(|queued| queued.ticket == ticket);
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records that a submission in flight has ended. The end was seen now, `late` ns after it happened; the submission
-    /// had used `used` ns.
+    /// Records that a submission in flight has ended. The end is seen now, `late` ns after it happened; the submission
+    /// has used the engine for `used` ns.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Maximum of the recent lengths: a vGPU that sends one long submission after many short ones is expected to
-        // send a long one again.
+        // Use the recent maximum: a vGPU that has sent a long submission after many short ones is expected to send
+        // another long one.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -207,14 +208,14 @@ impl Lane {
         self.policy.idled(vgpu, ns, &view);
     }
 
-    /// Returns true if a vGPU has had the lane alone for `ns`, has nothing queued, and sends submissions that last at
-    /// most `most` ns.
+    /// Returns true if a vGPU has had the lane to itself for `ns`, has no queued submissions, and sends submissions of
+    /// at most `most` ns.
     pub(crate) fn is_brief_and_alone(&self, vgpu: TenantId, now: Nanos, ns: u64, most: u64) -> bool {
         let own = |member: &Member| member.queue.is_empty() && member.expected <= most;
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Marks the lane as changed, because time has passed or the settings have changed.
+    /// Marks the lane as changed. Called when time has passed or the settings have changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
@@ -251,7 +252,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // While a vGPU has work in flight, the end of that work is an early enough wakeup.
+        // A vGPU with work in flight needs no wakeup, because the end of that work comes early enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -278,7 +279,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // The next vGPU waits for all this work.
+            // The next vGPU waits for all work in flight.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

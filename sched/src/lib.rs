@@ -1,32 +1,32 @@
-//! The GPU scheduler as a pure state machine, from events and the time to decisions.
+//! The GPU scheduler: a state machine without I/O that maps events and the time to decisions.
 //!
 //! [`Scheduler`] uses no hardware, threads or clock; its feeder sends events to the scheduler and executes its
 //! decisions. So a test can simulate hours of many vGPUs in seconds, and [`sim`] shows how a policy behaves before real
 //! guests use it.
 //!
 //! Parts:
-//! - [`Event`], [`Decision`]: the interface; [`trace`]: a record of both that can be replayed;
-//! - [`Config`], [`VgpuParams`]: an operator's settings of a card and of a vGPU, which may change at any time;
+//! - [`Event`], [`Decision`]: the interface; [`trace`]: a replayable record of events and decisions;
+//! - [`Config`], [`VgpuParams`]: an operator's settings for a card and for a vGPU, which may change at any time;
 //! - [`Scheduler`]: queues of submissions in lanes (one for each engine, or one for all), work on the card, accounts,
 //!   caps, run time limits, strikes and quarantine, which are the same for every policy;
 //! - `policy`: the choice of the next vGPU, with one file per policy: `direct`, `fifo`, `credit`, `band`, `disengaged`;
 //! - [`shares`](shares()): each vGPU's part of the time;
 //! - [`Account`], [`History`], [`Histogram`]: records of use;
-//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose work cannot be withheld; the crate
-//!   `gang` combines those of several cards;
-//! - [`groups`]: tenants that use such a card at the same time, as one party of its turns;
+//! - [`turns`]: grants of a whole card to one tenant at a time, for cards whose submissions cannot be held back one by
+//!   one; the crate `gang` coordinates the turns of several cards;
+//! - [`groups`]: sets of tenants that use such a card at the same time, and take turns as one party;
 //! - [`sim`]: a simulated card and guests whose workloads are data, deterministic for a given seed.
 //!
-//! A feeder uses the crate as follows: each doorbell is an [`Event::Arrival`] with a ticket; on [`Decision::Start`] the
-//! feeder submits the channel's new work to the card; the completion record causes an [`Event::Completed`] with the
-//! card's time; at [`Scheduler::next_wakeup`] the feeder sends an [`Event::Tick`]. The feeder must bound the number of
-//! tickets that a vGPU has queued.
+//! A feeder uses the crate as follows. For each doorbell, it sends an [`Event::Arrival`] with a ticket. On
+//! [`Decision::Start`], it submits the channel's new work to the card. For each completion record, it sends an
+//! [`Event::Completed`] with the card's time. At [`Scheduler::next_wakeup`], it sends an [`Event::Tick`]. The feeder
+//! must bound the number of tickets that a vGPU has queued.
 //!
-//! Charges: an engine runs its work in order, so a submission has used the time from its start or from the previous
-//! end, whichever is later, to its own end. The sum of all charges is the time that the engine was busy. The feeder
-//! reports that a submission has ended: it must not rely only on memory that a guest can write.
+//! An engine runs its work in order, so a submission is charged for the time from its start or from the previous end,
+//! whichever is later, to its own end. The sum of all charges is the time for which the engine was busy. The feeder
+//! reports the end of a submission, and must not determine it only from memory that a guest can write.
 //!
-//! This crate does not preempt running work. Memory is bounded by the number of vGPUs and of queued submissions.
+//! This crate does not preempt running work. Its memory use is bounded by the numbers of vGPUs and queued submissions.
 //!
 //! Sources: Gdev (Kato et al., USENIX ATC 2012), sections 5.1, 5.2 and figure 2; GPUvm (Suzuki et al., USENIX ATC
 //! 2014), section 3.5; each policy's file lists its own sources.

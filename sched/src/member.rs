@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 /// Time that a cap's bucket takes to fill, in ns: caps are enforced within this time.
 const CAP_NS: u64 = 30 * MS;
 
-/// Expected length of a vGPU's first submission, in ns: a cautious value.
+/// Expected length of a vGPU's first submission, in ns. The value is conservative.
 const UNKNOWN_NS: u64 = MS;
 
 /// A waiting submission.
@@ -55,7 +55,7 @@ impl Member {
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the use that the submissions in flight are expected to take from the bucket.
+    /// Returns the expected use by the submissions in flight that the bucket has not been charged for.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }
@@ -88,7 +88,7 @@ impl Bucket {
         self.level -= i128::from(used) * i128::from(PERMILLE);
     }
 
-    /// Returns the time at which the level is no longer below zero.
+    /// Returns the time at which the level reaches zero.
     pub(crate) fn opens(&self, cap_permille: u32) -> Nanos {
         let missing = (-self.level).max(0).div_euclid(i128::from(cap_permille.max(1))) + 1;
         self.at.after(u64::try_from(missing).unwrap_or(u64::MAX))

@@ -1,7 +1,7 @@
-//! The interface of a policy, which receives its lane's events and picks the next vGPU.
+//! The interface of a scheduling policy, which receives its lane's events and picks the next vGPU.
 //!
-//! A policy keeps only the state that it needs to choose; queues, work in flight, caps, quarantines, limits and the
-//! accounts belong to the lane and the scheduler, and are the same for all policies.
+//! A policy keeps only the state that it needs to choose. Queues, work in flight, caps, quarantines, limits and
+//! accounts belong to the lane and the scheduler, which treat all policies alike.
 
 mod band;
 mod credit;
@@ -24,7 +24,7 @@ use std::ops::{Deref, DerefMut};
 pub(crate) enum Room {
     /// Any vGPU may start work, because no work is in flight.
     Free,
-    /// The same vGPU may start further work; it has about `ahead` ns of work in flight.
+    /// Only the vGPU that has work in flight may start further work.
     Behind {
         /// The vGPU.
         vgpu: TenantId,
@@ -67,16 +67,17 @@ impl<'a> View<'a> {
     }
 }
 
-/// Standing of a vGPU with a policy, in ns.
+/// A policy's account of a vGPU, in ns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standing {
-    /// Remaining budget; negative when overdrawn. 0 for policies without budgets.
+    /// Remaining budget; negative if overdrawn, and 0 for policies without budgets.
     pub credit: i64,
-    /// Use beyond the vGPU's share; negative if its use was below the share. 0 for policies that do not measure it.
+    /// Use beyond the vGPU's share; negative if the vGPU used less than its share, and 0 for policies that do not
+    /// measure this.
     pub beyond: i64,
 }
 
-/// A way of choosing the next vGPU. Policies leave the handlers of irrelevant events empty.
+/// A strategy for choosing the next vGPU. A policy implements only the handlers of the events that it needs.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
     fn joined(&mut self, vgpu: TenantId);
@@ -91,21 +92,21 @@ pub(crate) trait Policy: Debug + Send {
     /// available.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
-    /// Charges `used` ns to a vGPU in addition to its submissions that [end](Self::ended).
+    /// Charges `used` ns to a vGPU, in addition to the use that [`Self::ended`] reports.
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine idled for `ns` until the card received the work for which a vGPU was chosen.
+    /// Records that the engine idled for `ns` between the choice of a vGPU and the card's receipt of its work.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU ended `late` ns ago, after using the engine for `used` ns. `late` is shorter
-    /// if the engine worked in the meantime: `late` counts only the time in which the engine could have run other work.
+    /// Records that a submission of a vGPU has ended after using the engine for `used` ns. `late` is the time since the
+    /// end in ns, without the time for which the engine has worked since then.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU whose first submission starts now. The vGPU must be [ready](View::ready). Called after each
-    /// event, and again after each start.
+    /// Returns the vGPU whose first submission starts now, which must be [ready](View::ready). The lane calls this
+    /// after each event and after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
-    /// Returns the time of the next call of [`Self::pick`], unless an event arrives first.
+    /// Returns the time at which to call [`Self::pick`] if no event arrives earlier.
     fn wakeup(&self) -> Option<Nanos> {
         None
     }
@@ -115,7 +116,7 @@ pub(crate) trait Policy: Debug + Send {
         Standing::default()
     }
 
-    /// Checks a deserialized policy: it must have exactly the vGPUs in `members`, which ascend.
+    /// Checks that a deserialized policy has exactly the vGPUs in `members`, which are in ascending order.
     fn check(&self, _members: &[&TenantId]) -> Result<(), Invalid> {
         Ok(())
     }
@@ -142,7 +143,7 @@ impl AnyPolicy {
         }
     }
 
-    /// Checks a deserialized policy: it must have exactly the vGPUs in `members`, which ascend.
+    /// Checks that a deserialized policy has exactly the vGPUs in `members`, which are in ascending order.
     pub(crate) fn check<'a>(&self, members: impl Iterator<Item = &'a TenantId>) -> Result<(), Invalid> {
         (**self).check(&members.collect::<Vec<_>>())
     }

@@ -1,4 +1,4 @@
-//! The state machine, from events and the time to decisions.
+//! The scheduler's state machine, which maps events and the time to decisions.
 
 mod saved;
 
@@ -29,7 +29,7 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings with which it competes instead of its own. The caller sets them again after a restart.
+    /// Settings with which the vGPU competes instead of its own. The caller sets them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
     /// Decisions do not depend on accounts, so a record omits them.
@@ -42,19 +42,19 @@ struct Vgpu {
 }
 
 impl Vgpu {
-    /// Returns the settings with which it competes.
+    /// Returns the settings with which the vGPU competes.
     fn effective(&self) -> VgpuParams {
         self.competing.unwrap_or(self.params)
     }
 }
 
-/// The scheduler of a card. Serialized, it is all the state that its next decisions depend on, without accounts.
+/// The scheduler of a card. Its serialized form has all the state that its next decisions depend on, but no accounts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One lane for each engine, or one lane for all engines, at the index of compute.
+    /// One lane for each engine, by index; or one lane for all engines, at the index of the compute engine.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -124,8 +124,8 @@ impl Scheduler {
         self.start_what_may(decisions);
     }
 
-    /// Returns the time of the next [`Event::Tick`], unless another event arrives first. `None` while nothing is queued
-    /// or in flight, unless a quarantine will end.
+    /// Returns the time at which an [`Event::Tick`] is due if no other event arrives earlier. Returns `None` if no work
+    /// is queued or in flight, and no quarantine will end.
     #[must_use]
     pub fn next_wakeup(&self) -> Option<Nanos> {
         let lanes = self.lanes.iter().filter_map(Lane::wakeup);
@@ -154,13 +154,14 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.params)
     }
 
-    /// Returns the settings with which a vGPU competes instead of its own, if there are any.
+    /// Returns the settings with which a vGPU competes instead of its own, or `None` if it competes with its own
+    /// settings.
     #[must_use]
     pub fn competing(&self, vgpu: TenantId) -> Option<&VgpuParams> {
         self.vgpus.get(&vgpu)?.competing.as_ref()
     }
 
-    /// Returns the submissions of a vGPU to an engine, and its use.
+    /// Returns a vGPU's account on an engine.
     #[must_use]
     pub fn account(&self, vgpu: TenantId, engine: Engine) -> Option<&Account> {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.accounts[engine.index()])
@@ -172,14 +173,14 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the number of submissions beyond their limit since the vGPU was last added or released, and its
-    /// quarantine.
+    /// Returns the vGPU's quarantine, and the number of its submissions that have exceeded their limit since it was
+    /// added or last released.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
     }
 
-    /// Returns the policy's standing of a vGPU on an engine.
+    /// Returns the policy's account of a vGPU on an engine.
     #[must_use]
     pub fn standing(&self, vgpu: TenantId, engine: Engine) -> Standing {
         self.lanes[self.lane_of(engine)].standing(vgpu)
@@ -203,13 +204,13 @@ impl Scheduler {
         self.engines.iter().map(|engine| engine.flights().count()).sum()
     }
 
-    /// Returns the number of submissions that wait for a slice.
+    /// Returns the number of queued submissions.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.lanes.iter().map(Lane::queued).sum()
     }
 
-    /// Returns the queued submissions, followed by those on the card.
+    /// Returns the queued submissions, followed by the submissions on the card.
     pub(crate) fn pending(&self) -> impl Iterator<Item = (TenantId, Channel, Engine, Ticket)> {
         let queued = self.lanes.iter().flat_map(Lane::waiting);
         let queued = queued.map(|(vgpu, queued)| (vgpu, queued.channel, queued.engine, queued.ticket));
@@ -226,19 +227,19 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns the time from which the submission that has an engine is charged next.
+    /// Returns the time from which the next charge to the submission that has the engine counts.
     pub(crate) fn charged_from(&self, engine: Engine) -> Option<Nanos> {
         self.engines[engine.index()].running().map(|(_, since)| since)
     }
 
-    /// Returns true if a vGPU has had an engine alone for a period, has nothing queued, and sends submissions that last
-    /// at most `most` ns, as far as known: then no other vGPU waits for the next end.
+    /// Returns true if a vGPU has had an engine to itself for a period, has no queued submissions, and is expected to
+    /// send submissions of at most `most` ns. In this case, no other vGPU waits for the next end.
     #[must_use]
     pub fn is_brief_and_alone(&self, vgpu: TenantId, engine: Engine, now: Nanos, most: u64) -> bool {
         self.lanes[self.lane_of(engine)].is_brief_and_alone(vgpu, now, self.config.band.period_ns, most)
     }
 
-    /// Returns the place of a submission; `None` if it is unknown.
+    /// Returns the place of a submission, or `None` if the submission is unknown.
     #[must_use]
     pub fn place(&self, ticket: Ticket) -> Option<Place> {
         if self.engine_of(ticket).is_some() {
@@ -308,7 +309,7 @@ impl Scheduler {
     fn started(&mut self, ticket: Ticket) -> bool {
         let Some(engine) = self.engine_of(ticket) else { return false };
         let first = self.engines[engine.index()].running().filter(|(flight, _)| flight.ticket == ticket);
-        // The engine has idled since the last end.
+        // The engine has been idle since the last end.
         let idle = first.map(|(flight, since)| (flight.vgpu, self.now.since(since)));
         self.engines[engine.index()].given(ticket, self.now);
         if let Some((vgpu, ns)) = idle {
@@ -379,7 +380,8 @@ impl Scheduler {
         true
     }
 
-    /// Charges a vGPU for keeping the engine. Submissions given to the engine in the meantime did not have it.
+    /// Charges a vGPU for keeping the engine from others. Submissions that were given to the engine in the meantime are
+    /// not charged.
     fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -392,8 +394,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card: the submission that has the engine runs, regardless of its place in
-    /// the accounts. The submission that the accounts assumed to run did not use the engine.
+    /// Corrects the accounts according to the card's answer: the channel that has the engine on the card has it in the
+    /// accounts, too. The submission that had the engine according to the accounts did not use it.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -438,8 +440,8 @@ impl Scheduler {
         let earliest = Nanos(self.now.0.saturating_sub(self.config.stamp_slack_ns));
         let ended = ended.unwrap_or(self.now).clamp(earliest, self.now);
         let Some((flight, used)) = self.engines[engine.index()].end(ticket, ended) else { return false };
-        // Later submissions on the engine are charged from that end on; only the time in which the engine had no work
-        // is lost.
+        // Later submissions on the engine are charged from this end on. Only the time in which the engine had no work
+        // is not charged.
         let idle_until = self.engines[engine.index()].running().map_or(self.now, |(_, since)| since.min(self.now));
         self.leave_engine(engine, &flight, used, idle_until.since(ended), true);
         true
@@ -508,7 +510,7 @@ impl Scheduler {
         true
     }
 
-    /// Passes the settings with which a vGPU competes to the lanes.
+    /// Passes a vGPU's effective settings to the lanes.
     fn renew_lanes(&mut self, vgpu: TenantId) {
         let Some(params) = self.vgpus.get(&vgpu).map(Vgpu::effective) else { return };
         for (engine, lane) in Engine::ALL.into_iter().zip(&mut self.lanes) {
@@ -529,7 +531,8 @@ impl Scheduler {
         true
     }
 
-    /// Rebuilds the lanes for another policy or division into queues, with all queued and in-flight submissions.
+    /// Rebuilds the lanes, with all queued and in-flight submissions, for another policy or another division of the
+    /// engines into lanes.
     fn remake_lanes(&mut self) {
         let mut old = std::mem::replace(&mut self.lanes, lanes(&self.config, self.now));
         for (vgpu, known) in &self.vgpus {
@@ -615,7 +618,7 @@ impl Scheduler {
         }
     }
 
-    /// Returns the time at which the submission on an engine reaches its limit.
+    /// Returns the time at which the first submission on an engine reaches its run time limit.
     fn deadline(&self, engine: &EngineState) -> Option<Nanos> {
         let (flight, since) = engine.running().filter(|(flight, _)| !flight.killed)?;
         Some(since.after(self.vgpus.get(&flight.vgpu)?.params.max_run_ns?))

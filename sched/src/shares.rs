@@ -3,7 +3,7 @@
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Unit of shares: number of parts of the whole.
+/// Value of the share that is the whole.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
 /// Bounds of one claimant's part when a whole is divided.
@@ -17,7 +17,7 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    /// Converts the settings of a vGPU, for a whole of `whole` parts.
+    /// Converts the settings of a vGPU to a claim on a whole of `whole` parts.
     pub(crate) fn from_params(params: &VgpuParams, whole: u64) -> Self {
         Self {
             weight: params.weight,
@@ -27,16 +27,16 @@ impl Claim {
     }
 }
 
-/// Returns the shares of the competing vGPUs, in parts of [`WHOLE_SHARE_PPM`], in their order. Shares are proportional
-/// to weights, but no share is below the vGPU's guarantee or above its cap; the other vGPUs share the rest by weight.
-/// The sum is at most the whole, and is smaller only because of caps or rounding. Guarantees that exceed the whole in
-/// total shrink in proportion.
+/// Returns the share of each competing vGPU, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to weights, but
+/// no share is below the vGPU's guarantee or above its cap; the other vGPUs share the rest by weight. The sum is at
+/// most the whole, and is smaller only because of caps or rounding. Guarantees whose sum exceeds the whole are reduced
+/// in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
 }
 
-/// Divides any whole with any bounds, as `shares` does.
+/// Divides `whole` among claims, by the same rule as [`shares`].
 pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     if of.iter().all(|claim| claim.least == 0 && claim.most >= whole) {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
@@ -46,7 +46,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // The claims that are fixed at a bound, with their parts.
+    // For each claim, its part if it is fixed at a bound.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -54,8 +54,8 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let loose = || of.iter().zip(&fixed).filter(|(_, fixed)| fixed.is_none());
         let weights: u64 = loose().map(|(claim, _)| u64::from(claim.weight)).sum();
         let share = |claim: &Claim| scale(rest, claim.weight.into(), weights);
-        // Find the claims to fix at their bounds, and the resulting change for the other claims. The side with the
-        // larger change comes first, because fixing its claims can bring the other side's claims within their bounds.
+        // Find the claims outside their minimum and maximum, and the total violation on each side. Fix the side with
+        // the larger violation first, because this can bring the other side's claims within their bounds.
         let below: u64 = loose().map(|(claim, _)| least(claim).saturating_sub(share(claim))).sum();
         let above: u64 = loose().map(|(claim, _)| share(claim).saturating_sub(claim.most)).sum();
         if below == 0 && above == 0 {
@@ -71,12 +71,12 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
                 None => None,
             })
             .collect();
-        // Each round fixes at least one more claim, so there are at most as many rounds as vGPUs.
+        // Each round fixes at least one more claim, so the number of rounds is at most the number of vGPUs.
         fixed = held;
     }
 }
 
-/// Returns `of` times `part` divided by `whole`; `whole` is 0 only if all of it was divided.
+/// Returns `of` times `part` divided by `whole`. `whole` is 0 only if nothing is left to divide.
 pub(crate) fn scale(of: u64, part: u64, whole: u64) -> u64 {
     let scaled = (u128::from(of) * u128::from(part)).checked_div(whole.into()).unwrap_or(0);
     u64::try_from(scaled).unwrap_or(u64::MAX)

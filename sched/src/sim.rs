@@ -1,13 +1,13 @@
 //! Simulates a card, guests and their workloads, to test a scheduler before real guests use it.
 //!
-//! The scheduler is the real scheduler; the engines (in order, without preemption), the time that an interrupt and a
-//! doorbell take, and guests that submit, wait for the end, think, and submit again are simulated. The same seed gives
-//! exactly the same events.
+//! The scheduler is the real one. The module simulates engines that run work in order and without preemption, the
+//! latency of interrupts and doorbells, and guests that submit, wait for the end, think, and submit again. The same
+//! seed produces exactly the same events.
 //!
-//! Parts: [`Scenario`] describes workloads as data, [`run`] executes it, [`Outcome`] is the result, and [`Uses`] is the
-//! use by VM and time.
+//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`] is
+//! the engine use by VM and time.
 //!
-//! Memory, page tables, and the causes of a kernel's length are not simulated.
+//! The module does not simulate memory, page tables, or the causes of a kernel's length.
 
 mod outcome;
 mod random;

@@ -1,4 +1,4 @@
-//! Tests of the whole machine. [`crate::sim`] tests the effect of a policy on workloads over time.
+//! Tests of the whole state machine. [`crate::sim`] tests how a policy affects workloads over time.
 
 mod band_model;
 mod competing;

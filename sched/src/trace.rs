@@ -1,8 +1,8 @@
 //! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
 //! through the same state machine, which must make the same decisions.
 //!
-//! The first line holds the format and the scheduler at the start of the record, without its accounts; each other line
-//! a time, an event and its decisions, or a move of memory. So a record may begin at any time.
+//! The first line has the format, and the scheduler at the start of the record without its accounts. Each other line
+//! has a time, an event and its decisions, or a move of memory. So a record may begin at any time.
 //!
 //! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] makes decisions with other settings.
 
@@ -18,7 +18,7 @@ use std::io::{self, BufRead, Write};
 
 /// Number of the format.
 const FORMAT: u32 = 4;
-/// Oldest format that is read: it has no moves of memory.
+/// Oldest supported format, which has no moves of memory.
 const OLDEST_FORMAT: u32 = 3;
 
 /// Format of a record's first line, checked before the rest of the line is parsed.
@@ -49,15 +49,15 @@ struct Start {
 /// A move of memory between a card and host memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryMove {
-    /// Its start.
+    /// Start of the move.
     pub from: Nanos,
-    /// Its end.
+    /// End of the move.
     pub until: Nanos,
     /// The owner of the memory.
     pub vgpu: TenantId,
     /// Bytes moved.
     pub bytes: u64,
-    /// The memory has moved to the card; false for a move to host memory.
+    /// True if the memory has moved to the card; false for a move to host memory.
     pub to_card: bool,
 }
 
@@ -96,15 +96,15 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// Errors of `to`.
+    /// If `to` fails.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
 
-    /// Starts a record of a scheduler that gives turns with the whole card (`Turns`).
+    /// Starts a record of a scheduler that grants the whole card in turns (`Turns`).
     ///
     /// # Errors
-    /// Errors of `to`.
+    /// If `to` fails.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -124,7 +124,7 @@ impl<W: Write> Recorder<W> {
     /// Writes a move of memory that has ended.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn record_move(&mut self, moved: MemoryMove) -> io::Result<()> {
         line(&mut self.to, &Moved { moved })
     }
@@ -132,7 +132,7 @@ impl<W: Write> Recorder<W> {
     /// Writes an event and its decisions.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn record(&mut self, at: Nanos, event: Event, decisions: &[Decision]) -> io::Result<()> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
@@ -140,7 +140,7 @@ impl<W: Write> Recorder<W> {
     /// Returns the writer, which contains everything that was recorded.
     ///
     /// # Errors
-    /// Errors of the writer.
+    /// If the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.to.flush()?;
         Ok(self.to)
@@ -152,7 +152,7 @@ fn line(to: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
     to.write_all(b"\n")
 }
 
-/// Reason that a record cannot be replayed.
+/// Reason why a record cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// The record cannot be read.
@@ -186,7 +186,7 @@ pub struct Trace {
     pub at: Nanos,
     /// Operators' names of the vGPUs that existed at the start.
     pub names: BTreeMap<TenantId, String>,
-    /// The scheduler gives turns with the whole card.
+    /// True if the scheduler grants the whole card in turns.
     pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
@@ -235,7 +235,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Returns the time of its last line.
+    /// Returns the time of the record's last line.
     #[must_use]
     pub fn end(&self) -> Nanos {
         let moved = self.moves.last().map_or(self.at, |moved| moved.until);

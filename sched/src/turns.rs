@@ -4,21 +4,21 @@
 //! sequence of *slices*. Each slice is one submission for a [`Scheduler`], which picks the next slice and keeps the
 //! accounts. At a slice's end a copy of the scheduler selects the next tenant. If it is the same tenant, the copy
 //! becomes the scheduler and the tenant gets no message. Otherwise the turn is recalled, and the slice is charged up to
-//! the end of the last work that exceeded it. So a turn needs a drain only when it changes hands, a tenant without
-//! competitors gets no message after its grant, and the policy's own accounts compensate any overrun.
+//! the end of the last work that exceeded it. So a drain is needed only when the turn changes hands, a tenant without
+//! competitors gets no message after its grant, and the policy's own accounts compensate for any overrun.
 //!
-//! A turn that has lasted [`TurnsConfig::yield_ns`] ends where its program waits for a result, if another tenant is due
-//! ([`Order::Yield`]): such a program has nothing queued, and its next submission can wait for its next turn. Work that
-//! always has more queued never comes to this point, and keeps its slices.
+//! If another tenant is due, a turn that has lasted [`TurnsConfig::yield_ns`] ends when its program waits for a result
+//! ([`Order::Yield`]). Such a program has nothing queued, and its next submission can wait for its next turn. A program
+//! that always has more work queued never waits, and keeps its slices.
 //!
 //! A turn that has been recalled for [`TurnsConfig::overrun_ns`] and has not ended *overruns*: a kernel is long, or its
-//! program is stopped. The other tenants do not wait for its end. They get their turns meanwhile, and the card switches
-//! between the work of all of them. Each tenant is charged an equal part of that time.
+//! program is stopped. The other tenants do not wait for its end. They get their turns in the meantime, and the card
+//! switches between the work of all of them. Each tenant is charged an equal part of that time.
 //!
 //! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a card alone does not begin
 //! them.
 //!
-//! The module is pure: it has no I/O and no threads, and takes the time as an argument.
+//! The module has no I/O and no threads, and takes the time as an argument.
 
 mod reserved;
 
@@ -30,12 +30,12 @@ use crate::{
 use reserved::NextSlice;
 use std::collections::BTreeMap;
 
-/// Engine that turns are accounted on; a turn is a grant of the whole card.
+/// Engine whose accounts record the turns. A turn is a grant of the whole card.
 const ENGINE: Engine = Engine::Compute;
-/// Number of the one channel of each tenant.
+/// Number of the only channel of each tenant.
 const CHANNEL: Channel = Channel(0);
 
-/// Number of checks whether another tenant is due, for each [`TurnsConfig::yield_ns`].
+/// Number of checks per [`TurnsConfig::yield_ns`] if another tenant is due.
 const COMPARISONS_PER_YIELD: u64 = 4;
 
 /// Lengths of turns.
@@ -47,13 +47,13 @@ pub struct TurnsConfig {
     pub least_ns: u64,
     /// Time for which other tenants wait for the end of a recalled turn, in ns.
     pub overrun_ns: u64,
-    /// Time of a turn, in ns, after which it ends where the tenant waits for a result, if another tenant is due.
+    /// Duration of a turn, in ns, after which it ends when the tenant waits for a result, if another tenant is due.
     pub yield_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Sets slices of 15 ms, which are cut short after 1 ms at the earliest, a wait of two slices for a recalled turn,
-    /// and turns that end after 4 ms where the tenant waits: a change of turns costs 0.2 ms.
+    /// Sets slices of 15 ms that can be cut short after 1 ms, a wait of two slices for a recalled turn, and turns that
+    /// end after 4 ms when the tenant waits for a result. A change of turns costs 0.2 ms.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000, yield_ns: 4_000_000 }
     }
@@ -95,15 +95,15 @@ struct Slice {
     turn_since: Nanos,
     /// Time at which the turn was recalled.
     recalled: Option<Nanos>,
-    /// True if the slice has lasted long enough to be cut short, and this was checked.
+    /// True if the slice has reached its minimum length, and it was checked if it must be cut short.
     weighed: bool,
-    /// True if the turn has been reserved, and its gate is not open yet: it is not cut short.
+    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
     waits: bool,
-    /// State of an overrun: other tenants get their turns meanwhile.
+    /// State of an overrun, during which other tenants get their turns.
     overrun: Option<Overrun>,
-    /// Time at which it was last checked whether another tenant is due.
+    /// Time of the last check if another tenant is due.
     compared: Option<Nanos>,
-    /// True if the tenant was asked to give the turn back when its program waits.
+    /// True if the tenant was asked to give the turn back when its program waits for a result.
     yields: bool,
     /// True if the slice counted as a strike.
     struck: bool,
@@ -152,7 +152,7 @@ struct Member {
     paused: bool,
     /// True if the tenant's turns are offered, and begin when they are reserved.
     offers: bool,
-    /// Time of the last offer, until the tenant takes it or does something else.
+    /// Time of the last offer, until the tenant accepts the offer or its state changes otherwise.
     offered: Option<Nanos>,
     /// Time of the last offer that kept others from being offered the next turn, since the tenant's last turn.
     promised: Option<Nanos>,
@@ -168,16 +168,16 @@ pub struct Turns {
     config: TurnsConfig,
     members: BTreeMap<TenantId, Member>,
     next_ticket: u64,
-    /// Number of turns that changed hands.
+    /// Number of granted turns.
     switches: u64,
     /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
-    /// Tenants whose turn came since the last call of `take_offers`.
+    /// Tenants that became due since the last call of `take_offers`.
     offers: Vec<TenantId>,
-    /// Tenants that are out of the queue while the next slice is chosen.
+    /// Tenants that are removed from the queue while the next slice is chosen.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn, as soon as the turns of the others have ended.
+    /// Tenant that gets the next turn, as soon as all other turns have ended.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
@@ -205,8 +205,8 @@ impl Turns {
         })
     }
 
-    /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if one is being made, or
-    /// the scheduler's state does not fit.
+    /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if a record is already
+    /// in progress, or the scheduler's state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         if self.recording.is_some() {
             return false;
@@ -215,7 +215,7 @@ impl Turns {
         self.recording.is_some()
     }
 
-    /// Ends the record and returns it; `None` if none is being made.
+    /// Ends the record and returns it, or `None` if no record is in progress.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.recording.take().map(Recording::end)
     }
@@ -322,7 +322,8 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
-    /// Sets the parameters with which a tenant competes instead of its own; `None` for its own.
+    /// Makes a tenant compete with other parameters than its own; with `None`, it competes with its own parameters
+    /// again.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if self.scheduler.competing(tenant) != params.as_ref() {
             self.event(now, Event::Competes { vgpu: tenant, params });
@@ -332,7 +333,7 @@ impl Turns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds; then nothing has changed.
+    /// If a setting is out of its bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -341,8 +342,8 @@ impl Turns {
         Ok(())
     }
 
-    /// Counts a strike: work of a tenant exceeded its limit, and a program was given up because of this. Several
-    /// programs in one slice count as one strike.
+    /// Counts a strike: a program of the tenant was abandoned because its work exceeded the limit. Several programs in
+    /// one slice count as one strike.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut())
             && std::mem::replace(&mut slice.struck, true)
@@ -364,7 +365,7 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Use by a tenant while no other tenant wanted the card is charged before another tenant competes.
+        // Charge the use while no other tenant wanted the card before this tenant competes.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
@@ -452,7 +453,7 @@ impl Turns {
     }
 
     /// Asks the holder of the turn to give it back when its program waits for a result, if another tenant is due. So a
-    /// program with short submissions shares the card in short turns, and work that fills the card keeps its slices.
+    /// program with short submissions gets short turns, and a program that fills the card keeps its slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
             .members
@@ -466,7 +467,7 @@ impl Turns {
             let (decisions, again) =
                 (after_slice(&mut after, tenant, slice.ticket, ticket, now), Decision::Start(ticket));
             let next = decisions.iter().flat_map(|(_, decisions)| decisions);
-            // The turn of a tenant that is offered its turns does not begin now.
+            // If the next tenant's turns are offered, its turn does not begin now.
             let yields = !next.clone().eq([&again]) && self.first_offer(next).is_none();
             if let Some(slice) = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut()) {
                 (slice.compared, slice.yields) = (Some(now), yields);
@@ -477,7 +478,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check whether another tenant is due; `None` if none waits.
+    /// Returns the time of the next check if another tenant is due, or `None` if no tenant waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;
@@ -485,7 +486,7 @@ impl Turns {
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
     }
 
-    /// Lets other tenants have their turns if one waits for a turn that was recalled too long ago.
+    /// Lets other tenants have their turns, if any of them waits for a turn that was recalled too long ago.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
@@ -610,8 +611,8 @@ impl Turns {
         }
     }
 
-    /// Begins the next slice of a tenant at once, if the scheduler would choose the tenant again. Returns true if it
-    /// began.
+    /// Begins the next slice of a tenant immediately if the scheduler would choose the tenant again. Returns true if
+    /// the slice began.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
             return false;
@@ -631,8 +632,8 @@ impl Turns {
         true
     }
 
-    /// Handles new work of a tenant: takes the turn from its holder at once if the newcomer's latency class is better
-    /// and the scheduler would choose it.
+    /// Handles new work of a tenant. Takes the turn from its holder immediately if the newcomer's latency class is
+    /// better and the scheduler would choose the newcomer.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
             return;

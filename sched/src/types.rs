@@ -58,7 +58,7 @@ pub enum Event {
         vgpu: TenantId,
         /// Its channel.
         channel: Channel,
-        /// The engine that the channel works on.
+        /// The engine that runs the channel's work.
         engine: Engine,
         /// The submission, by its ticket.
         ticket: Ticket,
@@ -70,7 +70,7 @@ pub enum Event {
         vgpu: TenantId,
         /// Its channel.
         channel: Channel,
-        /// The engine that the channel works on.
+        /// The engine that runs the channel's work.
         engine: Engine,
         /// The submission, by its ticket.
         ticket: Ticket,
@@ -112,7 +112,7 @@ pub enum Event {
         /// Time since which they have shared the engine.
         since: Nanos,
     },
-    /// A vGPU has kept an engine from the others since `since` without a submission of its own on that engine: its work
+    /// A vGPU without a submission on an engine has kept the engine from other vGPUs since `since`, because its work
     /// elsewhere had to end before they could use the engine. The vGPU is charged for that time; the submissions
     /// waiting for the engine are not.
     Kept {
@@ -123,7 +123,7 @@ pub enum Event {
         /// Start of that time, or of its part that was not reported yet.
         since: Nanos,
     },
-    /// An engine works for a channel, according to the card's answer about an overrun.
+    /// According to the card's answer about an overrun, an engine works for this channel.
     Occupied {
         /// The engine.
         engine: Engine,
@@ -132,8 +132,8 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// According to the card's answer about an overrun, the submission that the accounts have on an engine has not had
-    /// it for as long as they say.
+    /// According to the card's answer about an overrun, the submission that has the engine in the accounts has had it
+    /// for less time than recorded.
     Unoccupied {
         /// The engine.
         engine: Engine,

@@ -1,7 +1,7 @@
 //! The assembler. The language is described in the repository's `docs/reference/sm20-assembly.md`.
 //!
 //! The assembler makes two passes: the first splits the source into statements and assigns values to labels and
-//! constants; the second reads operands and encodes.
+//! constants; the second reads operands and encodes instructions.
 
 mod cursor;
 mod directive;
@@ -70,15 +70,15 @@ pub struct Kernel {
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Number of registers of a thread: from `.registers`, otherwise one more than the highest register that the
-    /// kernel's code names.
+    /// Number of registers of a thread: from `.registers`, or otherwise one more than the highest register that the
+    /// kernel's code uses.
     pub registers: u32,
     /// Size of a block's static shared memory, from `.shared`.
     pub shared_bytes: u32,
     /// Size of a thread's local memory, from `.local`.
     pub local_bytes: u32,
-    /// Number of barriers of a block: from `.barriers`, otherwise one more than the highest barrier that the code
-    /// names.
+    /// Number of barriers of a block: from `.barriers`, or otherwise one more than the highest barrier that the code
+    /// uses.
     pub barriers: u32,
     /// Size of the parameters, from `.params`.
     pub params: u32,

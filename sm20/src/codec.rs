@@ -174,7 +174,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
         Form::Long => &LONG_TABLES,
         Form::Short => &SHORT_TABLES,
     };
-    // If none of the encodings fits, report the error of the first one, which is the most common.
+    // If none of the encodings fits, report the error of the first encoding, which is the most common.
     let mut first = None;
     for row in tables.iter().flat_map(|table| table.iter()) {
         let Some(result) = (row.encode)(op) else { continue };
@@ -186,7 +186,7 @@ pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     Err(first.map_or(EncodeError::NoShortForm { name }, error))
 }
 
-/// Returns the bits that have a meaning in an encoding.
+/// Returns the bits of a word that are significant in an encoding.
 fn covered(row: &Row) -> u64 {
     let (fields, _) = (row.fields)();
     let guard = if row.guarding == Guarding::Absent { 0 } else { GUARD.mask() };
@@ -225,7 +225,8 @@ fn unsupported(word: u64, form: Form) -> Option<Instruction> {
         Form::Short => short::UNSUPPORTED,
     };
     let (name, ..) = table.iter().find(|(_, value, mask)| word & mask == *value)?;
-    // The word of such an instruction contains its guard and join flag. The interpreter refuses the instruction anyway.
+    // The word of an unsupported instruction contains its guard and join flag. The interpreter rejects the instruction
+    // in any case.
     let guard = PredicateOperand { predicate: Predicate::TRUE, negate: false };
     Some(Instruction { guard, join: false, form, op: Op::Unsupported { name, word } })
 }

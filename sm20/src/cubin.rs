@@ -5,8 +5,8 @@
 //! barriers in bits 26:20 of `sh_flags`), `.nv.info.NAME` with attributes, and `.nv.shared.NAME` and `.nv.local.NAME`,
 //! of which only the sizes are used.
 //!
-//! A cubin is refused if it contains anything that a [`Program`] cannot describe: its own constants, global variables,
-//! relocations.
+//! A cubin is rejected if it contains anything that a [`Program`] cannot describe: its own constants, global variables,
+//! or relocations.
 
 use object::elf::{FileHeader32, FileHeader64, SHT_REL, SHT_RELA};
 use object::read::elf::{FileHeader, SectionHeader, SectionTable};

@@ -23,8 +23,8 @@ pub(crate) use code::Code;
 /// operation must also be true.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Instruction {
-    /// Predicate of each lane: lanes for which it is false skip the operation. Always [`PredicateOperand::TRUE`] for
-    /// operations that the hardware never guards, such as SSY, PBK and CAL.
+    /// Predicate of each lane. Lanes for which the predicate is false skip the operation. Always
+    /// [`PredicateOperand::TRUE`] for operations that the hardware never guards, such as SSY, PBK and CAL.
     pub guard: PredicateOperand,
     /// `.S`: after the operation, the warp reconverges at the innermost SSY entry of its divergence stack, as if it had
     /// branched there. This depends only on the guard.

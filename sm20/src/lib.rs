@@ -36,7 +36,7 @@ pub use ir::*;
 /// Reads a program in any form: a cubin, or a source text, which may end with zeros.
 ///
 /// # Errors
-/// If the cubin is refused, or the text does not assemble; then with its first errors.
+/// If the cubin is rejected or the text does not assemble. For a text, the message has the first errors.
 pub fn read(image: &[u8]) -> Result<Program, String> {
     if cubin::is_elf(image) {
         return cubin::read(image);

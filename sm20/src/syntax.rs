@@ -8,7 +8,7 @@ mod registers;
 
 use crate::ir::*;
 
-/// Kind of an operand's value. They determine the text of an immediate and the number of registers.
+/// Kind of an operand's value. The kind determines the text of an immediate and the number of registers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// 32-bit integer or bits.

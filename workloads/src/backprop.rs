@@ -153,8 +153,8 @@ impl Workload for Backprop {
         let hidden = (sums / 4.0 + 12.0) * unit;
         let value_bound = Bound { relative: 0.0, absolute: hidden };
         let mut verified = results.same_floats("values", &narrow(&values), value_bound)?;
-        // The output's weights are below 0.5. With the hidden units' errors, the error of the weighted sum is 17 / 2 of
-        // these errors plus 17 * 7 units.
+        // The output's weights are below 0.5, so the error of the weighted sum is 17 / 2 times the hidden units' error,
+        // plus 17 * 7 units.
         let wrong = 0.25 * (17.0 / 2.0 * hidden + 17.0 * 7.0 * unit) + 12.0 * unit;
         let output_bound = Bound { relative: 0.0, absolute: wrong };
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;

@@ -1,4 +1,4 @@
-//! Copies: through VRAM with the copy engine, and between memory that is shared by the CPU and the GPU.
+//! Copy workloads: through VRAM with the copy engine, and between memory that the CPU and the GPU share.
 
 use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
@@ -54,7 +54,7 @@ impl Workload for Cpy {
     }
 }
 
-/// The same copies with pinned host memory, which the copy engine and a kernel access directly.
+/// Copies with pinned host memory, which the copy engine and a kernel access directly.
 #[derive(Debug)]
 pub(crate) struct PinCpy {
     input: Vec<u32>,

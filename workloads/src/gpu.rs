@@ -32,7 +32,7 @@ pub trait Gpu {
     /// If the range is outside the buffer, or on a driver error.
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
 
-    /// Copies the first `bytes` of a buffer to the start of another with the GPU's copy engine; does not wait.
+    /// Copies the first `bytes` of a buffer to the start of another buffer with the GPU's copy engine. Does not wait.
     ///
     /// # Errors
     /// If the range is outside a buffer, or on a driver error.
@@ -44,8 +44,8 @@ pub trait Gpu {
     /// If no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
-    /// Launches the kernel `name` of a module; does not wait. `uses` are the buffers that the kernel reads or writes:
-    /// other buffers may not be resident.
+    /// Launches the kernel `name` of a module. Does not wait. `uses` are the buffers that the kernel reads or writes;
+    /// other buffers are not guaranteed to be resident.
     ///
     /// # Errors
     /// If the kernel is unknown, the parameters do not have the size that the kernel declares, or on a driver error.

@@ -1,4 +1,4 @@
-//! The kernels of `madd` and `mmul` alone, as nodes of a graph: the caller manages buffers and order.
+//! The kernels of `madd` and `mmul` as nodes of a graph. The caller manages buffers and order.
 
 use crate::{Buffer, Grid, Params, Random};
 use anyhow::Result;
@@ -78,7 +78,7 @@ impl NodeKernel {
     }
 }
 
-/// Measures the time of a fixed computation on a processor, to compare processors.
+/// Measures the time of a fixed computation on the CPU, to compare CPUs.
 #[must_use]
 pub fn yardstick() -> Duration {
     const SIDE: u32 = 128;

@@ -47,7 +47,7 @@ pub struct Report {
 /// Runs a workload, checks its result, and frees its buffers.
 ///
 /// # Errors
-/// The device's error, or the differences of the result; each names the workload.
+/// If the device reports an error, or if the result is wrong. The error names the workload.
 pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     let mut run = Run::new(workload);
     for phase in Phase::ALL {
@@ -56,7 +56,7 @@ pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     run.end(gpu)
 }
 
-/// A run whose caller inspects the device between its phases.
+/// A run whose caller can inspect the device between the phases.
 pub struct Run<'a> {
     workload: &'a dyn Workload,
     setup: Option<Setup>,
@@ -74,7 +74,7 @@ impl<'a> Run<'a> {
     /// order.
     ///
     /// # Errors
-    /// The device's error.
+    /// If the device reports an error.
     pub fn step(&mut self, phase: Phase, gpu: &mut dyn Gpu) -> Result<()> {
         let began = Instant::now();
         execute(phase, self.workload, gpu, &mut self.setup)
@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
     /// Checks the result, and frees the buffers.
     ///
     /// # Errors
-    /// The device's error, or the differences of the result.
+    /// If the device reports an error, or if the result is wrong.
     pub fn end(self, gpu: &mut dyn Gpu) -> Result<Report> {
         let Self { workload, setup, times } = self;
         let setup = setup.context("a run has a setup")?;

@@ -101,7 +101,7 @@ impl Results {
     /// Compares an output's words bit for bit. Returns the number of bytes.
     ///
     /// # Errors
-    /// The differences, or an error if no such output exists.
+    /// If the results differ, or if no such output exists.
     pub fn same_words(&self, name: &str, expected: &[u32]) -> Result<u64> {
         compare_words(name, &self.words(name)?, expected)
     }
@@ -109,7 +109,7 @@ impl Results {
     /// Compares an output's floats within a bound. Returns the number of bytes.
     ///
     /// # Errors
-    /// The differences, or an error if no such output exists.
+    /// If the results differ, or if no such output exists.
     pub fn same_floats(&self, name: &str, expected: &[f32], bound: Bound) -> Result<u64> {
         compare_floats(name, &self.floats(name)?, expected, bound)
     }
@@ -156,7 +156,7 @@ impl Setup {
     /// Launches a kernel of the workload; see [`Gpu::launch`].
     ///
     /// # Errors
-    /// The device's error.
+    /// If the device reports an error.
     pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
         gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
     }
@@ -164,7 +164,7 @@ impl Setup {
     /// Transfers all inputs to the device.
     ///
     /// # Errors
-    /// The device's error.
+    /// If the device reports an error.
     pub fn upload(&self, gpu: &mut dyn Gpu) -> Result<()> {
         for (slot, buffer) in self.slots.iter().zip(&self.buffers) {
             match &slot.input {
@@ -179,7 +179,7 @@ impl Setup {
     /// Transfers all outputs from the device.
     ///
     /// # Errors
-    /// The device's error.
+    /// If the device reports an error.
     pub fn download(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
         self.results.0.clear();
         for (slot, buffer) in self.slots.iter().zip(&self.buffers).filter(|(slot, _)| slot.output) {
@@ -199,13 +199,13 @@ impl Setup {
     /// Frees the buffers; the program remains on the device.
     ///
     /// # Errors
-    /// The device's error.
+    /// If the device reports an error.
     pub fn free(self, gpu: &mut dyn Gpu) -> Result<()> {
         self.buffers.into_iter().try_for_each(|buffer| gpu.free(buffer))
     }
 }
 
-/// Uploads random words, a piece at a time.
+/// Uploads random words, one piece at a time.
 fn upload_random(gpu: &mut dyn Gpu, buffer: Buffer, mut random: Random) -> Result<()> {
     const BYTES_PER_UPLOAD: u64 = 1 << 20;
     let mut at = 0;

@@ -16,7 +16,7 @@ const TABLES: u64 = 2;
 const TABLE_MIB: u64 = 128;
 const DIRECTORY: u64 = 0x1_0000;
 const TABLE: u64 = MIB;
-/// The GPU's address of VRAM's first byte: the range of the second table begins at a multiple of 2^32.
+/// The GPU virtual address of VRAM's first byte. The range of the second table begins at a multiple of 2^32.
 const VRAM_BASE: u64 = (0x13 << 32) - TABLE_MIB * MIB;
 /// Address of the parameters, in bank 0.
 const BANK: u64 = 2 * MIB;

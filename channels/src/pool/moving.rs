@@ -46,7 +46,7 @@ pub struct Arrived {
     pub channel: VirtualChannelId,
     /// The physical channel number.
     pub physical: ChannelId,
-    /// Submissions in flight, oldest first, each with true if the card may have fetched it.
+    /// Submissions in flight, oldest first. The flag is true if the card may have fetched the submission.
     pub flights: Vec<(Submission, bool)>,
 }
 
@@ -62,9 +62,9 @@ pub enum MoveError {
 }
 
 impl Channels {
-    /// Copies a VM's channels, with their data on the card, for another card. Leaves this card's state unchanged. The
-    /// VM must be paused and off the engines. Returns `None` while a channel is still on an engine or the guest's
-    /// runlist is not in force.
+    /// Copies a VM's channels and their data on the card, for transfer to another card. Leaves this card's state
+    /// unchanged. The VM must be paused and off the engines. Returns `None` while a channel is still on an engine or
+    /// the guest's runlist is not in force.
     pub fn moving(&self, host: &mut impl Host, vm: TenantId) -> Option<Moving> {
         let record = self.vms.get(&vm)?;
         let leaves = |physical: &ChannelId| self.preemptions.waiting.contains(physical);
@@ -94,7 +94,7 @@ impl Channels {
     /// before the VM resumes. Channels whose work had begun are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// [`MoveError`]; the state is then unchanged.
+    /// [`MoveError`] if the channels cannot arrive. The state is then unchanged.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,

@@ -139,8 +139,8 @@ pub(crate) struct SavedPreemptions {
 }
 
 impl Channels {
-    /// Saves the channels. Work that the card has begun continues meanwhile, unless their VMs are paused and off the
-    /// engines.
+    /// Saves the channels. Work that the card has begun continues in the meantime, unless the VMs are paused and off
+    /// the engines.
     #[must_use]
     pub fn save(&self) -> SavedChannels {
         let Self {
@@ -270,7 +270,7 @@ impl Channels {
             "channels are to leave their engines that there are not".into()
         })?;
         let waiting = waiting.into_iter().map(ChannelId).collect();
-        // The admitted VM may be gone.
+        // The admitted VM may no longer exist.
         let gate = match gate {
             SavedGate::Open => Gate::Open,
             SavedGate::Only(vm) => Gate::Only(vm.map(TenantId)),

@@ -90,7 +90,7 @@ impl End {
         (self.pitch >= row && self.rows >= layer).then_some(self)
     }
 
-    /// Returns the address of a row of linear memory: layer and row within the box.
+    /// Returns the address of a row of the box in linear memory.
     pub fn row(self, layer: u64, row: u64) -> Option<u64> {
         let rows = self.z.checked_add(layer)?.checked_mul(self.rows)?.checked_add(self.y)?.checked_add(row)?;
         rows.checked_mul(self.pitch)?.checked_add(self.x)?.checked_add(self.address)
@@ -233,7 +233,7 @@ impl BoxCopy {
     }
 
     /// Returns the copy with explicit distances of rows and layers, so that both sides of a message agree on the bytes.
-    /// `None` if an end has another kind of memory, or rows that overlap.
+    /// Returns `None` if an end has another kind of memory, or if rows overlap.
     pub fn spread(mut self) -> Option<Self> {
         let is_known = |end: End| matches!(end.kind, HOST | DEVICE | ARRAY | UNIFIED);
         self.from = self.from.spread(self.width, self.height)?;
@@ -241,7 +241,7 @@ impl BoxCopy {
         (is_known(self.from) && is_known(self.to)).then_some(self)
     }
 
-    /// Returns the bytes from the first to the last one that the copy touches at an end in linear memory.
+    /// Returns the range from the first to the last byte that the copy touches at an end in linear memory.
     pub fn touched(self, end: End) -> Option<Bytes> {
         if self.is_empty() {
             return Some(Bytes { start: end.address, count: 0 });
@@ -251,7 +251,8 @@ impl BoxCopy {
         Some(Bytes { start, count: last - start })
     }
 
-    /// Returns a part of the box: `x` bytes, `y` rows and `z` layers from its beginning, of a size.
+    /// Returns a part of the box that starts `x` bytes, `y` rows and `z` layers from its beginning and has the given
+    /// size.
     pub fn part(mut self, [x, y, z]: [u64; 3], [width, height, depth]: [u64; 3]) -> Self {
         for end in [&mut self.from, &mut self.to] {
             end.x = end.x.saturating_add(x);

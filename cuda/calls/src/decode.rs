@@ -8,7 +8,7 @@ use crate::describe::{Arg, Call, Kind, MAX_ARGUMENTS, Numbered, RESOURCE_WORDS};
 use crate::encode::MAX_RESULT_WORDS;
 use crate::own::PLAIN_ATTRIBUTES;
 
-/// Words for the data of one call: the longest message, and the longest results.
+/// Number of words for the data of one call: the longest message and the longest results.
 const ARENA_WORDS: usize = cuda_ring::MAX_WORDS + MAX_RESULT_WORDS + 64;
 
 /// Memory for the data to which pointers point, at a fixed address.
@@ -59,9 +59,9 @@ const NOT_SUPPORTED: i32 = 801;
 /// A message that cannot be executed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The message is invalid: its program loses its context.
+    /// The message is invalid, and its program loses its context.
     Malformed,
-    /// The call fails with this result: the object does not exist, or its creation has failed.
+    /// The call fails with this result, because the object does not exist or could not be created.
     Refused(i32),
 }
 
@@ -82,7 +82,7 @@ pub trait Handles {
     /// Returns the address of the last image, which a message consumes.
     fn image(&self) -> u64;
 
-    /// Returns the number of bytes of that image.
+    /// Returns the size of the last image in bytes.
     fn image_bytes(&self) -> u64;
 
     /// Returns true if an object of this kind has the number.
@@ -94,7 +94,7 @@ pub trait Handles {
 pub struct Prepared {
     /// Arguments for the driver.
     pub values: [u64; MAX_ARGUMENTS],
-    /// Handle for a new object, and index of the word that the driver fills.
+    /// Kind and handle of a new object, and the index of the word that the driver fills.
     pub new: Option<(Kind, u64, usize)>,
     /// Handle of an object that the call destroys.
     pub dropped: Option<(Kind, u64)>,
@@ -104,7 +104,7 @@ pub struct Prepared {
     pub new_number: Option<Numbered>,
     /// Number of an object that the call destroys.
     pub dropped_number: Option<(Numbered, u64)>,
-    /// First words and bytes of results.
+    /// First word and size in bytes of each result.
     results: [Option<(usize, u16)>; 4],
     result_count: usize,
 }
@@ -147,8 +147,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns true if an object ends with another one: functions with their code, levels with their array, nodes with
-/// their graph.
+/// Returns true if an object of one kind ends with its owner: functions with their code, levels with their array, and
+/// nodes with their graph.
 fn ends_with(kind: Kind, owner: Kind) -> bool {
     matches!(
         (kind, owner),
@@ -217,7 +217,7 @@ fn checked_resource(
     Ok(resource)
 }
 
-/// Looks a handle up. A missing object refuses the call.
+/// Looks up a handle. If the object is missing, the call is refused.
 fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i32>) -> Result<u64, Fault> {
     match handles.find(kind, handle) {
         Err(Fault::Refused(code)) => {

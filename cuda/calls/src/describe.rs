@@ -1,4 +1,4 @@
-//! The words of a description.
+//! The types of which a description consists.
 
 /// Maximum number of arguments of a described function.
 pub const MAX_ARGUMENTS: usize = 12;
@@ -6,7 +6,7 @@ pub const MAX_ARGUMENTS: usize = 12;
 /// Number of words of `CUDA_RESOURCE_DESC`.
 pub(crate) const RESOURCE_WORDS: usize = 18;
 
-/// Kind of an object that a handle names.
+/// Kind of an object to which a handle refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// `CUcontext`.
@@ -100,7 +100,7 @@ pub fn index_of(kind: Kind, handle: u64) -> Option<u32> {
 pub enum Treatment {
     /// The guest library answers without the worker, or with messages of [`own`](crate::own).
     Guest,
-    /// A message without an answer. Its error is the result of the thread's next call.
+    /// A message without an answer. If it fails, the thread's next call returns the error.
     Posted,
     /// A message with an answer.
     Answered,
@@ -109,11 +109,11 @@ pub enum Treatment {
 /// An argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arg {
-    /// A number or an address of the card, by value.
+    /// A number or a card address, passed by value.
     Word,
     /// An address of the card, or of pinned memory of the guest.
     Address,
-    /// The same, for a range of as many bytes as the argument with that index says.
+    /// Like [`Self::Address`], for a range whose size in bytes is the argument with this index.
     Range(u8),
     /// A handle. Streams may also be 0, 1 and 2: the default streams.
     Handle(Kind),
@@ -130,31 +130,32 @@ pub enum Arg {
     /// A pointer to a result of the first number of bytes, of which the second number reaches the guest. The rest would
     /// contain the worker's addresses; the guest reads zeros there.
     OutPart(u16, u16),
-    /// A pointer to this many bytes that the function reads.
+    /// A pointer to this number of bytes, which the function reads.
     In(u16),
-    /// The same; the first word is an address like [`Self::Address`].
+    /// Like [`Self::In`], but the first word is an address like [`Self::Address`].
     InAddressed(u16),
-    /// A pointer to this many bytes that the function reads, or null.
+    /// A pointer to this number of bytes, which the function reads, or null.
     InOptional(u16),
-    /// A pointer to this many bytes that the function reads and writes.
+    /// A pointer to this number of bytes, which the function reads and writes.
     InOut(u16),
     /// A pointer to text that ends with a zero byte.
     Text,
-    /// A pointer to elements of this many bytes, as many as the argument with that index says.
+    /// A pointer to an array: the size of an element in bytes, and the index of the argument with the number of
+    /// elements.
     Array(u8, u8),
-    /// The same, with one element fewer.
+    /// Like [`Self::Array`], with one element fewer.
     ArrayButOne(u8, u8),
-    /// A pointer to handles, as many as the argument with that index says.
+    /// A pointer to handles. The argument with this index is their number.
     Handles(Kind, u8),
-    /// A pointer to space for one-byte results, as many as the argument with that index says.
+    /// A pointer to space for one-byte results. The argument with this index is their number.
     OutBytes(u8),
-    /// The image that was sent before in parts, or null.
+    /// The image that earlier messages have sent in parts, or null.
     Image,
-    /// The number of bytes of that image.
+    /// The size of the image in bytes.
     ImageBytes,
     /// A pointer to a `CUDA_MEMCPY2D`: its arrays are handles, and its addresses are like [`Self::Range`].
     Copy2d,
-    /// The same with a `CUDA_MEMCPY3D`.
+    /// Like [`Self::Copy2d`], for a `CUDA_MEMCPY3D`.
     Copy3d,
     /// A pointer to a `CUDA_RESOURCE_DESC`: an array's handle, or a range like [`Self::Range`].
     Resource,

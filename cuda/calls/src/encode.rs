@@ -17,7 +17,7 @@ const INVALID_HANDLE: i32 = 400;
 /// `CUDA_ERROR_NOT_SUPPORTED`.
 const NOT_SUPPORTED: i32 = 801;
 
-/// Maximum number of words of all results of a call: the size of an area.
+/// Maximum total number of words of a call's results, which is the size of an area.
 pub const MAX_RESULT_WORDS: usize = 8 << 10;
 
 /// An encoded call.
@@ -29,7 +29,7 @@ pub struct Encoded {
     pub result_words: usize,
 }
 
-/// Returns true if a handle may be used where a function takes one of this kind.
+/// Returns true if a function that takes a handle of this kind accepts the handle.
 fn accepts(kind: Kind, handle: u64) -> bool {
     index_of(kind, handle).is_some() || (kind == Kind::Stream && handle <= 2)
 }
@@ -62,7 +62,7 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     }
 }
 
-/// Reads words of the program.
+/// Reads words from the program's memory.
 ///
 /// # Safety
 /// `from` points to that many words.

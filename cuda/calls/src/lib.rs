@@ -1,11 +1,11 @@
-//! One description of each function of the CUDA driver API, for guests: its arguments and its treatment.
+//! Descriptions of the CUDA driver API's functions for guests: the arguments and treatment of each function.
 //!
 //! [`CALLS`] has the functions that guests can call; [`REFUSED`] names the others, which return 801. A description
 //! determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the return of
 //! results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
 //! memory) have separate messages: [`own`].
 //!
-//! The crate does not call the driver, and does not know rings: it works on slices of words.
+//! The crate does not call the driver and does not use rings: it works on slices of words.
 
 pub mod boxes;
 mod decode;

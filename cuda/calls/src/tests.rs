@@ -76,13 +76,13 @@ fn handle_names_its_kind_and_number() {
     assert_eq!(index_of(Kind::Event, handle(Kind::Stream, 1)), None);
 }
 
-/// A copy of three bytes within memory of the card.
+/// Returns a copy of three bytes within the card's memory.
 fn copy() -> BoxCopy {
     let end = End { kind: DEVICE, address: 3, ..End::default() };
     BoxCopy { from: end, to: end, width: 3, height: 1, depth: 1 }
 }
 
-/// A texture's memory of three bytes.
+/// Returns the description of a texture's memory of three bytes.
 fn linear() -> [u64; 18] {
     let mut words = [0; 18];
     words[..4].copy_from_slice(&[2, 3, 1 | 1 << 32, 3]);
@@ -135,7 +135,7 @@ fn each_described_call_crosses_with_its_results() {
         let mut table = Table::default();
         let args = arguments(call, &mut buffer, &mut table);
         let mut words = Vec::new();
-        // SAFETY: all pointers name the buffer, which is larger than any argument.
+        // SAFETY: all pointers point to the buffer, which is larger than any argument.
         let encoded = unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) };
         let encoded = encoded.unwrap_or_else(|code| panic!("{}: {code}", call.name));
         let mut arena = Arena::default();
@@ -166,7 +166,7 @@ fn results_reach_the_program_and_no_other_memory() {
     let call = &CALLS[find("cuDeviceComputeCapability").expect("described")];
     let (mut major, mut minor) = ([0u32, 7], [0u32, 8]);
     let args = [major.as_mut_ptr().addr() as u64, minor.as_mut_ptr().addr() as u64, 0];
-    // SAFETY: the pointers name the locals.
+    // SAFETY: the pointers point to locals.
     unsafe { unpack(call, &args, &[9, 1]) };
     assert_eq!((major, minor), ([9, 7], [1, 8]));
 }
@@ -177,7 +177,7 @@ fn wrong_arguments_fail_in_the_guest() {
     let mut fresh = |kind| handle(kind, 1);
     let mut code = |name: &str, args: &[u64]| {
         let call = &CALLS[find(name).expect("described")];
-        // SAFETY: no pointer is followed: each is null, or the call fails before.
+        // SAFETY: no pointer is dereferenced, because each is null or the call fails first.
         unsafe { encode(call, args, &mut fresh, &mut words) }.err()
     };
     assert_eq!(code("cuStreamCreate", &[0, 0]), Some(1));
@@ -236,11 +236,11 @@ fn tensor_map_crosses_with_its_arrays() {
     let map = pointer(map.as_mut_ptr());
     let args = [map, 6, 3, 3, pointer(sizes.as_ptr()), pointer(strides.as_ptr()), block, steps, 0, 1, 2, 0];
     let mut words = Vec::new();
-    // SAFETY: the pointers name locals of these lengths.
+    // SAFETY: the pointers point to locals of these lengths.
     unsafe { encode(call, &args, &mut |kind| handle(kind, 9), &mut words) }.expect("encoded");
     let (table, mut arena) = (Table::default(), Arena::default());
     let prepared = decode(call, &words, &table, &mut arena).expect("decoded");
-    // SAFETY: the decoder has written the arrays there.
+    // SAFETY: the decoder has written the arrays to these addresses.
     unsafe {
         assert_eq!((prepared.values[4] as *const [u64; 3]).read(), sizes);
         assert_eq!((prepared.values[5] as *const [u64; 2]).read(), strides);
@@ -300,7 +300,7 @@ fn arrays_in_copies_and_resources_are_the_drivers() {
     let to = End { kind: ARRAY, array, x: 7, ..End::default() };
     let words = [&BoxCopy { to, ..copy() }.to_3d()[..], &[0]].concat();
     let at = decoded("cuMemcpy3DAsync_v2+", &words, &table, &mut arena).expect("decoded");
-    // SAFETY: the decoder has written the structure there.
+    // SAFETY: the decoder has written the structure to this address.
     let found = BoxCopy::from_3d(unsafe { &*(at as *const [u64; 25]) });
     assert_eq!(found.to, End { array: 0xabc, ..to });
     let resource = |first: [u64; 2]| {

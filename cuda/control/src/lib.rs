@@ -1,11 +1,11 @@
-//! Requests of the daemon to the owner of a CUDA card, which is a separate process, and the owner's answers.
+//! Requests from the daemon to the owner of a CUDA card, which is a separate process, and the owner's answers.
 //!
 //! The messages use the owner's standard input and output, with one JSON object per line: first [`Settings`], answered
 //! by [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
 //! ends.
 //!
-//! Sizes are bytes, times nanoseconds unless a name says otherwise. Only the messages are here: the crate does not
-//! manage memory or set policy.
+//! Sizes are in bytes, and times are in nanoseconds unless the name gives another unit. The crate contains only the
+//! messages; it does not manage memory or set policy.
 
 #![forbid(unsafe_code)]
 
@@ -17,16 +17,16 @@ use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
 use tenancy::{MemoryView, TimeView};
 
-/// Status with which the owner's process ends when its card was reset or has failed: all data of programs on the card
-/// is lost.
+/// Exit status of the owner's process if its card was reset or has failed, so that all data of programs on the card is
+/// lost.
 pub const CARD_LOST: i32 = 75;
 
 /// A card's settings.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// Path of NVIDIA's library, or its name for the loader.
+    /// Path of NVIDIA's library, or a name that the loader can find.
     pub driver: PathBuf,
-    /// The card: its number, `GPU-` and its UUID, or its PCI address.
+    /// The card, identified by its number, by its UUID after `GPU-`, or by its PCI address.
     pub device: String,
     /// Memory of the card that tenants share.
     pub card_bytes: u64,
@@ -40,8 +40,8 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Limit of a tenant's work in flight while it is not alone, in microseconds.
     pub run_ahead_us: u32,
-    /// True to kill unmanaged processes instead of only reporting them, and also a tenant's processes whose memory
-    /// beyond their accounts exceeds the tenant's limit.
+    /// If true, the owner kills unmanaged processes instead of only reporting them. It also kills a tenant's processes
+    /// whose unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
     /// Amount by which a process, and the whole card, may exceed the accounts.
@@ -61,7 +61,7 @@ pub struct Settings {
 pub struct MpsSettings {
     /// Path of `nvidia-cuda-mps-control`.
     pub program: PathBuf,
-    /// Folder of the servers' folders.
+    /// Folder that contains the servers' folders.
     pub folder: PathBuf,
 }
 
@@ -70,7 +70,7 @@ pub struct MpsSettings {
 pub struct Rules {
     /// Policy for the card's time, with its parameters.
     pub scheduler: sched::Config,
-    /// Host memory for chunks that are not on the card, at most that of [`Settings`].
+    /// Host memory for chunks that are not on the card, at most the amount in [`Settings`].
     pub host_bytes: u64,
     /// Card memory that stays free when chunks return.
     pub low_water_bytes: u64,
@@ -93,9 +93,9 @@ pub struct Quanta {
     pub mode: String,
     /// Time over which traffic is measured.
     pub window_ns: u64,
-    /// Traffic above which tenants thrash, in thousandths of the bytes that can be copied in that time.
+    /// Traffic above which tenants thrash, in thousandths of the bytes that can be copied within the window.
     pub on_permille: u32,
-    /// Thousandths of the card's memory that must be free for quanta to end.
+    /// Free part of the card's memory at which quanta end, in thousandths.
     pub margin_permille: u32,
     /// Length of a quantum, as a multiple of the copies at its start.
     pub factor: u32,
@@ -108,11 +108,11 @@ pub struct Quanta {
 /// A tenant's share of the card's memory; sizes are multiples of a chunk, in bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryShare {
-    /// Upper limit on the card; `None` means its whole memory size.
+    /// Maximum memory on the card; `None` means the tenant's whole memory size.
     pub quota: Option<u64>,
     /// Memory on the card that is guaranteed to the tenant.
     pub guarantee: u64,
-    /// Upper limit in host memory.
+    /// Maximum memory in host memory.
     pub swap_cap: Option<u64>,
     /// Weight while memory is short.
     pub weight: u32,
@@ -142,9 +142,9 @@ pub struct Tenant {
     pub name: String,
     /// Size of the memory that the tenant sees.
     pub memory_bytes: u64,
-    /// Part of the card's memory.
+    /// The tenant's share of the card's memory.
     pub memory: MemoryShare,
-    /// Part of the card's time.
+    /// The tenant's share of the card's time.
     pub time: TimeShare,
     /// True if the driver suspends an unresponsive program instead of killing it.
     pub suspends: bool,
@@ -159,7 +159,7 @@ pub struct Tenant {
     /// Name of the group of tenants whose programs may use the card at the same time.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// Way of sharing within this group.
+    /// The way in which the group shares the card.
     #[serde(default)]
     pub sharing: Sharing,
 }
@@ -168,11 +168,11 @@ pub struct Tenant {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// Creates a tenant and listens on its socket. Answered by [`Answer::Moving`] while its guaranteed memory is in
-    /// use.
+    /// Creates a tenant and listens on its socket. Answered with [`Answer::Moving`] while other tenants use its
+    /// guaranteed memory.
     Add(Tenant),
-    /// Changes the limits of the tenant with this name; its memory size and its socket do not change. Answered by
-    /// [`Answer::Moving`] as [`Request::Add`] is.
+    /// Changes the limits of the tenant with this name, but not its memory size or its socket. Like [`Request::Add`],
+    /// it may be answered with [`Answer::Moving`].
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {
@@ -189,7 +189,8 @@ pub enum Request {
     Record(usize),
     /// Ends the record. Answered by [`Answer::Record`].
     EndRecord,
-    /// Shows the card, with the uses of its time in intervals that begin at `since_ns` or later, by its own clock.
+    /// Queries the card's state, with the use of its time in the intervals that begin at `since_ns` or later. Times are
+    /// on the owner's clock.
     View {
         /// Start of the first interval.
         since_ns: u64,
@@ -202,7 +203,7 @@ pub enum Request {
 pub enum Answer {
     /// The card is open.
     Ready {
-        /// Name of its model.
+        /// Name of the card's model.
         name: String,
         /// UUID of the card in NVML's form, for example `GPU-12345678-9abc-def0-0123-456789abcdef`.
         uuid: String,
@@ -226,9 +227,9 @@ pub enum Answer {
 /// The current state of a card.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Division of its memory.
+    /// Division of the card's memory.
     pub memory: MemoryView,
-    /// Division of its time, by the clock of its owner, which restarts with each owner.
+    /// Division of the card's time. Times are on the owner's clock, which restarts with each owner.
     pub time: TimeView,
     /// Number of granted turns.
     pub turns: u64,
@@ -236,13 +237,13 @@ pub struct Card {
     pub relocations: u64,
     /// Number of orders that programs declined.
     pub declined: u64,
-    /// Facts about the tenants that only this kind of card has.
+    /// State of the tenants that only this kind of card has.
     pub tenants: BTreeMap<TenantId, TenantView>,
-    /// Processes that use the card without the owner: process ID, program, and bytes on the card if known.
+    /// Unmanaged processes that use the card: process ID, program, and bytes on the card if known.
     pub strangers: Vec<(u32, String, Option<u64>)>,
     /// Actions on programs and tenants since the last answer, oldest first.
     pub incidents: Vec<Incident>,
-    /// Used card memory that can be charged to neither a process nor a tenant.
+    /// Used card memory that cannot be charged to any process or tenant, in bytes.
     pub unexplained_bytes: u64,
 }
 
@@ -251,27 +252,27 @@ pub struct Card {
 pub struct TenantView {
     /// Name of the tenant.
     pub name: String,
-    /// The tenant's programs: process and name.
+    /// The tenant's programs: process ID and name.
     pub programs: Vec<(u32, String)>,
-    /// Part of the tenant's turns in which its work was in flight, according to the card's events.
+    /// Time of the tenant's turns in which its work was in flight, according to the card's events.
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight.
     pub copy_ns: u64,
     /// Number of submissions, which are not counted while the tenant is alone.
     pub launches: u64,
-    /// Number of its programs that were killed because they did not answer.
+    /// Number of the tenant's programs that were killed because they did not answer.
     pub killed: u64,
-    /// Number of its programs that were given up but could not be killed.
+    /// Number of the tenant's abandoned programs that could not be killed.
     pub kill_failures: u64,
-    /// Number of its programs that were suspended because they did not answer.
+    /// Number of the tenant's programs that were suspended because they did not answer.
     pub suspended: u64,
     /// The tenant's last abandoned programs, oldest first, at most 4.
     pub given_up: Vec<GivenUp>,
-    /// Time for which its turn has overrun; 0 if the turn is within its limit.
+    /// Time for which the tenant's turn has overrun; 0 if the turn is within its limit.
     pub overrun_ns: u64,
     /// The tenant's processes with card memory in excess of its account: process ID, program and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,
-    /// Card memory that it returned but that is still referenced.
+    /// Card memory that the tenant has returned, but that is still referenced.
     pub kept_bytes: u64,
     /// Total of unaccounted and kept memory in excess of the tenant's limits.
     pub over_quota_bytes: u64,
@@ -285,19 +286,19 @@ pub struct TenantView {
 pub struct SharingView {
     /// The strictest mode of the group's members.
     pub mode: Sharing,
-    /// True if the group's members use the card at the same time, as far as their programs can.
+    /// True if the members of the group whose programs can run concurrently use the card at the same time.
     pub is_together: bool,
-    /// True if this tenant does.
+    /// True if this tenant uses the card together with the other members.
     pub takes_part: bool,
-    /// Work that the tenant lacks of its part, in ns; negative if it had more.
+    /// Lag of the tenant: its share minus its work, in ns; negative if the tenant had more than its share.
     pub lack_ns: i64,
-    /// Programs that are not clients of the group's MPS server, with which the tenant has exclusive turns: process and
-    /// name.
+    /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While it has any, the
+    /// tenant gets exclusive turns.
     pub not_clients: Vec<(u32, String)>,
     /// State of the group's MPS server.
     #[serde(default)]
     pub server: ServerState,
-    /// Folder that the tenant's next programs name in `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
+    /// Folder that the tenant's next programs must name in `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
     #[serde(default)]
     pub pipes: Option<PathBuf>,
 }
@@ -306,14 +307,14 @@ pub struct SharingView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServerState {
-    /// The group takes turns only.
+    /// The group needs no server, because its members only take turns.
     #[default]
     Unused,
-    /// It is being started.
+    /// The server is being started.
     Starting,
-    /// It serves.
+    /// The server is running.
     Serves,
-    /// It does not serve, for this reason.
+    /// The server is not running, for this reason.
     Unavailable(String),
 }
 
@@ -332,28 +333,28 @@ pub struct Incident {
 pub enum Action {
     /// A program was killed.
     Killed(GivenUp),
-    /// A program was given up, but could not be killed.
+    /// A program was abandoned, but could not be killed.
     KillFailed(GivenUp),
     /// A program was suspended.
     Suspended(GivenUp),
-    /// A turn exceeded its limit; contains the number of such turns.
+    /// A turn exceeded its limit. Contains the number of such turns.
     Struck(u32),
     /// The tenant gets no turn until it is released.
     Quarantined,
     /// This number of earlier actions was dropped.
     Forgotten(u64),
-    /// The MPS server of a group has ended, or ended its clients; the incident names the group.
+    /// The MPS server of a group has ended, or has ended its clients. The incident names the group.
     ServerEnded {
         /// The reason.
         why: String,
         /// The programs that have lost their work.
         programs: Vec<GivenUp>,
     },
-    /// The MPS server of a group was started again; the incident names the group.
+    /// The MPS server of a group was started again. The incident names the group.
     ServerStarted,
 }
 
-/// A program that was given up.
+/// A program that was abandoned.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
     /// Process ID of the program.

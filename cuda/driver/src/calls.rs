@@ -48,7 +48,7 @@ pub type Object = *mut c_void;
 #[derive(Clone, Copy, Debug)]
 pub struct Ipc(pub [u8; 64]);
 
-/// `CUmemAccessDesc`: a device that may access a mapping, and its rights.
+/// `CUmemAccessDesc`: a location, and its access to a mapping.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
@@ -73,7 +73,7 @@ impl Access {
         self.kind == 1
     }
 
-    /// Returns true if both describe the same location.
+    /// Returns true if both values describe the same location.
     pub fn same_location(&self, other: &Self) -> bool {
         (self.kind, self.id) == (other.kind, other.id)
     }
@@ -84,17 +84,17 @@ impl Access {
     }
 }
 
-/// Answers calls of functions that the real driver does not have.
+/// Replaces functions that the real driver does not have.
 pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Answers calls in a child of a process that had initialised the driver.
+/// Replaces all functions in a child of a process that had initialised the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Answers calls if no driver was found.
+/// Replaces all functions if no driver was found.
 pub extern "C" fn no_driver() -> c_int {
     NO_DEVICE
 }
@@ -269,7 +269,7 @@ pub fn current_device() -> Result<c_int, c_int> {
 /// Runs `work`, and lets this thread make calls that a capture in another thread would forbid.
 pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode: c_int = 2;
-    // SAFETY: the pointer is valid; the mode is exchanged for this thread's.
+    // SAFETY: the pointer is valid. The call exchanges the value with this thread's mode.
     unsafe { exchange_capture_mode(&raw mut mode) };
     let result = work();
     // SAFETY: as above; this restores the thread's mode.
@@ -278,7 +278,7 @@ pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
 }
 
 /// Environment variable with the range of addresses that the library requests for memory of the card: two hexadecimal
-/// numbers with a hyphen between them. The workers of virtual machines share these addresses with guests.
+/// numbers with a hyphen between them. The workers of virtual machines use these addresses in common with their guests.
 pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 
 /// Addresses of [`ADDRESSES_VARIABLE`] that have not been requested yet: start and end.
@@ -304,7 +304,7 @@ fn address_to_request(bytes: usize, align: usize) -> Address {
     at
 }
 
-/// Smallest alignment of requested addresses.
+/// Minimum alignment of requested addresses.
 const GRANULE: u64 = 2 << 20;
 
 /// Reserves addresses, in the range of [`ADDRESSES_VARIABLE`] if it is set. Returns the driver's result.

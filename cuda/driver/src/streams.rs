@@ -1,6 +1,6 @@
 //! Finds the stream of a submission.
 //!
-//! UNSAFETY: reads arguments of calls by their positions.
+//! UNSAFETY: reads the arguments of calls by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::cell::Cell;
@@ -15,7 +15,7 @@ const PER_THREAD_HANDLE: u64 = 2;
 /// `CU_STREAM_LEGACY`.
 const LEGACY: u64 = 1;
 
-/// A stream, independent of how a call names it.
+/// A stream, regardless of how a call refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
     /// Handle; 0 for the default stream that all threads share.
@@ -48,8 +48,8 @@ impl Stream {
         Self { handle, thread: 0 }
     }
 
-    /// Returns the stream that this thread names by `handle`, where null means the thread's own stream or the context's
-    /// default stream, depending on the call's variant.
+    /// Returns the stream to which `handle` refers in this thread. A null handle means the thread's own stream if
+    /// `per_thread` is true, and otherwise the context's default stream.
     #[inline]
     pub fn named(handle: u64, per_thread: bool) -> Self {
         match handle {
@@ -60,24 +60,24 @@ impl Stream {
         }
     }
 
-    /// Returns true if only one thread can name the stream.
+    /// Returns true if only one thread can refer to the stream.
     pub fn is_threads_own(self) -> bool {
         self.thread != 0
     }
 
-    /// Returns true if this thread can name the stream. Another thread's per-thread stream cannot be queried or
-    /// recorded here.
+    /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream, or
+    /// record an event in it.
     #[inline]
     pub fn is_in_reach(self) -> bool {
         self.thread == 0 || self.thread == thread()
     }
 
-    /// Returns the handle for the driver, on a thread that can name the stream.
+    /// Returns the stream's handle for the driver. This thread must be able to refer to the stream.
     pub fn object(self) -> Object {
         self.handle as Object
     }
 
-    /// Returns true if the stream is capturing, or must not be queried because another stream is.
+    /// Returns true if the stream is capturing, or must not be queried because another stream is capturing.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
@@ -94,7 +94,7 @@ const CONFIG: u8 = u8::MAX - 1;
 /// The call uses several streams, or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Index of the stream argument in each submitting function, starting at 0. A table of constants.
+/// Index of the stream argument of each submitting function, starting at 0.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -200,7 +200,7 @@ const ALL: [(u8, &[usize]); 11] = [
             at::cuMemBatchDecompressAsync_ptsz,
             at::cuMemDiscardBatchAsync,
             at::cuMemDiscardBatchAsync_ptsz,
-            // The location, of eight bytes, is one argument.
+            // The location has eight bytes and is one argument.
             at::cuMemPrefetchAsync_v2,
             at::cuMemPrefetchAsync_v2_ptsz,
             at::cuMemcpy3DBatchAsync,

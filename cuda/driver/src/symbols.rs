@@ -1,6 +1,6 @@
 //! The symbols of the driver API and of NVML, and their real functions.
 //!
-//! UNSAFETY: reads arguments of functions by their positions.
+//! UNSAFETY: reads the arguments of functions by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_upper_case_globals, missing_docs, dead_code, reason = "names of the driver API")]
 
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
-/// Functions of the real libraries; null if the library has none. The driver's functions come first, then NVML's.
-/// Static: the stub of a submission jumps through this table.
+/// Functions of the real libraries, or null for functions that a library does not have. The driver's functions come
+/// first, and then NVML's. Static, because the stub of a submission jumps through this table.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
-/// Returns the real function of a symbol; null if the driver has none.
+/// Returns the real function of a symbol, or null if the library does not have it.
 #[inline]
 pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
@@ -32,7 +32,7 @@ impl Arguments {
         Self { registers, stack }
     }
 
-    /// Arguments of a call without arguments.
+    /// The value for a call without arguments.
     pub const NONE: Self = Self { registers: std::ptr::null(), stack: std::ptr::null() };
 
     /// Returns argument `n`, starting at 0, as an integer or pointer.

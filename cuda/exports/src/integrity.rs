@@ -1,7 +1,7 @@
-//! The answer to the runtime's question about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts of the
-//! process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) has the reasons.
+//! The answer to the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts
+//! about the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) has the reasons.
 //!
-//! UNSAFETY: asks libc for the thread.
+//! UNSAFETY: calls libc to identify the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use hmac::digest::KeyInit;
@@ -31,7 +31,7 @@ pub struct Addresses {
     pub function: u64,
 }
 
-/// Facts of the process, in the order of the hash.
+/// Facts about the process, in the order in which the hash covers them.
 #[derive(Clone, Copy, Debug)]
 struct Process {
     driver_version: u32,

@@ -1,16 +1,18 @@
 //! The export tables of the CUDA library of guests: tables of functions that `cuGetExportTable` returns for a UUID.
 //!
-//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API.
-//! The library of a guest answers them in the guest's process: most answers are about that process. The UUIDs, the
+//! NVIDIA's runtime and the libraries above it call the driver through these tables in addition to the driver API. The
+//! guest's library implements them in the guest's process, because most answers are about that process. The UUIDs, the
 //! slots and their behaviour are facts that were measured with NVIDIA's runtimes 11.8, 12.9 and 13.5, and on a card
 //! with driver 580.
 //!
 //! - [`table`] returns the table of a UUID, or `None` for a UUID that this crate does not know.
-//! - `runtime` contains the functions for the runtime's start: primary contexts, modules, buffers for tools.
+//! - `runtime` contains the functions that the runtime needs to start: primary contexts, modules, and buffers for
+//!   tools.
 //! - `store` keeps values of libraries for each context. Nearly every call of the runtime reads a value.
-//! - `integrity` answers the runtime's question about the driver
-//!   ([decision 143](../../../docs/decisions/143-integrity-answer.md)).
-//! - `refusal` fills the slots of unknown meaning: it fails with "not supported", and reports the first call.
+//! - `integrity` answers the runtime's integrity query about the driver ([decision
+//!   143](../../../docs/decisions/143-integrity-answer.md)).
+//! - `refusal` fills the slots of unknown meaning. It fails with "not supported", and reports the first call of each
+//!   slot.
 //!
 //! The crate queries the guest library through the trait [`Driver`]. It neither creates contexts nor sends messages.
 
@@ -69,13 +71,14 @@ pub trait Driver: Sync {
     /// Returns all devices of the process, in the order of their numbers.
     fn devices(&self) -> Vec<Device>;
 
-    /// Returns the handle of the device's primary context, whether it is active or not.
+    /// Returns the handle of the device's primary context, even if the context is inactive.
     fn primary_context(&self, device: i32) -> Result<u64, i32>;
 
-    /// Returns the calling thread's current context. This is called by nearly every runtime call.
+    /// Returns the calling thread's current context. Nearly every runtime call uses this.
     fn current_context(&self) -> Result<u64, i32>;
 
-    /// Returns the result of `cuCtxGetId` for a context that is not null. cuBLASLt asks before each product.
+    /// Returns the result of `cuCtxGetId` for a context that is not null. cuBLASLt calls this before each matrix
+    /// product.
     fn context_id(&self, context: u64) -> Result<u64, i32>;
 
     /// Loads an image into the current context, like `cuModuleLoadData`. `image` points to a fatbin or its wrapper.
@@ -85,7 +88,7 @@ pub trait Driver: Sync {
     fn refused(&self, table: &str, slot: usize);
 }
 
-/// The guest library. The tables are static, so their functions find the library here.
+/// The guest library. Static, because the functions of the static tables need it.
 static DRIVER: OnceLock<&'static dyn Driver> = OnceLock::new();
 
 /// Sets the library for the tables. Later calls have no effect.

@@ -8,7 +8,7 @@ use crate::{driver, uuids};
 /// Slots of each table whose first call has been reported, as bits.
 static REPORTED: [AtomicU64; uuids::COUNT] = [const { AtomicU64::new(0) }; uuids::COUNT];
 
-/// Fails with "not supported", whatever the arguments are, and reports the first call of the slot.
+/// Fails with "not supported", regardless of the arguments, and reports the first call of the slot.
 ///
 /// In the calling convention, the caller cleans up arguments that a function does not declare.
 pub extern "C" fn refuse<const TABLE: usize, const SLOT: usize>() -> i32 {

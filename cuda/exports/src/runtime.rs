@@ -15,8 +15,8 @@ struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 // SAFETY: this crate never reads or writes the words; it only passes their address, as NVIDIA's driver does.
 unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
 
-/// Size of the first buffer of the hooks, as the runtime learns it. Runtimes read beyond this number of bytes, so it is
-/// a number of entries, for which 8 bytes each are enough.
+/// Size of the first buffer of the hooks, as reported to the runtime. Runtimes read beyond this number of bytes, so it
+/// must be a number of entries; 8 bytes per entry suffice.
 const HOOKS_SIZE: usize = 1024;
 /// Size of the second buffer.
 const FURTHER_HOOKS_SIZE: usize = 14;
@@ -34,7 +34,7 @@ pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
 }
 
-/// Slot 6 of the hooks: another such buffer.
+/// Slot 6 of the hooks: another buffer for callbacks of tools.
 ///
 /// # Safety
 ///
@@ -84,8 +84,8 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
-/// Slot 1 of the runtime's table: the same for older runtimes, without a result code: stores null if the image does not
-/// load.
+/// Slot 1 of the runtime's table: loads a module for older runtimes. There is no result code; it stores null if the
+/// image cannot be loaded.
 ///
 /// # Safety
 ///
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn load_module_silently(to: *mut u64, image: *const c_void
     }
 }
 
-/// Slot 7 of the runtime's table: the runtime is about to end.
+/// Slot 7 of the runtime's table, which the runtime calls when it is about to end.
 pub extern "C" fn end(_: usize) -> i32 {
     SUCCESS
 }
@@ -112,7 +112,7 @@ pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
 
-/// Slot 2 of the table for tools: the calling thread's current context, 0 without one.
+/// Slot 2 of the table for tools: the calling thread's current context, or 0 if there is none.
 ///
 /// # Safety
 ///
@@ -123,8 +123,8 @@ pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     unsafe { put(to, context) }
 }
 
-/// Slot 4 of the table of identities: the answer of `cuCtxGetId`, but 0 for a null context. cuBLASLt asks before each
-/// product.
+/// Slot 4 of the table of identities: the answer of `cuCtxGetId`, but 0 for a null context. cuBLASLt calls this before
+/// each matrix product.
 ///
 /// # Safety
 ///
@@ -150,7 +150,7 @@ pub extern "C" fn needed_checks() -> i32 {
     SUCCESS
 }
 
-/// Writes a value, or returns its error.
+/// Writes a value and returns success, or returns the error.
 ///
 /// # Safety
 ///

@@ -1,8 +1,8 @@
 //! The context store: values that libraries keep for each context.
 //!
 //! Nearly every call of the runtime reads its value of the current context, so a read of a value that the thread has
-//! read before takes neither a lock nor memory. Each thread has a small cache, which a change of any value empties:
-//! values change when a library first uses a context, and when a context ends.
+//! read before takes neither a lock nor memory. Each thread has a small cache, which is invalidated when any value
+//! changes. Values change only when a library first uses a context, and when a context ends.
 //!
 //! UNSAFETY: writes to the pointers that libraries pass, and calls their destructors.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -22,13 +22,13 @@ type Destructor = unsafe extern "C" fn(u64, u64, u64);
 #[derive(Clone, Copy)]
 struct Entry {
     context: u64,
-    /// An address in the library, which makes it unique.
+    /// The key, which is an address in the library, so that it is unique.
     key: u64,
     value: u64,
     destructor: Option<Destructor>,
 }
 
-/// Maximum number of values of a process: libraries times contexts.
+/// Maximum number of values in a process. The number is libraries times contexts.
 const MAX_VALUES: usize = 4096;
 
 /// All values. Reads that miss the cache search it; processes have about ten.
@@ -39,7 +39,7 @@ static CHANGES: AtomicU64 = AtomicU64::new(1);
 /// A value that a thread has read.
 #[derive(Clone, Copy)]
 struct Cached {
-    /// [`CHANGES`] when it was read.
+    /// Value of [`CHANGES`] when this value was read.
     changes: u64,
     context: u64,
     key: u64,
@@ -108,7 +108,7 @@ fn remove(context: u64, key: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Slot 2: reads a context's value; 400 without one.
+/// Slot 2: reads a context's value. Fails with 400 if there is none.
 ///
 /// # Safety
 ///
@@ -138,7 +138,7 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
             return Ok(known.value);
         }
         driver()?.ready()?;
-        // The number was read before the value, so that a change in between empties the cache again.
+        // The number was read before the value, so that a change in between invalidates the cache again.
         let values = values();
         let entry = values.iter().find(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
         cached.set(Cached { changes, context, key, value: entry.value });

@@ -1,6 +1,6 @@
 //! The tables: a word with the table's size in bytes, then functions.
 //!
-//! UNSAFETY: statics with pointers to functions, which nothing writes.
+//! UNSAFETY: the statics contain pointers to functions, and are never written.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_void;
@@ -60,7 +60,8 @@ static IDENTITIES_TABLE: Table<16> =
 /// Returns the table of a UUID, as `cuGetExportTable` does; `None` for unknown UUIDs, for which that call fails with
 /// 500.
 ///
-/// One UUID must stay unknown: with the table F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 the runtime would skip its start.
+/// The UUID F8CFF951-2146-8B4E-B9E2-FB469E7C0DD9 must stay unknown: if this table existed, the runtime would skip its
+/// start.
 pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
     let number = u128::from_be_bytes(*uuid);
     let index = NAMES.iter().position(|(_, known)| *known == number)?;

@@ -1,4 +1,4 @@
-//! The tables as programs use them: found by UUID, and called through their slots.
+//! Tests of the tables as programs use them: found by UUID, and called through their slots.
 //!
 //! UNSAFETY: calls slots as functions with the signatures that the runtime expects.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -70,13 +70,13 @@ impl Driver for Guest {
     }
 }
 
-/// The words of a table.
+/// Returns the words of a table.
 fn words(uuid: u128) -> *const usize {
     install(&Guest);
     table(&uuid.to_be_bytes()).expect("a known table").cast()
 }
 
-/// The function in a slot.
+/// Returns the function in a slot.
 macro_rules! slot {
     ($uuid:ident, $slot:literal, fn($($argument:ty),*) $(-> $result:ty)?) => {
         unsafe {
@@ -258,7 +258,7 @@ fn ended_context_loses_its_values_after_their_destructors() {
     assert_eq!(ENDED.load(Ordering::SeqCst), 70);
 }
 
-/// Threads read a value that another thread keeps replacing: no reader sees an older value than before.
+/// Threads read a value that another thread keeps replacing. No reader sees an older value after a newer one.
 #[test]
 fn replaced_value_reaches_all_threads_in_order() {
     const LAST: u64 = 20_000;

@@ -10,7 +10,7 @@ pub const HOOKS: usize = 1;
 pub const TOOLS: usize = 2;
 /// Values of libraries for each context.
 pub const STORE: usize = 3;
-/// The runtime's question about the driver.
+/// The runtime's integrity query about the driver.
 pub const INTEGRITY: usize = 4;
 /// Checks of launches.
 pub const CHECKS: usize = 5;

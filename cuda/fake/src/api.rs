@@ -22,10 +22,10 @@ use crate::work::{self, Op};
 #[repr(C)]
 struct Ipc([u64; 8]);
 
-/// The process that has initialised the driver; does not apply to its children.
+/// ID of the process that has initialised the driver. Its children must initialise the driver again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
-/// The card of a device that the program names.
+/// Returns the card of a device number.
 pub fn named(device: c_int) -> Result<&'static card::Card, i32> {
     card::of_device(device).ok_or(INVALID_DEVICE)
 }
@@ -43,7 +43,7 @@ pub fn initialised() -> i32 {
     if card::visible().iter().any(is_reset) { ECC_UNCORRECTABLE } else { mps::lost() }
 }
 
-/// Fails without a context that is current to this thread.
+/// Fails if this thread has no current context.
 pub fn context() -> i32 {
     match initialised() {
         SUCCESS if device_of(CURRENT.get()).is_none() => INVALID_CONTEXT,
@@ -104,7 +104,7 @@ api! {
             Ok(_) => {
                 let connected = mps::connect();
                 if connected.is_err() {
-                    // The next call connects again.
+                    // The next call of `cuInit` connects again.
                     READY.store(0, Ordering::SeqCst);
                 }
                 done(connected)

@@ -153,7 +153,7 @@ fn array(handle: u64) -> Result<Array, i32> {
     with(|all| all.arrays.get(&handle).copied().ok_or(INVALID_HANDLE))
 }
 
-/// The first byte of an end, and its distances of rows and layers.
+/// The first byte of an end of a copy, and the distances of its rows and layers.
 struct Place {
     at: u64,
     pitch: u64,
@@ -180,7 +180,7 @@ impl End3d {
             }
             _ => return Err(INVALID_VALUE),
         };
-        // Distances matter only between several rows or layers.
+        // The distances matter only if there are several rows or layers.
         let (pitch, rows) = (if pitch == 0 { x + width } else { pitch }, if rows == 0 { y + height } else { rows });
         if pitch < x + width || rows < y + height {
             return Err(INVALID_VALUE);

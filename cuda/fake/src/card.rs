@@ -1,8 +1,9 @@
-//! The cards: processes share a folder for each.
+//! The cards. Processes share a folder for each card.
 //!
-//! NVML's bytes of a process follow observations of driver 580 on an H100. An allocation counts once: for its creator
-//! while the creator has a handle or a mapping of it, otherwise for a process that has imported it. Memory that only a
-//! descriptor holds counts for no process, but uses the card's memory. The same applies to managed memory.
+//! The memory use that NVML reports for a process follows observations of driver 580 on an H100. An allocation counts
+//! once: for its creator while the creator has a handle or a mapping of it, otherwise for a process that has imported
+//! it. Memory that only a descriptor holds counts for no process, but uses the card's memory. The same applies to
+//! managed memory.
 //!
 //! A card is reset after an uncorrectable memory error (Xid 48) or by an operator: the file `lost` in its folder has
 //! the number of the last allocation before the reset. All allocations up to this number are lost, and every later call
@@ -44,7 +45,7 @@ pub enum Tier {
     Host,
 }
 
-/// A card's folder.
+/// A card, which is represented by a folder.
 #[derive(Debug)]
 pub struct Card {
     folder: PathBuf,
@@ -87,14 +88,14 @@ impl Allocation {
     }
 }
 
-/// A file which records, for NVML, that this process has an allocation.
+/// A file that records for NVML that this process has an allocation.
 #[derive(Debug)]
 struct Marker(PathBuf);
 
 static MARKERS: Mutex<Option<HashMap<PathBuf, u32>>> = Mutex::new(None);
 
 impl Marker {
-    /// Creates a marker; `made` is set if this process made the allocation.
+    /// Creates a marker. `made` is true if this process created the allocation.
     fn put(folder: &Path, name: &str, made: bool) -> Self {
         let path = folder.join(format!("holds.{}.{}.{name}", identity(), if made { "made" } else { "imported" }));
         let mut markers = MARKERS.lock().unwrap_or_else(PoisonError::into_inner);
@@ -184,16 +185,15 @@ fn whole_file() -> libc::flock {
     range
 }
 
-/// Takes a lock that belongs to this process. A process that queries the holder gets its number in the querying
-/// process's namespace.
+/// Takes a lock for this process. A process that queries the holder gets the holder's process ID in its own namespace.
 fn lock_as_process(file: &File) -> bool {
     let range = whole_file();
     // SAFETY: the descriptor is open and the pointer valid.
     unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLK, &raw const range) == 0 }
 }
 
-/// Returns the process that holds such a lock, as numbered in this process's namespace: 0 if it has no number there, or
-/// `None` if the lock is free.
+/// Returns the ID, in this process's namespace, of the process that holds the lock. Returns 0 if that process has no ID
+/// here, or `None` if the lock is free.
 fn holder(file: &File) -> Option<u32> {
     let mut range = whole_file();
     // SAFETY: as above.
@@ -201,7 +201,7 @@ fn holder(file: &File) -> Option<u32> {
     (asked && range.l_type != libc::F_UNLCK as i16).then(|| u32::try_from(range.l_pid).unwrap_or(0))
 }
 
-/// A lock shared by all processes, held until it is dropped.
+/// A lock among all processes, which is held until the value is dropped.
 pub struct Turn(File);
 
 impl Card {
@@ -220,7 +220,7 @@ impl Card {
         }
     }
 
-    /// Returns its index among all cards.
+    /// Returns the card's index among all cards.
     pub fn number(&self) -> usize {
         self.number
     }
@@ -232,13 +232,13 @@ impl Card {
         uuid
     }
 
-    /// Returns its identity in NVML.
+    /// Returns the card's UUID as in NVML.
     pub fn name(&self) -> String {
         let hex: String = self.uuid().iter().map(|byte| format!("{byte:02x}")).collect();
         format!("GPU-{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
     }
 
-    /// Returns its PCI address.
+    /// Returns the card's PCI address.
     pub fn bus_id(&self) -> String {
         format!("0000:{:02x}:00.0", self.number + 1)
     }
@@ -282,7 +282,7 @@ impl Card {
         identities.into_iter().filter(|(identity, pid)| *pid != 0 && of_it(identity)).map(|(_, pid)| pid).collect()
     }
 
-    /// Allocates memory for one more context of this process.
+    /// Allocates card memory for one more context of this process.
     pub fn context(&self) -> Result<Option<Allocation>, ()> {
         if self.context == 0 {
             return Ok(None);
@@ -343,8 +343,7 @@ impl Card {
         entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
-    /// Returns the identities of the processes that have a context, with their numbers. The caller holds the lock
-    /// `entering`.
+    /// Returns the identities and IDs of the processes that have a context. The caller must hold the lock `entering`.
     fn identities(&self) -> HashMap<String, u32> {
         let names = self.names();
         let mut pids = HashMap::new();
@@ -388,7 +387,7 @@ impl Card {
             if !name.starts_with("device-") && !name.starts_with("host-") {
                 continue;
             }
-            // Open the file a second time: its lock is refused while the first description is open.
+            // Open the file a second time, because its lock cannot be taken while the first description is open.
             let Ok(file) = OpenOptions::new().read(true).open(entry.path()) else { continue };
             if self.is_lost(&name) || lock(&file, libc::LOCK_EX | libc::LOCK_NB) {
                 let _ = fs::remove_file(entry.path());
@@ -433,7 +432,7 @@ impl Card {
     /// Returns the name, memory and length of a descriptor's allocation.
     fn identify(&self, file: &File) -> Option<(String, Tier, u64)> {
         let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).ok()?;
-        // A process in a container sees the folder under another path, so compare the files themselves.
+        // A process in a container sees the folder at another path, so compare the files themselves.
         let name = path.file_name()?.to_string_lossy().into_owned();
         if self.is_lost(&name) {
             return None;

@@ -1,4 +1,4 @@
-//! Checkpoints: one process takes another one off the card, following the rules observed with driver 580 on an H100.
+//! Checkpoints: one process takes another process off the card, by the rules observed with driver 580 on an H100.
 //!
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
 //! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be
@@ -27,13 +27,13 @@ enum State {
 pub enum Order {
     /// Blocks further calls of the driver, and waits until all work has ended.
     Lock,
-    /// Moves its memory off the card.
+    /// Moves the process's memory off the card.
     Checkpoint,
-    /// Moves its memory back to the card.
+    /// Moves the process's memory back to the card.
     Restore,
     /// Lets calls continue.
     Unlock,
-    /// Queries its state.
+    /// Queries the process's state.
     Ask,
 }
 
@@ -58,13 +58,13 @@ fn path(pid: u32) -> PathBuf {
     card::root().join(format!("checkpoint-{pid}"))
 }
 
-/// Returns true if a filter of system calls restricts this process: it may forbid the fake's socket.
+/// Returns true if a system call filter restricts this process. Such a filter may forbid the fake's socket.
 fn is_filtered() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status.lines().any(|line| line.strip_prefix("Seccomp:").is_some_and(|mode| mode.trim() == "2"))
 }
 
-/// Starts to listen for orders, once. A process with a filter of system calls cannot be suspended.
+/// Starts to listen for orders, once. A process with a system call filter cannot be suspended.
 pub fn listen() {
     static ONCE: std::sync::Once = std::sync::Once::new();
     ONCE.call_once(|| {

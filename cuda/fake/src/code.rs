@@ -1,6 +1,6 @@
 //! Libraries, kernels and functions, and launches.
 //!
-//! An image has all [`KERNELS`], whatever it contains.
+//! Every image has all [`KERNELS`], regardless of its contents.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,12 +16,12 @@ use crate::kernels::{KERNELS, Kernel};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::work::{self, Op};
 
-/// The first function of modules; those of the other kernels follow.
+/// Handle of the first kernel's function in modules. The handles of the other kernels follow.
 const FUNCTION: u64 = 1;
-/// The first kernel of libraries.
+/// Handle of the first kernel in libraries.
 const KERNEL: u64 = 0x1000;
 
-/// Most threads of a block of each kernel.
+/// Maximum number of threads per block of each kernel.
 const MAX_THREADS: c_int = 1024;
 
 /// `CUlaunchConfig`.
@@ -35,17 +35,17 @@ struct LaunchConfig {
     attribute_count: u32,
 }
 
-/// The kernel of a handle that counts from `first`.
+/// Returns the kernel of a handle, if the first kernel has the handle `first`.
 fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
     KERNELS.get(usize::try_from(handle.checked_sub(first)?).ok()?)
 }
 
-/// The kernel of a handle of either sort, both of which can be launched.
+/// Returns the kernel of a function handle or kernel handle. Both can be launched.
 fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
 
-/// The handle of a named kernel.
+/// Returns the handle of the kernel with a name.
 unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
     if name.is_null() {
         return Err(INVALID_VALUE);
@@ -70,7 +70,8 @@ unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i
     unsafe { operation(function, parameters) }.map_or_else(|error| error, |kernel| work::submit(stream, kernel))
 }
 
-/// Inputs of links, and their results. The driver keeps a result until its link ends.
+/// The collected input of each link, which is also the result of the link. The driver keeps a result until the link
+/// ends.
 static LINKS: Mutex<Vec<(u64, Vec<u8>)>> = Mutex::new(Vec::new());
 
 /// Calls `work` with the bytes of a link.
@@ -85,7 +86,7 @@ fn linked(link: u64, work: impl FnOnce(&mut Vec<u8>)) -> i32 {
     }
 }
 
-/// `CUfunction_attribute` of a kernel.
+/// Returns a `CUfunction_attribute` of a kernel.
 fn attribute(attribute: c_int, kernel: Option<&Kernel>) -> Result<c_int, i32> {
     if kernel.is_none() {
         return Err(INVALID_HANDLE);
@@ -101,7 +102,7 @@ fn attribute(attribute: c_int, kernel: Option<&Kernel>) -> Result<c_int, i32> {
     }
 }
 
-/// Offset and size of a parameter.
+/// Writes the offset and size of a parameter.
 unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, bytes: *mut usize) -> i32 {
     let Some(kernel) = kernel else { return INVALID_HANDLE };
     if index >= kernel.arguments {
@@ -113,7 +114,7 @@ unsafe fn parameter(kernel: Option<&Kernel>, index: usize, offset: *mut usize, b
     unsafe { put(offset, Ok(8 * index)) }
 }
 
-/// The blocks that fit on a multiprocessor of 2048 threads.
+/// Returns the number of blocks that fit on a multiprocessor of 2048 threads.
 fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     match either(function) {
         None => Err(INVALID_HANDLE),
@@ -122,7 +123,7 @@ fn blocks(function: u64, threads: c_int) -> Result<c_int, i32> {
     }
 }
 
-/// Clusters that are active at the same time, by the attribute with their size (4).
+/// Returns the number of clusters that can be active at the same time, given the attribute with their size (4).
 unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, i32> {
     let config = unsafe { config.as_ref() }.ok_or(INVALID_VALUE)?;
     either(function).ok_or(INVALID_HANDLE)?;
@@ -181,7 +182,7 @@ api! {
     context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
         attribute(which, either(function)).err().unwrap_or(SUCCESS)
     }
-    // The driver answers for functions of modules here, and for kernels of libraries above, and never for both.
+    // Here the driver accepts functions of modules, and above it accepts kernels of libraries. No call accepts both.
     context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(function, FUNCTION), index, offset, bytes)
     }
@@ -198,7 +199,7 @@ api! {
     context cuOccupancyMaxPotentialClusterSize(size: *mut c_int, function: u64, config: *const LaunchConfig) {
         put(size, clusters(function, config).map(|_| 8))
     }
-    // A map is a record of its arguments here.
+    // In this fake, a map is a record of its arguments.
     any cuTensorMapEncodeTiled(
         map: *mut [u64; 16], kind: c_int, rank: u32, at: u64, sizes: *const u64, strides: *const u64,
         block: *const u32, steps: *const u32, interleave: c_int, swizzle: c_int, promotion: c_int, fill: c_int

@@ -5,8 +5,8 @@ use std::ffi::c_int;
 
 use crate::{card, further};
 
-/// The first device's primary context; those of the other devices follow, and each further context of a device follows
-/// at a distance of [`CONTEXT_STRIDE`].
+/// Handle of the first device's primary context. The primary contexts of the other devices follow. Further contexts of
+/// a device are at multiples of [`CONTEXT_STRIDE`].
 pub const CONTEXT: u64 = 0x7700_0000;
 pub const CONTEXT_STRIDE: u64 = 0x100;
 

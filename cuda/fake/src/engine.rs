@@ -21,7 +21,7 @@ use std::time::Duration;
 
 use crate::mps;
 
-/// Environment variable: with any value, kernels are recorded.
+/// Environment variable. If it is set to any value, kernels are recorded.
 const RECORD: &str = "FAKE_CUDA_RECORD";
 /// Low bits of the engine's word, which name the MPS server whose clients have the slice; 0 for any other process.
 const TAG_BITS: u32 = 16;
@@ -29,9 +29,9 @@ const TAG_BITS: u32 = 16;
 const SLICE: Duration = Duration::from_millis(2);
 /// Maximum time for which clients of one MPS server extend a slice, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Maximum time of a kernel that takes only the time of its work.
+/// Maximum time for a kernel that takes card time only for its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
-/// Interval in which a waiting process polls for a free engine: a process with short kernels frees the engine only
+/// Interval at which a waiting process polls for a free engine. A process with short kernels frees the engine only
 /// briefly.
 const POLL: Duration = Duration::from_micros(20);
 /// Pause between two slices of a kernel, so that a waiting process gets the next one.
@@ -56,7 +56,7 @@ pub struct Engine {
 struct Slice {
     /// The engine's word.
     word: u64,
-    /// True if another client of the same server had the engine already.
+    /// True if another client of the same server already had the engine.
     joined: bool,
 }
 
@@ -128,7 +128,7 @@ impl Engine {
             left -= SLICE;
             std::thread::sleep(PAUSE);
         }
-        // A slice that others join is not given back early, so it must not be long.
+        // A slice that others can join is not given back early, so it must be short.
         let length = match server {
             0 if time.is_zero() => LONGEST_WORK,
             0 => SLICE,

@@ -1,4 +1,4 @@
-//! Facts: of devices, contexts, streams and errors.
+//! Facts about devices, contexts, streams and errors.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,7 +15,7 @@ use crate::result::*;
 use crate::work::{self, Op};
 
 thread_local! {
-    /// Contexts below the current one.
+    /// Contexts below the current context on the stack.
     static STACK: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -33,7 +33,7 @@ const RESULTS: [(i32, &CStr, &CStr); 10] = [
     (NOT_SUPPORTED, c"CUDA_ERROR_NOT_SUPPORTED", c"operation not supported"),
 ];
 
-/// `CUdevice_attribute`: those of an H100 that programs depend on; 0 for all others.
+/// Returns a `CUdevice_attribute` with the value of an H100 if programs depend on it, and 0 otherwise.
 fn attribute(which: c_int, card: &Card) -> c_int {
     match which {
         // Threads of a block, and its sizes.
@@ -146,7 +146,8 @@ api! {
     ) { put(made, work::instantiate(graph)) }
 }
 
-/// Ends the values that libraries keep for a device's primary context. Its memory stays, as long as the process lives.
+/// Drops the values that libraries keep for a device's primary context. The context's memory stays until the process
+/// ends.
 fn reset(device: c_int) -> i32 {
     if named(device).is_err() {
         return INVALID_DEVICE;

@@ -36,7 +36,7 @@ struct Instantiation {
     result: u32,
 }
 
-/// A fill of bytes in one row; the fake has no others.
+/// Returns a fill of bytes in one row. The fake supports no other fills.
 unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     match unsafe { parameters.as_ref() } {
         None => Err(INVALID_VALUE),
@@ -47,7 +47,7 @@ unsafe fn fill(parameters: *const Fill) -> Result<Op, i32> {
     }
 }
 
-/// `CUDA_KERNEL_NODE_PARAMS`, second version.
+/// Version 2 of `CUDA_KERNEL_NODE_PARAMS`.
 #[repr(C)]
 struct KernelNode {
     function: u64,
@@ -134,7 +134,7 @@ api! {
         let known = ATTRIBUTES.lock().unwrap_or_else(PoisonError::into_inner).get(&(node, which)).copied();
         put(value, Ok(known.unwrap_or_default()))
     }
-    // A node's number has its graph's in the upper bits.
+    // The upper bits of a node's number are the number of its graph.
     initialised cuGraphKernelNodeSetParams_v2(node: u64, parameters: *const KernelNode) {
         replace(node >> 16, node, kernel(parameters))
     }

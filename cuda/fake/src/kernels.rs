@@ -1,7 +1,7 @@
 //! Kernels, identified by name. Arguments are 64-bit numbers.
 //!
 //! UNSAFETY: reads and writes addresses that the program names, as a card does; a wrong address kills the program. One
-//! kernel makes any system call, for tests of sandboxes.
+//! kernel can make any system call, for tests of sandboxes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct Kernel {
     pub name: &'static str,
     /// Number of arguments.
     pub arguments: usize,
-    /// Returns the card time that it takes in addition to the work.
+    /// Returns the card time that the kernel takes in addition to the work.
     pub time: fn(&[u64]) -> Duration,
     /// The work.
     pub run: fn(&[u64]),
@@ -59,8 +59,8 @@ pub const KERNELS: [Kernel; 9] = [
     Kernel { name: "paint", arguments: 4, time: |_| Duration::ZERO, run: |a| paint(a[0], a[1], a[2], a[3]) },
     // Makes an illegal access, which ends the contexts of the process, and of all other clients of its MPS server.
     Kernel { name: "illegal", arguments: 0, time: |_| Duration::ZERO, run: |_| mps::fault() },
-    // Makes system call `number` with six arguments, and writes its result to an address. On a real card no kernel can;
-    // this one stands for code that a guest runs in the process of the driver.
+    // Makes system call `number` with six arguments, and writes its result to an address. No kernel on a real card can
+    // do this. The kernel represents code that a guest manages to run in the driver's process.
     Kernel { name: "syscall", arguments: 8, time: |_| Duration::ZERO, run: |a| store(a[0], system_call(&a[1..])) },
 ];
 

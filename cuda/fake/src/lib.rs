@@ -22,7 +22,7 @@
 //! - NVML ([`nvml`]): the processes that have a context, with their bytes, the card's memory, and its other facts
 //!   ([`nvml_facts`]).
 //!
-//! The clock is the host's clock. Modules contain no code. Textures return single elements: nothing is filtered.
+//! The clock is the host's clock. Modules contain no code. Textures return single elements without filtering.
 
 mod api;
 mod arrays;

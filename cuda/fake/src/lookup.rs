@@ -18,7 +18,7 @@ use crate::result::{INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE, NOT_FOUND, S
 /// `cuDriverGetVersion`.
 const VERSION: i32 = 13_000;
 
-/// The driver, as the export tables need it.
+/// The driver's functions that the export tables need.
 struct Fake;
 
 impl cuda_exports::Driver for Fake {
@@ -109,7 +109,7 @@ unsafe fn find(name: *const c_char, to: *mut *mut c_void, version: c_int) -> c_i
     }
 }
 
-/// A symbol of this library, whatever other libraries export.
+/// Returns a symbol of this library, even if other libraries export the same symbol.
 fn exported(symbol: &str) -> Option<*mut c_void> {
     let symbol = CString::new(symbol).ok()?;
     let mut info: libc::Dl_info = unsafe { std::mem::zeroed() };

@@ -180,7 +180,7 @@ fn cover(at: u64, bytes: u64) -> bool {
     found as u64 == at
 }
 
-/// Reserves addresses: at `wish` if it is not 0 and nothing is mapped there, otherwise anywhere.
+/// Reserves addresses. They start at `wish` if that is not 0 and nothing is mapped there.
 pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) || (align != 0 && !align.is_power_of_two()) {
         return Err(INVALID_VALUE);
@@ -396,7 +396,7 @@ fn allocate_counted(bytes: u64, counted: bool) -> Result<u64, i32> {
     Ok(at)
 }
 
-/// Maps new memory at reserved addresses; the memory exists while it is mapped.
+/// Maps new memory at reserved addresses. The memory exists while it is mapped.
 pub fn back(at: u64, bytes: u64) -> Result<(), i32> {
     back_counted(at, bytes, true)
 }

@@ -4,9 +4,9 @@
 //! daemon names. The process is a client until it ends. Kernels of one server's clients run at the same time; kernels
 //! of two servers, and of processes that are not clients, share the engine in slices.
 //!
-//! An illegal access of one client ends the contexts of all clients of its server, as does the end of the server. A
+//! An illegal access by one client ends the contexts of all clients of its server, and so does the end of the server. A
 //! control daemon that does not accept a connection makes `cuInit` fail, where NVIDIA's driver may continue without
-//! MPS. The programs of the other side are in `cuda-rig`.
+//! MPS. The programs for the server's side are in `cuda-rig`.
 //!
 //! Lines over UNIX sockets: `client` to the control daemon, answered by `server PID`; then `attach` to the server's
 //! socket, answered by `ok`, `full` or `fault`. Later the server sends `fault` or `terminated`, and the client `fault`.
@@ -34,7 +34,7 @@ struct Client {
 
 static CLIENT: OnceLock<Client> = OnceLock::new();
 
-/// Error of all further calls of this process; [`SUCCESS`] if none of its contexts is lost.
+/// Error that all further calls of this process return; [`SUCCESS`] if its contexts are not lost.
 static LOST: AtomicI32 = AtomicI32::new(SUCCESS);
 
 /// Connects this process to its server, if its environment names a control daemon.
@@ -85,7 +85,7 @@ fn lose(error: i32) {
     let _ = LOST.compare_exchange(SUCCESS, error, Ordering::SeqCst, Ordering::SeqCst);
 }
 
-/// Returns the error of all calls of a process without contexts.
+/// Returns the error that all calls return after the contexts are lost.
 pub fn lost() -> i32 {
     LOST.load(Ordering::SeqCst)
 }

@@ -60,7 +60,7 @@ struct Process {
     compute_instance: u32,
 }
 
-/// Fails before the start.
+/// Fails if this process has not initialised NVML.
 pub fn ready() -> c_int {
     if is_ready() { SUCCESS } else { UNINITIALIZED }
 }
@@ -191,7 +191,7 @@ struct Utilization {
     decoder: u32,
 }
 
-/// Returns one sample of the current moment: a process whose kernel occupies the card counts as using all of it.
+/// Returns one sample, taken now. A process whose kernel occupies the card counts as using all of it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetProcessUtilization(
     device: *mut c_void,

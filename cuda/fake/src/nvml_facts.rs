@@ -1,4 +1,4 @@
-//! Facts that NVML reports about a card and the system: those of one model of card.
+//! Facts that NVML reports about a card and the system. All cards are of one model.
 //!
 //! UNSAFETY: writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -19,14 +19,14 @@ struct PciInfo {
     address: [u8; 32],
 }
 
-/// `nvmlUtilization_t`: percent.
+/// `nvmlUtilization_t`, in percent.
 #[repr(C)]
 struct Rates {
     card: u32,
     memory: u32,
 }
 
-/// Text with zeros behind it.
+/// Returns text that is padded with zeros.
 fn padded<const BYTES: usize>(text: &str) -> [u8; BYTES] {
     let mut padded = [0; BYTES];
     padded.iter_mut().zip(text.bytes()).for_each(|(to, byte)| *to = byte);
@@ -106,7 +106,7 @@ unsafe extern "C" fn nvmlDeviceGetCudaComputeCapability(
     unsafe { fact(device, major, |_| 9).max(fact(device, minor, |_| 0)) }
 }
 
-/// A card whose work is under way is busy.
+/// Reports a card as busy while work runs on it.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetUtilizationRates(device: *mut c_void, to: *mut Rates) -> c_int {
     let rates = |card: &Card| Rates { card: if card.occupants().is_empty() { 0 } else { 100 }, memory: 0 };

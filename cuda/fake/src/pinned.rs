@@ -1,6 +1,6 @@
-//! Registered host memory, functions of the program in streams, and the state of streams: calls of workers.
+//! Functions that workers call: registered host memory, functions of the program in streams, and the state of streams.
 //!
-//! UNSAFETY: exports functions, and calls those that the program passes.
+//! UNSAFETY: exports functions, and calls functions that the program passes.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of the driver API")]
 

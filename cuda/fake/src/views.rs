@@ -1,4 +1,4 @@
-//! Textures and surfaces: numbers that programs pass to kernels, and the memory behind them.
+//! Textures and surfaces: numbers that programs pass to kernels, and the memory that they refer to.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,7 +14,7 @@ pub struct View {
     pub element_bytes: u64,
 }
 
-/// Views by number, and the last number. Static: kernels have only the number.
+/// Views by number, and the last number. Static, because kernels get only the number.
 static VIEWS: Mutex<Option<(HashMap<u64, View>, u64)>> = Mutex::new(None);
 
 fn lock() -> MutexGuard<'static, Option<(HashMap<u64, View>, u64)>> {
@@ -30,7 +30,7 @@ pub fn add(view: View) -> u64 {
     *last
 }
 
-/// Removes a view. Returns false if there is none with this number.
+/// Removes a view. Returns false if no view has this number.
 pub fn remove(number: u64) -> bool {
     lock().get_or_insert_default().0.remove(&number).is_some()
 }

@@ -108,13 +108,13 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 struct Stream {
     queue: SyncSender<Op>,
-    /// Operations for the queue so far.
+    /// Number of operations queued so far.
     queued: AtomicU64,
-    /// Operations that are done.
+    /// Number of operations that are done.
     done: Arc<AtomicU64>,
     last: Arc<Event>,
     capture: Option<Capture>,
-    /// Set if the stream and the default stream wait for each other, so that neither may disturb the other's capture.
+    /// True if the stream and the default stream wait for each other, so that neither may disturb the other's capture.
     blocking: bool,
 }
 
@@ -139,7 +139,8 @@ struct Work {
 static WORK: Mutex<Option<Work>> = Mutex::new(None);
 
 thread_local! {
-    /// Mode in which captures of other threads treat this thread's calls: 0 global, 1 thread-local, 2 relaxed.
+    /// Capture mode of this thread, which decides if its calls may disturb captures of other threads: 0 global, 1
+    /// thread-local, 2 relaxed.
     static MODE: AtomicI32 = const { AtomicI32::new(0) };
     /// Number of this thread's own default stream, which no program can name.
     static THREAD_STREAM: u64 = {
@@ -263,7 +264,7 @@ impl Stream {
     }
 }
 
-/// Handles a call that a capture in global mode forbids to threads that are not relaxed: the capture is lost.
+/// Handles a call that invalidates captures in global mode, unless the calling thread's mode is relaxed.
 pub fn unsafe_call() -> i32 {
     let relaxed = MODE.with(|mode| mode.load(Ordering::SeqCst)) == 2;
     with(|work| {
@@ -297,7 +298,7 @@ pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
 
-/// Returns true if an address is in memory of the host that the card does not reach.
+/// Returns true if an address is in host memory that the card cannot access.
 fn is_pageable(at: u64) -> bool {
     memory::find(at).is_none() && !registered::is_registered(at)
 }
@@ -418,7 +419,7 @@ pub fn create_graph() -> u64 {
     })
 }
 
-/// The operations of a graph.
+/// Returns the operations of a graph.
 pub fn operations(graph: u64) -> Result<Vec<Op>, i32> {
     with(|work| work.graphs.get(&graph).cloned().ok_or(INVALID_HANDLE))
 }
@@ -432,7 +433,7 @@ pub fn add_node(graph: u64, op: Op) -> Result<u64, i32> {
     })
 }
 
-/// Replaces the operation of a node in a graph that was made from the node's.
+/// Replaces a node's operation in an executable graph that was made from the node's graph.
 pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
     with(|work| {
         let ops = work.graphs.get_mut(&made).ok_or(INVALID_HANDLE)?;
@@ -441,14 +442,14 @@ pub fn replace_node(made: u64, node: u64, op: Op) -> Result<(), i32> {
     })
 }
 
-/// The next record of an event, as an operation.
+/// Returns an operation that records an event once more.
 pub fn record_operation(event: u64) -> Result<Op, i32> {
     let found = find(event)?;
     let record = found.recorded.fetch_add(1, Ordering::SeqCst) + 1;
     Ok(Op::Record(found, record))
 }
 
-/// Copies a graph into one that can be launched.
+/// Copies a graph into an executable graph.
 pub fn instantiate(graph: u64) -> Result<u64, i32> {
     with(|work| {
         let ops = work.graphs.get(&graph).cloned().ok_or(INVALID_HANDLE)?;
@@ -507,7 +508,7 @@ pub fn trim() -> i32 {
     SUCCESS
 }
 
-/// Makes an allocation part of a stream's capture; returns its address.
+/// Makes an allocation part of a stream's capture. Returns its address.
 pub fn capture_alloc(stream: u64, bytes: u64) -> Result<u64, i32> {
     let bytes = bytes.max(1).checked_next_multiple_of(GRANULE).ok_or(INVALID_VALUE)?;
     let at = memory::reserve(bytes, 0, 0)?;
@@ -631,7 +632,7 @@ mod tests {
     #[test]
     fn submitter_blocks_when_queue_is_full() {
         let (stream, gate) = (create(false), event());
-        // The event is not recorded yet: the stream waits at its first operation until it is.
+        // The event is not recorded yet, so the stream waits at its first operation.
         let held = find(gate).expect("there");
         let record = held.recorded.fetch_add(1, Ordering::SeqCst) + 1;
         assert_eq!(wait(stream, gate), SUCCESS);
@@ -651,7 +652,7 @@ mod tests {
         }
         // TIMEOUT: without a bound all work is submitted in far less time; with a bound, a longer wait changes nothing.
         std::thread::sleep(std::time::Duration::from_millis(200));
-        // One entry is at the head of the queue, and waits.
+        // In addition to the queue, one operation has left the queue and waits.
         assert!(count.load(Ordering::SeqCst) <= QUEUE as u64 + 1, "{count:?} are in a queue of {QUEUE}");
         assert_eq!(query(event()), SUCCESS, "other calls go on");
         held.finish(record);

@@ -20,7 +20,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time limit for a daemon to answer its first command.
 // TIMEOUT: the driver's initialisation takes seconds on a host with many cards.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
-/// Interval at which a process that is about to end or to start is checked.
+/// Interval between checks of a process that is starting or ending.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// Maximum length of a socket's path (`sun_path` of unix(7)), without the final zero.
 const MAX_SOCKET_PATH: usize = 107;
@@ -28,13 +28,13 @@ const MAX_SOCKET_PATH: usize = 107;
 const SOCKET_NAME: usize = 24;
 /// Maximum number of bytes of an answer.
 const MAX_ANSWER: u64 = 60 << 10;
-/// Name of the file with the process number and the start time of the daemon.
+/// Name of the file with the daemon's process ID and start time.
 const RECORD: &str = "control.pid";
 /// Name of the file with the daemon's own output.
 const OUTPUT: &str = "output";
-/// Name of the program that starts the daemon for another user, of util-linux.
+/// Name of the program from util-linux that starts the daemon as another user.
 const SETPRIV: &str = "setpriv";
-/// Group of a user that the host's file does not list.
+/// Group of a user that the host's user database does not list.
 const NO_GROUP: u32 = 65_534;
 
 /// A group's daemon.
@@ -46,17 +46,17 @@ pub struct MpsConfig {
     pub folder: PathBuf,
     /// Name of the card for `CUDA_VISIBLE_DEVICES`.
     pub card: String,
-    /// User of the server and its clients, if it is not the user of this process.
+    /// User of the server and its clients, if this is not the user of this process.
     pub user: Option<u32>,
 }
 
-/// Returns the folder that programs name in `CUDA_MPS_PIPE_DIRECTORY`, within a daemon's folder.
+/// Returns the subfolder of a daemon's folder that programs name in `CUDA_MPS_PIPE_DIRECTORY`.
 #[must_use]
 pub fn pipe_folder(folder: &Path) -> PathBuf {
     folder.join("pipes")
 }
 
-/// Reason that a daemon does not serve.
+/// Reason why a daemon does not serve.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
     /// The program does not exist.
@@ -70,7 +70,7 @@ pub enum ControlError {
         /// Number of bytes.
         excess: usize,
     },
-    /// A folder of the daemon cannot be made.
+    /// A folder of the daemon cannot be created.
     #[error("the folder {} cannot be made: {source}", path.display())]
     Folder {
         /// The folder.
@@ -78,7 +78,7 @@ pub enum ControlError {
         /// The system's error.
         source: io::Error,
     },
-    /// A folder of the daemon cannot be given to the user of its clients.
+    /// The user of the clients cannot be made the owner of a folder of the daemon.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
         /// The folder.
@@ -125,7 +125,7 @@ pub(crate) struct Control {
     pidfd: OwnedFd,
 }
 
-/// State of one server: its clients, and true after a fault of one of them.
+/// State of one server: its clients, and true if one of them has caused a fault.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServerState {
     pub(crate) clients: Vec<u32>,
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts one. Returns it with true if it is new.
+    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if it is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -141,13 +141,13 @@ impl Control {
         Ok((Self::start(config)?, true))
     }
 
-    /// Returns the daemon of an earlier owner, if it answers.
+    /// Returns the daemon of an earlier owner if the daemon answers.
     pub(crate) fn find(config: &MpsConfig) -> Option<Self> {
         let record = fs::read_to_string(config.folder.join(RECORD)).ok()?;
         let (pid, start) = record.trim().split_once(' ')?;
         let number = pid.parse().ok().and_then(Pid::from_raw)?;
         let pidfd = pidfd_open(number, PidfdFlags::empty()).ok()?;
-        // The process has its number while the descriptor is open, so this is the start of the same process.
+        // The process ID is not reused while the descriptor is open, so this is the start time of the same process.
         if start_of(pid).as_deref() != Some(start) {
             return None;
         }
@@ -172,12 +172,12 @@ impl Control {
         if excess > 0 {
             return Err(ControlError::TooLong { path: pipes, excess });
         }
-        // A program that finds the pipe of a daemon that has ended cannot initialise the driver.
+        // A program that finds the pipe of an ended daemon cannot initialise the driver.
         let _ = fs::remove_dir_all(&pipes);
         for path in [&log, &pipes] {
             let failed = |source| ControlError::Folder { path: path.clone(), source };
             let root_or_known = geteuid().is_root() || config.user.is_some();
-            // Programs of users that this daemon cannot serve do not see it, and run without MPS.
+            // Programs of users that this daemon cannot serve must not see it, so that they run without MPS.
             let mode = if root_or_known { 0o755 } else { 0o700 };
             fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
             if let Some(user) = config.other_user() {
@@ -196,7 +196,7 @@ impl Control {
         let file = File::create(&output).map_err(failed)?;
         let second = file.try_clone().map_err(failed)?;
         let mut command = config.program_as_user();
-        // It must not get the signals of the owner's terminal.
+        // The daemon must not get signals from the owner's terminal.
         command.arg("-f").process_group(0).stdin(Stdio::null()).stdout(file).stderr(second);
         let name = || config.program.display().to_string();
         let failed = |source| ControlError::Start { program: name(), source };
@@ -249,7 +249,7 @@ impl Control {
 
     /// Kills the daemon, which ends its servers.
     pub(crate) fn kill(mut self) {
-        // It may have ended already.
+        // The daemon may already have ended.
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         if let Some(child) = &mut self.child {
             let _ = child.wait();
@@ -271,18 +271,18 @@ impl Control {
         self.kill();
     }
 
-    /// Removes the daemon's record and pipes: programs that start from now on run without MPS.
+    /// Removes the daemon's record and pipes, so that programs that start later run without MPS.
     fn forget(&self) {
         let _ = fs::remove_file(self.config.folder.join(RECORD));
         let _ = fs::remove_dir_all(pipe_folder(&self.config.folder));
     }
 
-    /// Does the same after the end of the daemon.
+    /// Removes the record and pipes of an ended daemon.
     pub(crate) fn bury(self) {
         self.forget();
     }
 
-    /// Starts a server for the user of the clients, if the user is known: root's daemon serves any user.
+    /// Starts a server for the user of the clients if the user is known. A daemon of root serves any user.
     pub(crate) fn start_server(&self) -> Result<(), ControlError> {
         let own = geteuid().as_raw();
         let user = self.config.user.or((own != 0).then_some(own));
@@ -300,14 +300,14 @@ impl Control {
         Ok(servers)
     }
 
-    /// Sends a command, as an operator does: through a second process of the program.
+    /// Sends a command as an operator does, through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().map_err(failed)?;
         if let Some(mut input) = child.stdin.take() {
-            // A process that has ended does not read, and its status says so.
+            // An ended process does not read, and its status tells us this.
             let _ = input.write_all(format!("{text}\n").as_bytes());
         }
         let begin = Instant::now();
@@ -338,7 +338,7 @@ impl Control {
 }
 
 impl MpsConfig {
-    /// Returns the user of the clients, if this process has another one.
+    /// Returns the user of the clients if it differs from the user of this process.
     fn other_user(&self) -> Option<u32> {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
@@ -361,7 +361,7 @@ impl MpsConfig {
     }
 }
 
-/// Returns the group of a user in the host's file.
+/// Returns the group of a user in the host's user database.
 fn group_of(user: u32) -> u32 {
     let text = fs::read_to_string("/etc/passwd").unwrap_or_default();
     let of = |line: &str| {
@@ -375,7 +375,7 @@ fn group_of(user: u32) -> u32 {
 /// Returns the start time of a process, in the units of proc_pid_stat(5).
 fn start_of(pid: &str) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The fields after the program's name, which is in parentheses, begin with the third one.
+    // The third field is the first one after the program's name, which is in parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19).map(str::to_owned)
 }
@@ -385,7 +385,7 @@ fn is_ended(pidfd: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the process numbers in an answer, one a line.
+/// Returns the process IDs in an answer, which has one per line.
 fn numbers(answer: &str) -> Vec<u32> {
     answer.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
@@ -410,7 +410,7 @@ mod tests {
     #[test]
     fn program_that_ends_at_once_is_reported_with_its_last_line() {
         let folder = tempfile::tempdir().expect("a folder");
-        // It fails with and without the argument: a command must not succeed before its end is noticed.
+        // `mv` fails with and without the argument. A command must not succeed before the end is noticed.
         let error = Control::open(&config(folder.path(), "/bin/mv")).err().expect("it ends");
         assert!(matches!(&error, ControlError::Ended(why) if why.contains("its last line")), "{error}");
     }

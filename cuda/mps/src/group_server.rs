@@ -11,34 +11,35 @@ use std::time::{Duration, Instant};
 use crate::control::{Control, ControlError, MpsConfig, ServerState};
 
 /// Longest time between two polls of the clients.
-// TIMEOUT: a client that has ended frees its place in the accounts long before.
+// TIMEOUT: the accounts remove an ended client long before this.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Time after [`GroupServer::poll_soon`], doubled until it reaches [`POLL_INTERVAL`].
-// TIMEOUT: a program takes longer to start, and each poll starts three processes.
+/// First poll interval after [`GroupServer::poll_soon`], which doubles until it reaches [`POLL_INTERVAL`].
+// TIMEOUT: the start of a program takes longer, and each poll starts three processes.
 const SOON: Duration = Duration::from_millis(50);
-/// Delay before a daemon that ended is started again, doubled for each end in succession, up to [`MAX_RETRY_DELAY`].
+/// Delay before an ended daemon is started again. The delay doubles with each consecutive end, up to
+/// [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
-/// Maximum of this delay.
+/// Maximum delay before an ended daemon is started again.
 const MAX_RETRY_DELAY: Duration = Duration::from_secs(30);
-/// Time after which the end of a daemon no longer counts as one in succession.
+/// Uptime after which the end of a daemon no longer counts as a consecutive end.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
-/// Number of polls in succession without an answer after which a daemon is killed.
+/// Number of consecutive polls without an answer after which a daemon is killed.
 const MAX_UNANSWERED: u32 = 3;
 
 /// A change of a group's daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// Programs that start from now on become clients. Set if the daemon has ended before.
+    /// The daemon serves. Programs that start from now on become its clients.
     Serves {
         /// True unless this is the first start.
         again: bool,
     },
-    /// No daemon serves, for this reason. It is tried again.
+    /// No daemon serves, for this reason. The supervisor will try again.
     Unavailable {
         /// The reason.
         why: String,
     },
-    /// The server's clients, in full.
+    /// The complete list of the servers and their clients.
     Clients {
         /// Process IDs of the servers.
         servers: BTreeSet<u32>,
@@ -52,7 +53,7 @@ pub enum Report {
         /// The reason.
         why: String,
     },
-    /// The daemon was retired: no group needs it, and it had no clients.
+    /// The daemon was retired, because no group needed it and it had no clients.
     Retired,
 }
 
@@ -63,22 +64,22 @@ enum Order {
     Leave,
 }
 
-/// The supervisor of one group's daemon. Dropping it leaves a daemon with clients to the next owner of the card, and
-/// ends one without.
+/// The supervisor of one group's daemon. When it is dropped, a daemon with clients stays for the next owner of the
+/// card, and a daemon without clients ends.
 #[derive(Debug)]
 pub struct GroupServer {
     orders: Sender<Order>,
-    /// True while an order to poll is under way: clients cause them, and must not fill the channel.
+    /// True while an order to poll is in the channel. Clients cause these orders, and must not fill the channel.
     polls: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl GroupServer {
-    /// Starts a daemon, or takes over the daemon of an earlier owner; only the latter if the daemon is not `needed` by
-    /// a group. Changes go to `report`.
+    /// Takes over the daemon of an earlier owner or, if a group needs a daemon (`needed`), starts one. Changes go to
+    /// `report`.
     ///
     /// # Errors
-    /// If the host refuses a thread.
+    /// If the host cannot create a thread.
     pub fn start(config: MpsConfig, needed: bool, report: impl Fn(Report) + Send + 'static) -> io::Result<Self> {
         let (orders, received) = channel();
         let polls: Arc<AtomicBool> = Arc::default();
@@ -102,7 +103,7 @@ impl GroupServer {
         Ok(Self { orders, polls, thread: Some(thread) })
     }
 
-    /// Polls the clients soon, and repeatedly for a while: a program may have become one.
+    /// Polls the clients soon, and repeatedly for a while, because a program may have become a client.
     pub fn poll_soon(&self) {
         if !self.polls.swap(true, Ordering::SeqCst) {
             // The thread ends only after a report that the daemon was retired.
@@ -110,7 +111,7 @@ impl GroupServer {
         }
     }
 
-    /// Sets whether a group needs the daemon. One that is not needed serves its clients until they end.
+    /// Sets whether a group needs the daemon. A daemon that is not needed serves its clients until they end.
     pub fn set_needed(&self, needed: bool) {
         let _ = self.orders.send(Order::Need(needed));
     }
@@ -133,18 +134,18 @@ struct Worker {
     report: Box<dyn Fn(Report) + Send>,
     control: Option<Control>,
     needed: bool,
-    /// Number of polls in succession without an answer.
+    /// Number of consecutive polls without an answer.
     unanswered: u32,
-    /// True if the next list of clients is reported even if it has not changed.
+    /// True if the next list of clients must be reported even if it has not changed.
     reports_all: bool,
-    /// Number of ends in succession.
+    /// Number of consecutive ends.
     failures: u32,
     retry_at: Instant,
     since: Instant,
     has_served: bool,
     /// State of the servers at the last poll.
     servers: Servers,
-    /// The last reported reason for which no daemon serves.
+    /// The last reported reason why no daemon serves.
     trouble: String,
     /// Time until the next poll.
     interval: Duration,
@@ -169,14 +170,14 @@ impl Worker {
                 Ok(Order::Poll) => {
                     self.reports_all = true;
                     self.interval = self.interval.min(SOON);
-                    // Limits the polls that orders of this kind cause.
+                    // Limit the rate of polls that these orders cause.
                     std::thread::sleep(SOON / 2);
                     self.polls.store(false, Ordering::SeqCst);
                 }
                 Ok(Order::Need(needed)) => {
                     self.needed = needed;
                     if needed && self.control.is_some() {
-                        // The report of its start may have been before the group existed.
+                        // The start of the daemon may have been reported before the group existed.
                         (self.report)(Report::Serves { again: false });
                         self.reports_all = true;
                     }
@@ -205,7 +206,7 @@ impl Worker {
                 self.unanswered = 0;
                 self.compare(servers);
             }
-            // The host starts no process now, which says nothing about the daemon.
+            // The host cannot start a process now, which says nothing about the daemon.
             Err(error @ ControlError::Start { .. }) => tracing::warn!(%error, "MPS clients cannot be polled"),
             Err(_) if self.unanswered + 1 < MAX_UNANSWERED => self.unanswered += 1,
             Err(error) => self.end(&format!("{error}; it is killed"), Control::kill),
@@ -253,7 +254,7 @@ impl Worker {
         self.retry_at = Instant::now() + delay;
     }
 
-    /// Reports the end of the daemon, and lets `dispose` remove the rest of it.
+    /// Reports the end of the daemon, and calls `dispose` to remove its remains.
     fn end(&mut self, why: &str, dispose: impl FnOnce(Control)) {
         if let Some(control) = self.control.take() {
             dispose(control);
@@ -274,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Reports the differences to the last poll.
+    /// Reports the changes since the last poll.
     fn compare(&mut self, servers: Servers) {
         let before = std::mem::replace(&mut self.servers, servers);
         for (pid, old) in &before {
@@ -307,7 +308,7 @@ impl Worker {
         }
     }
 
-    /// Ends a daemon without clients. One with clients stays for the next owner.
+    /// Ends a daemon without clients. A daemon with clients stays for the next owner.
     fn leave(mut self) {
         let Some(control) = self.control.take() else { return };
         match control.servers() {
@@ -329,7 +330,7 @@ mod tests {
     use super::*;
     use crate::pipe_folder;
 
-    /// Stands for NVIDIA's program: servers, clients and the state are files that the test writes.
+    /// Replaces NVIDIA's program. The test writes its servers, clients and state to files.
     const PROGRAM: &str = r#"#!/bin/sh
 cd "$CUDA_MPS_PIPE_DIRECTORY" || exit 1
 if [ "$1" = -f ]; then echo $$ > control; exec sleep 1000; fi
@@ -392,13 +393,13 @@ exit 0
             }
         }
 
-        /// Waits until the server's clients are these.
+        /// Waits until the server reports exactly the `wanted` clients.
         fn await_clients(&self, wanted: &[u32]) {
             let wanted = wanted.iter().copied().collect();
             self.await_report(|report| matches!(report, Report::Clients { clients, .. } if *clients == wanted));
         }
 
-        /// Starts a daemon with a server and these clients.
+        /// Starts a daemon with a server and the given clients.
         fn with_clients(clients: &str) -> Self {
             let rig = Self::new(tempfile::tempdir().expect("a folder"), true);
             assert_eq!(rig.await_report(|_| true), Report::Serves { again: false });

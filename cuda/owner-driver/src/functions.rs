@@ -15,14 +15,14 @@ pub(super) type RawHandle = c_ulonglong;
 /// Arguments of `cuCheckpointProcess...`: 64 bytes, all of them zero here.
 pub(super) type CheckpointArgs = [u64; 8];
 
-/// Declares a table of functions. Results are plain numbers: a newer driver may return codes that are missing in the
-/// header of these types.
+/// Declares a table of functions. Results are plain numbers, because a newer driver may return codes that the header
+/// does not have.
 macro_rules! functions {
     (
         required { $($field:ident = $name:literal : fn($($argument:ty),*);)* }
         optional { $($may:ident = $may_name:literal : fn($($may_argument:ty),*);)* }
     ) => {
-        /// The functions in use. The library stays loaded as long as this value lives.
+        /// The driver's functions that this crate uses. The library stays loaded as long as this value lives.
         pub(super) struct Functions {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
             $(pub(super) $may: Option<unsafe extern "C" fn($($may_argument),*) -> c_int>,)*
@@ -30,7 +30,7 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// Loads the library at `path`, or found by the loader if that is only a name.
+            /// Loads the library at `path`. If `path` is only a name, the loader searches for the library.
             pub(super) fn load(path: &Path) -> Result<Self, DriverError> {
                 let library_error = |error: libloading::Error| DriverError::Library {
                     path: path.display().to_string(),

@@ -1,7 +1,7 @@
-//! Calls of a CUDA card's owner to NVIDIA's driver.
+//! The calls that a CUDA card's owner makes to NVIDIA's driver.
 //!
-//! [`Real`] loads the driver's library by path, so that a fake driver works as well; `Model` implements the rules of
-//! the virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
+//! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
+//! virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
 //! lock held.
 //!
 //! This crate does not decide which memory exists, and keeps no accounts: `cuda-owner` does.
@@ -30,7 +30,7 @@ pub enum Memory {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// Address in the owner's part of the card's address space.
+/// Address in the owner's address space on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address(pub u64);
 
@@ -71,7 +71,7 @@ pub struct Device {
     pub total_bytes: u64,
     /// Granularity of sizes and addresses of allocations, in bytes.
     pub granularity: u64,
-    /// Set if the driver can suspend a process and release its memory.
+    /// True if the driver can suspend a process and release its memory.
     pub suspends: bool,
 }
 
@@ -110,7 +110,7 @@ impl DriverError {
     /// Returns true if the card was reset or has failed: the process's context is lost for good, and a new process is
     /// needed.
     ///
-    /// The owner runs no code of its own on the card, so a kernel error among these codes is not caused by the owner.
+    /// The owner runs no kernels on the card, so it cannot have caused a kernel error among these codes.
     #[must_use]
     pub const fn is_card_lost(&self) -> bool {
         // CUDA_ERROR_DEVICE_UNAVAILABLE, ECC_UNCORRECTABLE, NVLINK_UNCORRECTABLE, CONTAINED, ILLEGAL_ADDRESS,
@@ -118,7 +118,7 @@ impl DriverError {
         matches!(self, Self::Call { code: 46 | 214 | 220 | 226 | 700 | 702 | 709 | 714..=719, .. })
     }
 
-    /// The requested memory is not available now.
+    /// Returns true if the requested memory is not available now.
     #[must_use]
     pub const fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Call { code: 2, .. })
@@ -142,7 +142,7 @@ pub trait Driver: Send + Sync {
     /// Exports a descriptor through which another process, or this one, imports the allocation.
     fn export(&self, handle: Handle) -> Result<OwnedFd, DriverError>;
 
-    /// Imports the allocation that a descriptor names; another process may hold it as well.
+    /// Imports the allocation to which a descriptor refers. Another process may also have the allocation.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
     /// Releases a handle. The memory is free when it has no handle, descriptor or mapping left.

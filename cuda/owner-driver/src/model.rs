@@ -1,6 +1,8 @@
-//! A driver in this process, for tests: memory in unnamed files, and every rule of the virtual memory functions.
+//! A driver in this process, for tests. Memory is in unnamed files, and every rule of the virtual memory functions is
+//! checked.
 //!
-//! A call that the real driver would refuse, or that has undefined behaviour, panics: the owner never makes one.
+//! A call that the real driver would reject, or that has undefined behaviour, panics, because the owner must never make
+//! such a call.
 
 use super::{Address, Device, Driver, DriverError, Handle, Memory, Queue};
 use rustix::fs::{MemfdFlags, fstat, ftruncate, memfd_create};
@@ -39,7 +41,7 @@ pub struct Model {
 }
 
 impl Model {
-    /// Creates a card with this many bytes of memory.
+    /// Creates a card with `total_bytes` of memory.
     #[must_use]
     pub fn new(total_bytes: u64) -> Self {
         let device = Device {

@@ -1,4 +1,4 @@
-//! NVIDIA's driver, through its library.
+//! NVIDIA's driver, which is called through its library.
 
 // UNSAFETY: calls of the driver's functions, each with pointers to values of this function's frame.
 #![allow(unsafe_code, reason = "calls of a foreign library")]
@@ -42,7 +42,7 @@ fn check(call: &'static str, code: c_int) -> Result<(), DriverError> {
 }
 
 impl Real {
-    /// Loads the library at `path` and opens the card of this number.
+    /// Loads the library at `path` and opens the card with the number `ordinal`.
     ///
     /// # Errors
     /// If the loader or the driver fails.
@@ -73,7 +73,7 @@ impl Real {
                 node = 0;
             }
         }
-        // SAFETY: the buffer is zeroed and its last byte was not given to the driver.
+        // SAFETY: the buffer is zeroed, and the driver could not write its last byte.
         let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let suspends = f.checkpoint_lock.is_some() && f.checkpoint_take.is_some() && f.checkpoint_restore.is_some();
         let uuid = uuid.bytes.map(|byte| byte as u8);
@@ -83,7 +83,8 @@ impl Real {
         Ok(this)
     }
 
-    /// Loads the library at `path` and opens a card, named by its number, its UUID after `GPU-`, or its PCI address.
+    /// Loads the library at `path` and opens a card, identified by its number, its UUID after `GPU-`, or its PCI
+    /// address.
     ///
     /// # Errors
     /// If the card does not exist, or if the loader or the driver fails.
@@ -96,7 +97,7 @@ impl Real {
         check("cuInit", unsafe { (functions.init)(0) })?;
         if let Some(wanted) = device.strip_prefix("GPU-") {
             let wanted = wanted.replace('-', "").to_lowercase();
-            // TIMEOUT: none; the driver refuses the first number beyond its cards.
+            // TIMEOUT: the loop ends, because the driver rejects the first number beyond its cards.
             for ordinal in 0..u32::MAX {
                 let (mut found, mut uuid): (CUdevice, _) = (0, CUuuid { bytes: [0; 16] });
                 // SAFETY: both pointers point to locals.
@@ -119,7 +120,7 @@ impl Real {
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates memory of the card like a program, for the rest of this process's life.
+    /// Allocates card memory as a program does, for the rest of this process's life.
     ///
     /// # Errors
     /// If the driver fails.
@@ -148,7 +149,7 @@ impl Real {
             requestedHandleTypes: POSIX,
             location,
             win32HandleMetaData: std::ptr::null_mut(),
-            // SAFETY: a structure of integers, of which all bits zero is the default.
+            // SAFETY: the structure consists of integers, and all zeros is its default.
             allocFlags: unsafe { std::mem::zeroed() },
         }
     }
@@ -157,7 +158,7 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current: any thread may call the driver.
+    /// Makes the card's context current, because any thread may call the driver.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -206,7 +207,7 @@ impl Driver for Real {
         self.enter()?;
         let mut descriptor: c_int = -1;
         let to: *mut c_int = &mut descriptor;
-        // SAFETY: for this type of handle the driver writes an int there.
+        // SAFETY: for this type of handle, the driver writes an int to the pointer.
         let code = unsafe { (self.functions.export)(to.cast(), handle.0, POSIX_NUMBER, 0) };
         check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has made the descriptor for the caller.
@@ -243,7 +244,7 @@ impl Driver for Real {
         self.enter()?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: addresses of the card, which are not memory of this process; the description is a local.
+        // SAFETY: the addresses are the card's and not memory of this process; the description is a local.
         unsafe {
             check("cuMemMap", (self.functions.map)(at.0, bytes as usize, 0, handle.0, 0))?;
             let accessible = check("cuMemSetAccess", (self.functions.set_access)(at.0, bytes as usize, &access, 1));
@@ -260,7 +261,7 @@ impl Driver for Real {
         let mut kind: c_uint = 0;
         let to: *mut c_uint = &mut kind;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE as c_uint;
-        // SAFETY: for this attribute the driver writes an unsigned int there.
+        // SAFETY: for this attribute, the driver writes an unsigned int to the pointer.
         check("cuPointerGetAttribute", unsafe { function(to.cast(), attribute, at.0) })?;
         // CU_MEMORYTYPE_HOST is 1, CU_MEMORYTYPE_DEVICE 2.
         Ok(if kind == 1 { Memory::Host } else { Memory::Device })
@@ -268,7 +269,7 @@ impl Driver for Real {
 
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: addresses of the card, which are not memory of this process.
+        // SAFETY: the addresses are the card's and not memory of this process.
         check("cuMemUnmap", unsafe { (self.functions.unmap)(at.0, bytes as usize) })
     }
 

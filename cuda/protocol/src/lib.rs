@@ -1,7 +1,7 @@
 //! Messages between a CUDA program's library (the *tenant's* side) and the owner of a CUDA card.
 //!
-//! One `SOCK_SEQPACKET` UNIX connection per process. A packet is one [`FromTenant`] or one [`FromOwner`], encoded by
-//! `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
+//! Each process has one `SOCK_SEQPACKET` UNIX connection. A packet is one [`FromTenant`] or one [`FromOwner`], encoded
+//! by `postcard`, of at most [`MAX_PACKET`] bytes, with at most [`MAX_DESCRIPTORS`] descriptors (`SCM_RIGHTS`) in the
 //! order in which the message names them.
 //!
 //! # Opening
@@ -12,16 +12,16 @@
 //! tenant -> owner   Adopt..., only after a reconnection, until `more` is false
 //! ```
 //!
-//! The tenant's side opens nothing on a card before [`FromOwner::Welcome`]. The owner takes the tenant from the socket
-//! and from the peer's credentials; the name in [`Hello`] only chooses among the tenants that the credentials allow.
-//! Memory and work belong to the connection: when it ends, everything that the process held is freed.
+//! The tenant's side does not use a card before [`FromOwner::Welcome`]. The owner identifies the tenant by the socket
+//! and the peer's credentials; the name in [`Hello`] only selects one of the tenants that the credentials allow. Memory
+//! and work belong to the connection: when the connection ends, the owner frees everything that the process held.
 //!
 //! # Memory
 //!
 //! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
-//! memory, that is exported as a POSIX descriptor. It has one [`ChunkId`] for its whole life, wherever it is placed,
-//! and belongs to one process. The tenant's side imports it, maps it at an address of its choice and closes the
-//! descriptor, or keeps it for [`FromTenant::Adopt`].
+//! memory, that is exported as a POSIX descriptor. A chunk keeps its [`ChunkId`] for its whole life, regardless of
+//! where it is, and belongs to one process. The tenant's side imports the chunk and maps it at an address of its
+//! choice. It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }
@@ -29,10 +29,11 @@
 //! tenant -> owner   Free { chunks }: unmapped and released; the ids mean nothing from here on
 //! ```
 //!
-//! Parts are sent as they become ready. The answer may be delayed if the tenant's exhaustion policy is to queue. A
-//! refusal after a part was granted takes that part back: the tenant's side frees it. [`FromTenant::Fix`] requests
-//! memory that the library cannot place in chunks (arrays, exported memory, memory that the driver allocates by itself,
-//! registered host memory). It is answered by [`FromOwner::Fixed`] or `Refused`, and returned by [`FromTenant::Unfix`].
+//! The owner sends parts as they become ready. The answer may be delayed if the tenant's exhaustion policy is to queue.
+//! If the request is refused after a part was granted, the tenant's side frees that part. [`FromTenant::Fix`] requests
+//! memory that the library cannot place in chunks (arrays, exported memory, memory that the driver allocates itself,
+//! registered host memory). The owner answers with [`FromOwner::Fixed`] or `Refused`, and [`FromTenant::Unfix`] returns
+//! the memory.
 //!
 //! The library keeps empty chunks for its next allocations. If another process needs them, the owner requests them:
 //!
@@ -42,7 +43,7 @@
 //! tenant -> owner   Reclaimed { order }: all empty chunks that could be obtained within [`RECLAIM_MS`]
 //! ```
 //!
-//! Empty chunks are also returned before `Quiet`, so they are not copied.
+//! The library also returns empty chunks before `Quiet`, so that they are not copied.
 //!
 //! # Relocation
 //!
@@ -57,10 +58,10 @@
 //! owner  -> tenant  Resume { order }
 //! ```
 //!
-//! Only one order is in progress at a time. `Redirect` also names a chunk that the tenant's side freed after `Quiesce`;
-//! the tenant's side closes its descriptor and counts it as moved. If `moved` is less than requested, the rest stays
-//! where it was, mapped, and the owner keeps the old chunks. Programs may allocate and free while an order is in
-//! progress.
+//! Only one order is in progress at a time. `Redirect` may also contain a chunk that the tenant's side freed after
+//! `Quiesce`. In this case, the tenant's side closes the descriptor and counts the chunk as moved. If `moved` is less
+//! than requested, the remaining chunks stay mapped where they were, and the owner keeps the old memory. Programs may
+//! allocate and free while an order is in progress.
 //!
 //! # Turns
 //!
@@ -76,29 +77,29 @@
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
-//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`; with
-//! `run_ahead_us` of 0 the library measures nothing: the tenant is alone. A `Run` during a turn replaces its terms.
-//! `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn.
-//! After `Yield` the turn also ends when the program has submitted nothing for a while and its last work is about to
-//! end: it waits for a result. A process that is a client of the card's MPS server says so with `Concurrent`, once,
-//! directly after `Welcome`. The owner asks the server; gates of processes of one share group that the server lists can
-//! be open at the same time.
+//! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`. If
+//! `run_ahead_us` is 0, the tenant is alone, and the library measures nothing. A `Run` during a turn replaces its
+//! terms. `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the
+//! turn also ends when the program waits for a result: it has submitted nothing for a while, and its last work is about
+//! to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`. The
+//! owner verifies this with the server. The gates of a share group's processes that the server lists can be open at the
+//! same time.
 //!
 //! # Ends
 //!
 //! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If it closes without
-//! a `Goodbye`, the tenant's side considers the owner gone (it opens its gate, keeps its memory, refuses allocations in
-//! chunks, and connects again every [`RECONNECT_MS`] with `Hello::instance` unchanged and `Hello::adopts` set), and the
-//! owner's side considers the process dead. Neither side waits for the other without a limit: the owner never blocks in
-//! a send ([`Link::try_send`]). A message waits while the queue of its connection is full, or while the connection, its
-//! tenant or all tenants together have the maximum number of unread descriptors. A connection ends only for answers
-//! that its process does not read.
+//! a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner absent. The
+//! tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to reconnect every
+//! [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits for the other
+//! without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the queue of its
+//! connection is full, or while the connection, its tenant or all tenants together have the maximum number of unread
+//! descriptors. The owner ends a connection only if its process does not read its answers.
 //!
 //! # Bounds
 //!
 //! The owner has one serving thread. Each message costs this thread a bounded number of steps; a step is one or two
-//! searches in an ordered map. An event does 1,024 steps of work that can be deferred (placing and releasing chunks),
-//! and the next events continue. A tenant gets 64 messages and 4,096 steps before the other tenants are served.
+//! searches in an ordered map. An event does up to 1,024 steps of deferrable work (placing and releasing chunks), and
+//! later events do the rest. A tenant gets 64 messages and 4,096 steps before the other tenants are served.
 //!
 //! | message | own steps | deferred |
 //! |---|---|---|
@@ -142,7 +143,7 @@ pub use message::{
 
 /// Version of the messages.
 pub const VERSION: u16 = 6;
-/// Oldest version that an owner supports: programs outlive owners and keep the library that they started with.
+/// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
 pub const VERSION_HANDOVER: u16 = 2;
@@ -171,11 +172,11 @@ pub const MAX_NAME: usize = 64;
 pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
-/// Time in microseconds before the end of its last work at which a turn may be given back: the next tenant's first work
-/// takes the same time to reach the card, and earlier work would make the hardware switch back and forth.
+/// Time in microseconds before the end of its last work at which a turn may be given back. The next tenant's first work
+/// takes this long to reach the card; if it arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;
-/// Maximum time in milliseconds that the tenant's side waits for work on freed memory before it answers a request for
-/// empty chunks.
+/// Maximum time in milliseconds for which the tenant's side waits for work on freed memory before it answers a request
+/// for empty chunks.
 pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reach its owner again, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;
@@ -186,5 +187,5 @@ pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable: with `1` the library reports errors on standard error.
+/// Environment variable. If it is `1`, the library reports errors on standard error.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

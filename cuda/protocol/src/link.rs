@@ -26,7 +26,7 @@ pub struct Received<M> {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A failed connection, or a refused packet.
+/// A failed connection, or a rejected packet.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
@@ -38,7 +38,7 @@ pub enum LinkError {
     /// The queue to the other side is full, or no message has arrived.
     #[error("the connection would block")]
     WouldBlock,
-    /// The user has reached the system's limit of descriptors in flight (`ETOOMANYREFS`); the message can be retried.
+    /// The user has reached the system's limit on descriptors in flight (`ETOOMANYREFS`). The message can be retried.
     #[error("too many descriptors of this user are on their way to processes that do not read")]
     Crowded,
     /// The packet is not a message.
@@ -157,7 +157,7 @@ impl Link {
         if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
             return Err(Malformed::TooMany { item: "bytes or more", count: MAX_PACKET + 1, most: MAX_PACKET }.into());
         }
-        // Every message contains at least the byte of its kind, so an empty packet means that the connection has ended.
+        // Every message has at least one byte for its kind, so an empty packet means that the connection has ended.
         let Some(packet) = buffer.get(..received.bytes).filter(|p| !p.is_empty()) else {
             return Err(LinkError::Closed);
         };

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MAX_CARDS, MAX_CHUNKS, MAX_EXPORTED, MAX_NAME, MAX_PACKET, MAX_PROCESSES};
 
-/// A chunk of one process, unique within its connection's life and across the owner's restarts.
+/// ID of a chunk of one process, unique for the life of the connection and across restarts of the owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct ChunkId(pub u64);
 
@@ -17,12 +17,12 @@ pub enum Place {
     Host,
 }
 
-/// First message of a tenant's process.
+/// First message from a tenant's process.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process ID in the process's own namespace; in a container it differs from the number that the owner sees.
+    /// Process ID in the process's own namespace. In a container, it differs from the process ID that the owner sees.
     pub pid: u32,
     /// Random number of this process's library; unchanged after a reconnection.
     pub instance: u128,
@@ -30,7 +30,7 @@ pub struct Hello {
     pub tenant: String,
     /// Name of the program, for display.
     pub program: String,
-    /// Set if chunks of an earlier connection follow in [`FromTenant::Adopt`].
+    /// True if chunks of an earlier connection follow in [`FromTenant::Adopt`].
     pub adopts: bool,
 }
 
@@ -61,7 +61,7 @@ pub struct Welcome {
 pub struct Chunk {
     /// Identity of the chunk.
     pub id: ChunkId,
-    /// Memory that the descriptor refers to.
+    /// Memory to which the descriptor refers.
     pub place: Place,
 }
 
@@ -74,7 +74,8 @@ pub struct Adopted {
     pub id: ChunkId,
     /// Memory of the chunk.
     pub place: Place,
-    /// Set if the packet contains its descriptor. Without a descriptor, the chunk does not move until it is freed.
+    /// True if the packet contains the chunk's descriptor. Without a descriptor, the chunk does not move until it is
+    /// freed.
     pub descriptor: bool,
 }
 
@@ -93,12 +94,12 @@ pub enum FixedKind {
     Host,
 }
 
-/// Reason that an allocation was refused.
+/// Reason why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Refusal {
     /// The tenant's quota is reached.
     Quota,
-    /// The card is full and the tenant's policy is to refuse, or its share of host memory is used up.
+    /// The card is full and the tenant's policy is to refuse, or the tenant's share of host memory is used up.
     Exhausted,
     /// The request was malformed or names an object of another tenant.
     Invalid,
@@ -142,7 +143,7 @@ pub struct Usage {
     pub launches: u32,
 }
 
-/// Reason that a connection ends.
+/// Reason why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum End {
     /// The process exits, or the owner shuts down and will be back.
@@ -173,7 +174,7 @@ pub enum FromTenant {
     Adopt {
         /// The chunks.
         chunks: Vec<Adopted>,
-        /// Set if another such message follows.
+        /// True if another such message follows.
         more: bool,
     },
     /// Requests chunks of a card.
@@ -190,7 +191,7 @@ pub enum FromTenant {
         /// The chunks.
         chunks: Vec<ChunkId>,
     },
-    /// Requests that memory that cannot move be counted.
+    /// Asks the owner to count memory that cannot move.
     Fix {
         /// Number of the request, for its answer.
         request: u32,
@@ -201,7 +202,7 @@ pub enum FromTenant {
         /// Size in bytes.
         bytes: u64,
     },
-    /// Returns memory that was counted by `Fix`.
+    /// Returns memory that `Fix` has counted.
     Unfix {
         /// Card.
         card: u8,
@@ -247,7 +248,7 @@ pub enum FromTenant {
         turn: u32,
         /// Use since the last report.
         usage: Usage,
-        /// Set if a submission waits at the gate.
+        /// True if a submission waits at the gate.
         waiting: bool,
     },
     /// Use within a turn.
@@ -259,8 +260,8 @@ pub enum FromTenant {
         /// Use since the last report.
         usage: Usage,
     },
-    /// Requests a token with which another process of the tenant may map these chunks; the chunks no longer move.
-    /// Answered by `Shared` or `Refused`.
+    /// Requests a token with which another process of the tenant may map these chunks. The chunks no longer move.
+    /// Answered with `Shared` or `Refused`.
     Export {
         /// Number of the request, for its answer.
         request: u32,
@@ -297,8 +298,8 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
-    /// The process is a client of the card's MPS server: its work can run at the same time as that of other clients.
-    /// Since version 6.
+    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as that
+    /// of other clients. Since version 6.
     Concurrent {
         /// Card.
         card: u8,
@@ -316,7 +317,7 @@ pub enum FromOwner {
         request: u32,
         /// The chunks.
         chunks: Vec<Chunk>,
-        /// Set if more chunks of this request follow.
+        /// True if more chunks of this request follow.
         more: bool,
     },
     /// The memory is counted.
@@ -377,7 +378,7 @@ pub enum FromOwner {
     },
     /// Last message.
     Goodbye(End),
-    /// A turn is expected to begin: a waiting process may poll for `Run` without sleeping. Since version 2.
+    /// A turn is expected to begin, so a waiting process may poll for `Run` without sleeping. Since version 2.
     Soon {
         /// Card.
         card: u8,
@@ -396,7 +397,7 @@ pub enum FromOwner {
         /// Number of the order, ascending and separate from the numbers of relocations.
         order: u32,
     },
-    /// Another tenant waits: the turn ends when the program waits for a result. Since version 6.
+    /// Another tenant waits, so the turn must end when the program waits for a result. Since version 6.
     Yield {
         /// Card.
         card: u8,
@@ -405,10 +406,10 @@ pub enum FromOwner {
     },
 }
 
-/// Reason that a packet is not a valid message.
+/// Reason why a packet is not a valid message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Bytes that are not a message of this version.
+    /// The bytes are not a message of this version.
     #[error("a packet of {bytes} bytes is not a message")]
     Encoding {
         /// Length of the packet.
@@ -434,7 +435,7 @@ pub enum Malformed {
     },
 }
 
-/// A message in one direction.
+/// A message that is sent in one direction.
 pub(crate) trait Message: Serialize + for<'a> Deserialize<'a> {
     /// Number of descriptors that must accompany the message.
     fn descriptors(&self) -> usize;
@@ -488,7 +489,7 @@ impl Message for FromOwner {
     }
 }
 
-/// Encodes `message` into `buffer`; returns the used bytes.
+/// Encodes `message` into `buffer`, and returns the part of the buffer that was used.
 pub(crate) fn encode<'a, M: Message>(message: &M, buffer: &'a mut [u8; MAX_PACKET]) -> Result<&'a [u8], Malformed> {
     message.check()?;
     match postcard::to_slice(message, buffer) {

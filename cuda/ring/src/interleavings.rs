@@ -1,6 +1,6 @@
-//! Rings and sleeping under thousands of schedules chosen by a checker, on memory with store buffers: a thread sees its
-//! own stores at once, the other thread later, and only a fence forces them out. A side that sleeps for ever is a
-//! deadlock, which the checker reports.
+//! Tests of rings and sleeping under thousands of schedules that a checker chooses, on memory with store buffers. A
+//! thread sees its own stores immediately, and the other thread sees them later; only a fence makes them visible. If a
+//! side sleeps forever, the checker reports a deadlock.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,9 +15,9 @@ use crate::{Broken, Consumer, Geometry, Header, Producer, Words, sleep, slots};
 
 const SCHEDULES: usize = 2000;
 const MESSAGES: u64 = 6;
-/// A ring of eight words, so that it is full often.
+/// A ring of eight words, which is often full.
 const SMALL: Geometry = Geometry { head: control::HEAD, tail: control::TAIL, base: RING, bytes: 64 };
-/// The ring is behind the slot, so that one store buffer keeps the order of all stores.
+/// Position of the ring in the same memory as the slots, so that one store buffer keeps the order of all stores.
 const RING: u64 = control::SLOTS + control::SLOT_BYTES;
 
 /// Memory behind the store buffers.
@@ -35,7 +35,7 @@ impl View {
         Self { memory: Arc::clone(memory), buffer: RefCell::default() }
     }
 
-    /// Makes the oldest stores visible: all, or as many as the schedule says.
+    /// Makes the oldest stores visible: all of them, or a number that the schedule chooses.
     fn drain(&self, all: bool) {
         while all || thread_rng().gen_bool(0.3) {
             let Some((offset, value)) = self.buffer.borrow_mut().pop_front() else { break };
@@ -79,7 +79,7 @@ impl Wake {
     }
 
     fn sleep(&self, view: &View) {
-        // Stores become visible in the end, also those of a thread that sleeps.
+        // Stores become visible eventually, including those of a sleeping thread.
         view.drain(true);
         let mut rung = self.0.lock().expect("no panic");
         while !*rung {
@@ -89,7 +89,7 @@ impl Wake {
     }
 }
 
-/// Everything that both sides share.
+/// The state that both sides share.
 struct Rig {
     memory: Memory,
     doorbell: Wake,
@@ -102,7 +102,7 @@ impl Rig {
         Arc::new(Self { memory, doorbell: Wake::default(), check: Wake::default() })
     }
 
-    /// The worker: reads all messages, answers the last one.
+    /// Runs the worker, which reads all messages and answers the last one.
     fn work(&self) {
         let control = View::new(&self.memory);
         let mut consumer = Consumer::new(&control, &control, SMALL);
@@ -130,7 +130,7 @@ impl Rig {
         control.drain(true);
     }
 
-    /// The guest: sends messages of one to three words besides the header, then waits for an answer.
+    /// Runs the guest, which sends messages of one to three words and a header, and then waits for an answer.
     fn send(&self) {
         let control = View::new(&self.memory);
         let mut producer = Producer::new(&control, &control, SMALL);

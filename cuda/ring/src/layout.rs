@@ -3,13 +3,13 @@
 /// Kind of a blob: the `blob_id` with which a guest creates it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlobKind {
-    /// Status, positions of the rings, slots and areas for answers; one for each program, created first.
+    /// Status, positions of the rings, slots, and areas for answers. Each program has one, and creates it first.
     Control,
-    /// The rings' messages; one for each program.
+    /// The rings' messages. Each program has one.
     Ring,
-    /// Bytes of copies between pageable memory and the card; at most one for each program.
+    /// Bytes of copies between pageable memory and the card. Each program has at most one.
     Staging,
-    /// Pinned memory of the program; any number.
+    /// Pinned memory of the program, which may have any number of these blobs.
     Pinned,
 }
 
@@ -35,7 +35,7 @@ impl BlobKind {
         }
     }
 
-    /// Returns the only permitted size, or `None` if the size is free.
+    /// Returns the only permitted size in bytes, or `None` if any size is permitted.
     pub const fn bytes(self) -> Option<u64> {
         match self {
             Self::Control => Some(control::BYTES),
@@ -54,22 +54,22 @@ pub const ADDRESSES: std::ops::Range<u64> = 0x2000_0000_0000..0x4000_0000_0000;
 /// First address of pinned memory; device memory is below.
 pub const PINNED_ADDRESSES: u64 = 0x3000_0000_0000;
 
-/// The control blob: byte offsets of 64-bit words, each on a cache line of its own where two sides write.
+/// The control blob: byte offsets of 64-bit words. Words that different sides write are on separate cache lines.
 pub mod control {
     /// Version of everything in this crate; the guest writes it before it creates another blob.
     pub const VERSION: u64 = 0x00;
-    /// State of the worker: one of [`state`](super::state). The worker writes it, and the device after the worker's
-    /// end.
+    /// State of the worker: one of [`state`](super::state). The worker writes it; after the worker's end, the device
+    /// writes it.
     pub const STATE: u64 = 0x40;
     /// Number of the worker's `Reason`, if the state is `LOST`.
     pub const REASON: u64 = 0x48;
-    /// CUDA's number of an error that all later calls return, or 0.
+    /// CUDA's code of an error that all later calls return, or 0.
     pub const STICKY: u64 = 0x50;
     /// Position up to which the guest has written the ordered ring.
     pub const HEAD: u64 = 0x80;
     /// Position up to which the worker has read it.
     pub const TAIL: u64 = 0xc0;
-    /// Not 0 while the worker sleeps and waits for a doorbell.
+    /// Nonzero while the worker sleeps and waits for a doorbell.
     pub const ASLEEP: u64 = 0x100;
     /// Number of guest threads that sleep.
     pub const WAITING: u64 = 0x140;
@@ -85,7 +85,7 @@ pub mod control {
     pub const CALLBACKS_DONE: u64 = 0x280;
     /// Ring of callback identifiers: [`CALLBACK_COUNT`] words.
     pub const CALLBACKS: u64 = 0x400;
-    /// Callbacks posted and not finished at most; a power of two.
+    /// Maximum number of posted callbacks that are not finished; a power of two.
     pub const CALLBACK_COUNT: u64 = 64;
     /// Words that count the completed uses of each piece of the staging blob.
     pub const PIECES: u64 = 0x800;
@@ -93,7 +93,7 @@ pub mod control {
     pub const SLOTS: u64 = 0x1000;
     /// Slots.
     pub const SLOT_COUNT: u64 = 1024;
-    /// Bytes of a slot: its sequence, the result, and six words.
+    /// Size of a slot in bytes: its sequence, the result, and six words.
     pub const SLOT_BYTES: u64 = 64;
     /// First area.
     pub const AREAS: u64 = 0x20000;
@@ -119,11 +119,11 @@ pub mod state {
 pub mod ring {
     /// First byte of the ordered ring.
     pub const ORDERED: u64 = 0;
-    /// Its size; a power of two.
+    /// Size of this ring in bytes; a power of two.
     pub const ORDERED_BYTES: u64 = 4 << 20;
     /// First byte of the side ring.
     pub const SIDE: u64 = ORDERED + ORDERED_BYTES;
-    /// Its size; a power of two.
+    /// Size of this ring in bytes; a power of two.
     pub const SIDE_BYTES: u64 = 256 << 10;
     /// Size of the blob.
     pub const BYTES: u64 = SIDE + SIDE_BYTES;

@@ -1,13 +1,13 @@
 //! Memory that a guest's CUDA library and its worker share, and the rings in it.
 //!
-//! - [`BlobKind`] and its layout ([`control`], [`ring`], [`staging`]): places of all parts in the blobs of the window.
+//! - [`BlobKind`], [`control`], [`ring`], [`staging`]: the layout of the blobs in the window.
 //! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests have a model with store buffers.
 //! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: their answers.
-//! - [`sleep`]: sleeping and waking of both sides.
-//! - [`Transport`]: the way of the guest library to its worker.
+//! - [`sleep`]: how both sides sleep and wake each other.
+//! - [`Transport`]: the guest library's connection to its worker.
 //!
-//! The worker trusts nothing in this memory: it copies each message before it checks it.
-//! The crate does not know any function of CUDA.
+//! The worker trusts nothing in this memory: it copies each message before it checks it. The crate has no knowledge of
+//! CUDA's functions.
 
 #[cfg(test)]
 mod interleavings;

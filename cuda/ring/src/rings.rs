@@ -1,4 +1,4 @@
-//! The rings: one producer, one consumer, messages of whole words without a gap.
+//! Rings with one producer and one consumer. Messages are whole words without gaps.
 //!
 //! Positions count bytes from the start of the program and never wrap. A message lies in one piece; a message of type
 //! [`PAD`] fills the end of the ring. The consumer copies a message before it checks it, because the producer can
@@ -9,11 +9,11 @@ use crate::words::Words;
 
 /// Type of a message that only fills the end of the ring.
 pub const PAD: u16 = u16::MAX;
-/// Words of the longest message, its header included.
+/// Number of words of the longest message, including its header.
 pub const MAX_WORDS: usize = 4096;
 
-/// Bytes of messages that the worker has not read at most: some hundred launches. A program that runs further ahead
-/// than on the driver itself would wait for seconds at its next answered call.
+/// Maximum number of bytes of messages that the worker has not read: a few hundred launches. If a program ran further
+/// ahead than with the driver itself, its next answered call could take seconds.
 const MAX_AHEAD: u64 = 64 << 10;
 
 /// First word of a message.
@@ -23,7 +23,7 @@ pub struct Header {
     pub op: u16,
     /// Flags of the message.
     pub flags: u16,
-    /// Words, with this one.
+    /// Number of words, including this one.
     pub words: u32,
 }
 
@@ -72,7 +72,7 @@ pub struct Producer<C, R> {
     tail: u64,
 }
 
-/// A ring without room for a message: wait until the tail has reached this position.
+/// The ring has no room for a message. Wait until the tail has reached this position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Full(pub u64);
 
@@ -110,7 +110,7 @@ impl<C: Words, R: Words> Producer<C, R> {
         }
         self.head = end;
         self.control.store(self.geometry.head, end);
-        // Without the fence, the load could pass the store, and both sides would wait for each other.
+        // Without the fence, the load could happen before the store, and both sides could wait for each other.
         self.control.fence();
         Ok(self.control.load(control::ASLEEP) != 0)
     }
@@ -125,7 +125,7 @@ pub struct Consumer<C, R> {
     tail: u64,
 }
 
-/// A ring whose positions or headers are wrong. Its program has lost its context.
+/// The positions or headers of the ring are invalid. The ring's program loses its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 

@@ -1,17 +1,17 @@
-//! Sleeping and waking on both sides, without a lost wake-up.
+//! Sleeping and waking on both sides, without lost wake-ups.
 //!
-//! Each side announces that it sleeps, orders the announcement before another look at the words that it waits for, and
-//! sleeps only if they have not changed. The other side changes the words, orders the change before a look at the
-//! announcement, and wakes the sleeper. Of two such sides at least one sees the other's store.
+//! Before it sleeps, a side announces this, executes a fence, and checks the words for which it waits once more; it
+//! sleeps only if they have not changed. The other side changes the words, executes a fence, and wakes the sleeper if
+//! it sees the announcement. So at least one side sees the other's store.
 
 use crate::layout::control;
 use crate::words::Words;
 
-/// Announces that the worker sleeps. It must look at its rings once more before it does, and end the announcement with
-/// [`awake`].
+/// Announces that the worker is about to sleep. Before it sleeps, the worker must check its rings once more.
+/// Afterwards, it must end the announcement with [`awake`].
 pub fn announce_sleep(control: &impl Words) {
     control.store(control::ASLEEP, 1);
-    // The next look at the rings must not happen before the store.
+    // The next load from the rings must not happen before this store.
     control.fence();
 }
 
@@ -20,9 +20,9 @@ pub fn awake(control: &impl Words) {
     control.store(control::ASLEEP, 0);
 }
 
-/// Returns true if a guest thread sleeps, after words have changed that it may wait for.
+/// Returns true if a guest thread sleeps. Call this after a change of words for which a thread may wait.
 pub fn must_notify(control: &impl Words) -> bool {
-    // The look at the sleepers must not happen before the change.
+    // The load of the number of sleepers must not happen before the change.
     control.fence();
     control.load(control::WAITING) != 0
 }

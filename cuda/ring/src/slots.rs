@@ -3,7 +3,7 @@
 use crate::layout::control;
 use crate::words::Words;
 
-/// Words of an answer in its slot; a longer answer is in an area.
+/// Maximum number of words of an answer in a slot. A longer answer is in an area.
 pub const INLINE_WORDS: usize = 5;
 
 /// Returns the offset of a slot's sequence, which counts its answers.
@@ -31,7 +31,7 @@ pub const fn area(number: u16) -> u64 {
     control::AREAS + number as u64 * control::AREA_BYTES
 }
 
-/// Writes an answer, whose data of that many words is in the slot or in an area already, and makes it visible.
+/// Completes an answer and makes it visible. Its data, of `count` words, is already in the slot or in an area.
 pub fn answer(control: &impl Words, slot: u16, count: u64, code: i32, words: usize) {
     control.store(result(slot), u64::from(code.cast_unsigned()) | (words as u64) << 32);
     control.store(sequence(slot), count);

@@ -1,4 +1,4 @@
-//! The guest library's way to its worker.
+//! The guest library's connection to its worker.
 
 use std::io;
 
@@ -7,25 +7,25 @@ use crate::layout::BlobKind;
 /// A blob of the window that is mapped in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Blob {
-    /// Its identifier in messages to the worker.
+    /// The blob's identifier in messages to the worker.
     pub id: u32,
-    /// Its address in this process.
+    /// The blob's address in this process.
     pub address: u64,
-    /// Its size.
+    /// The blob's size in bytes.
     pub bytes: u64,
 }
 
 /// Creates shared memory, wakes the worker, and waits for it. Any thread may call any function.
 pub trait Transport: Send + Sync {
-    /// Creates a blob and maps it, readable and writable, and not in children (`MADV_DONTFORK`): at `address` if given,
-    /// in place of the pages that are mapped there, otherwise at an address that the kernel chooses. The worker learns
-    /// of the blob before a doorbell that is rung later.
+    /// Creates a blob, and maps it readable, writable, and not in children (`MADV_DONTFORK`). The mapping replaces the
+    /// pages at `address`, if given; otherwise the kernel chooses the address. The worker learns of the blob before any
+    /// later doorbell.
     ///
     /// # Errors
     /// If the window or the limit of memory is exhausted.
     fn create(&self, kind: BlobKind, bytes: u64, address: Option<u64>) -> io::Result<Blob>;
 
-    /// Gives a blob back. With `keep_range`, its addresses stay reserved, inaccessible; otherwise they are free.
+    /// Returns a blob. With `keep_range`, its addresses stay reserved and inaccessible; otherwise, they become free.
     ///
     /// # Errors
     /// If the blob cannot be unmapped.
@@ -34,14 +34,14 @@ pub trait Transport: Send + Sync {
     /// Wakes the worker, which has announced that it sleeps.
     ///
     /// # Errors
-    /// If the worker or the device has gone.
+    /// If the worker or the device has ended.
     fn doorbell(&self) -> io::Result<()>;
 
-    /// Waits until the word at `offset` in the control blob is at least `value`, or the worker has gone; may return
-    /// earlier. The caller has announced the wait ([`crate::control::WAITING`]).
+    /// Waits until the word at `offset` in the control blob is at least `value`, or the worker has ended. May return
+    /// earlier. The caller must have announced the wait ([`crate::control::WAITING`]).
     ///
     /// # Errors
-    /// If the worker or the device has gone.
+    /// If the worker or the device has ended.
     fn wait(&self, offset: u64, value: u64) -> io::Result<()>;
 
     /// Closes the descriptors in a child of the process.

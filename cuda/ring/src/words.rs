@@ -1,7 +1,7 @@
 //! Words of shared memory.
 //!
-//! UNSAFETY: wraps memory that another process changes at any time. Every access is atomic, so it is never undefined,
-//! whatever the other side does.
+//! UNSAFETY: wraps memory that another process changes at any time. Every access is atomic, so its behaviour is defined
+//! regardless of the other side.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
@@ -53,7 +53,7 @@ impl Shared {
         self.words as u64 * 8
     }
 
-    /// Reads words from `offset` on. The other side may change them meanwhile.
+    /// Reads words from `offset` on. The other side may change them in the meantime.
     pub fn read(&self, offset: u64, into: &mut [u64]) {
         for (at, word) in (offset..).step_by(8).zip(into) {
             *word = self.word(at).load(Ordering::Relaxed);

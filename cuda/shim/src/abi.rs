@@ -1,6 +1,7 @@
-//! The functions that a program calls: the exported ones, and our own behind them.
+//! The functions that a program calls: the exported functions, and this library's replacements for driver functions.
 //!
-//! A function of the ABI gets no argument of this library. So this module, and no other, has the [`Shim`] as a static.
+//! An ABI function gets no argument from this library. Therefore, this module has the [`Shim`] as a static, and no
+//! other module does.
 
 use std::sync::OnceLock;
 
@@ -19,7 +20,7 @@ mod nvml;
 mod start;
 mod stubs;
 
-/// The one object behind all functions. Static: the program's calls do not carry it. A child after `fork` has its
+/// The state that all functions share. It is static because the program's calls do not pass it. A forked child has its
 /// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
@@ -33,9 +34,10 @@ fn memory() -> Operations<'static> {
     shim().memory()
 }
 
-/// Makes the shim before the first use. Returns `None` in a child of a process that forked while making it.
+/// Creates the shim before its first use. Returns `None` in a child of a process that forked while it was creating the
+/// shim.
 fn prepare() -> Option<&'static Shim> {
-    /// Static like the shim: a child does not wait for a thread of its parent that is making the shim.
+    /// Static, like the shim. A child does not wait for a thread of its parent that was creating the shim.
     static MADE: Once = Once::new();
     MADE.run(|| {
         shim();

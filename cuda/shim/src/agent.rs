@@ -1,6 +1,6 @@
-//! The thread that obeys the owner.
+//! The thread that carries out the owner's orders.
 //!
-//! UNSAFETY: waits for messages, and calls the driver on the thread of the library.
+//! UNSAFETY: waits for messages, and calls the driver on the library's thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
@@ -23,19 +23,19 @@ use crate::shim::Shim;
 use crate::{gate, process};
 
 /// Time for which empty chunks are cached, unless the owner requests them.
-// TIMEOUT: without it an asynchronous pool that returns all of its memory and allocates it again is 40 times slower.
+// TIMEOUT: without this cache, an asynchronous pool that returns all of its memory and allocates it again is 40 times
+// slower.
 const EMPTY_CHUNK_RETENTION: Duration = Duration::from_secs(1);
-/// Poll interval for such chunks after the owner has requested them.
-// TIMEOUT: work of a slice ends within a few milliseconds.
+/// Poll interval for empty chunks after the owner has requested them.
+// TIMEOUT: the work of a slice ends within a few milliseconds.
 const RECLAIM_LOOK: Duration = Duration::from_millis(1);
-/// Time beyond the expected end for which one thread polls for the end of work, or the start of a slice, without
-/// sleeping.
-// TIMEOUT: lengths of work are known to within a third, and the last work is at most as long as a slice may idle: 300
-// us.
+/// Time after the expected end of work, or start of a slice, for which one thread still polls for it without sleeping.
+// TIMEOUT: estimates of the length of work are correct to within a third, and the last work takes at most as long as a
+// slice may be idle, 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owner, once, and initialises the driver with `init`, which gets the tenant's cards. Returns its
-/// result.
+/// Connects to the owner on the first call, and initialises the driver with `init`, which gets the tenant's cards.
+/// Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
     let link = &shim.link;
     let has_started = || link.started.load(Ordering::SeqCst);
@@ -73,15 +73,16 @@ pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_
     if has_started() { SUCCESS } else { driver::SYSTEM_NOT_READY }
 }
 
-/// Tells the owner that this process is a client of an MPS server, so that its work can run next to that of others.
+/// Tells the owner that this process is a client of an MPS server, so that its work can run concurrently with that of
+/// other processes.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
-        // Without this message the process only has turns of its own.
+        // Without this message, the process only gets separate turns.
         let _ = connection.send(&FromTenant::Concurrent { card: 0 }, &[]);
     }
 }
 
-/// Returns the index in the owner's list of cards, for each device that the driver shows.
+/// Returns, for each device that the driver shows, its index in the owner's list of cards.
 fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     let mut count = 0;
     // SAFETY: the pointer is valid, and the driver has been initialised.
@@ -111,9 +112,9 @@ struct Turn {
 impl Turn {
     /// Returns the time until the turn may end by itself.
     fn next_look(&self, run_ahead: &RunAhead) -> Duration {
-        // TIMEOUT: finer than any slice's length, and a thousandth of a processor.
+        // TIMEOUT: this is shorter than any slice, and polling takes a thousandth of a CPU.
         const MAX_POLL_INTERVAL: Duration = Duration::from_millis(1);
-        // TIMEOUT: a fiftieth of a processor for a program of short kernels.
+        // TIMEOUT: for a program of short kernels, polling takes a fiftieth of a CPU.
         const MIN_POLL_INTERVAL: Duration = Duration::from_micros(200);
         if self.run.idle_us == 0 {
             return MAX_POLL_INTERVAL;
@@ -130,7 +131,7 @@ impl Turn {
 /// A request of the owner for empty chunks.
 struct Reclaim {
     since: Instant,
-    /// The order of the owner, until it is answered.
+    /// Number of the owner's order, until it is answered.
     order: Option<u32>,
     /// Time of the last search for empty chunks.
     looked: Instant,
@@ -150,11 +151,12 @@ struct Agent {
     order: Option<u32>,
 }
 
-/// Obeys the owner until the process ends.
+/// Carries out the owner's orders until the process ends.
 fn serve(shim: &'static Shim, connection: Arc<Connection>, version: u16) {
-    // A capture's restrictions on other threads do not apply to this one.
+    // A capture in another thread must not restrict this thread.
     let mut mode = 2;
-    // SAFETY: the pointer is valid. The other call makes this thread's waits end on time instead of up to 50 us late.
+    // SAFETY: the pointer is valid. The call of `prctl` makes this thread's waits end on time instead of up to 50 us
+    // late.
     unsafe {
         driver::exchange_capture_mode(&raw mut mode);
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
@@ -184,8 +186,8 @@ impl Agent {
         }
     }
 
-    /// After a while, returns chunks that are kept for the next allocation. Prefers the time between slices: the owner
-    /// may want a slice to end.
+    /// Returns cached empty chunks after a while. Prefers the time between slices, so that a slice can end without
+    /// delay.
     fn tidy(&mut self) {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * EMPTY_CHUNK_RETENTION } else { EMPTY_CHUNK_RETENTION } {
@@ -212,7 +214,7 @@ impl Agent {
         answer.map_or(Ok(()), |order| self.connection.send(&FromTenant::Reclaimed { order }, &[]))
     }
 
-    /// Waits for a message, at most until the slice needs attention.
+    /// Waits for a message, but at most until the slice must be checked.
     fn ready(&mut self) -> Result<bool, LinkError> {
         while self.soon.is_some_and(|until| Instant::now() < until) {
             if self.poll(Duration::ZERO) {
@@ -294,7 +296,7 @@ impl Agent {
                 self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
             FromOwner::Shared { request, share } => link.answer(request, |_| Answer::Shared(share)),
-            // Requested over separate connections.
+            // These messages answer requests over separate connections.
             FromOwner::Welcome(_) | FromOwner::Processes { .. } => {}
             FromOwner::Goodbye(end) => {
                 report!("the owner says goodbye: {end:?}");
@@ -304,7 +306,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Ends the slice or reports its use, when that is due.
+    /// Ends the slice or reports its use, if this is due.
     fn look(&mut self) -> Result<(), LinkError> {
         let Some(turn) = &mut self.turn else { return Ok(()) };
         if turn.run.run_ahead_us == 0 {
@@ -340,15 +342,15 @@ impl Agent {
         // Waking all threads that wait for the end takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
         self.shim.gate.close(gate::NO_SLICE, None);
-        // The driver has no work after the measured work.
+        // Check that the driver has no work left after the measured work.
         if !self.approach_end(&turn.run, lead) || !self.shim.pacing.run_ahead.is_measured() {
             self.shim.drain(None);
         }
         let usage = self.shim.pacing.run_ahead.take_usage();
         let (card, waiting) = (turn.run.card, self.shim.gate.is_held());
         self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
-        // Work that ends slightly later is checked before the next slice: its length does not include the other
-        // tenants' slices.
+        // Wait for work that ends slightly later, so that its measured length does not include the other tenants'
+        // slices.
         let _ = self.shim.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
         if !waiting && self.shim.gate.is_told() {
             // A thread may have sent its own message before `Stopped`, in which case the owner ignores it.
@@ -360,7 +362,7 @@ impl Agent {
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
         if self.shim.gate.close(gate::ORDER, Some(deadline)) && self.shim.drain(Some(deadline)) {
-            // Empty chunks are returned, not copied. All work has ended.
+            // All work has ended. Return the empty chunks, so that they need not be copied.
             self.shim.contexts.bind();
             self.shim.memory().begin_to_empty();
             self.shim.memory().give_up_empty();
@@ -371,7 +373,7 @@ impl Agent {
         self.connection.send(&FromTenant::Busy { order }, &[])
     }
 
-    /// Announces the end of a slice's last work. Returns true if the owner was notified.
+    /// Announces the end of a slice's last work to the owner. Returns true if the message was sent.
     fn announce(&self, run: &Run, left: Duration) -> bool {
         let in_us = u32::try_from(left.as_micros()).unwrap_or(u32::MAX);
         let ending = FromTenant::Ending { card: run.card, turn: run.turn, in_us };
@@ -379,7 +381,7 @@ impl Agent {
     }
 
     /// Waits for the last work of a slice, if its end is predictable, and announces it `lead` in advance. Returns true
-    /// if it has ended or ends within [`EARLY_US`]. The gate is closed.
+    /// if the work has ended or will end within [`EARLY_US`]. The gate must be closed.
     fn approach_end(&self, run: &Run, lead: Duration) -> bool {
         if lead.is_zero() {
             return false;
@@ -405,7 +407,7 @@ impl Agent {
     /// Lets the program run without an owner.
     fn alone(&mut self) {
         self.shim.link.set_connection(None);
-        // Messages that threads send now fail without a wait. SAFETY: our own open descriptor.
+        // From now on, messages from other threads fail immediately. SAFETY: the connection owns this open descriptor.
         unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
         (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
         self.shim.pacing.run_ahead.bound(0);
@@ -437,8 +439,8 @@ impl Agent {
                 || shim.link.reconnect(&connection),
             );
             if told {
-                // Do not close the gate earlier: a submission that meets the closed gate notifies the owner once, over
-                // this connection.
+                // Do not close the gate earlier, because a submission that meets the closed gate notifies the owner
+                // only once, over this connection.
                 shim.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
                 return;
@@ -446,10 +448,10 @@ impl Agent {
         }
     }
 
-    /// Opens the gate. Maps evicted chunks first if the program's work may run then.
+    /// Removes a reason for closing the gate. If the program's work may run then, maps evicted chunks first.
     fn open(&self, reason: u32) {
-        // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves; the program then
-        // runs anyway, and faults if it needs evicted chunks.
+        // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves. After this number
+        // of attempts, the program runs anyway, and faults if it accesses evicted chunks.
         const MAX_RETURN_ATTEMPTS: u32 = 1000;
         if self.shim.gate.opens_without(reason) {
             let mut tries = 0;

@@ -1,4 +1,4 @@
-//! Captures that the program has open.
+//! Tracks the captures that the program has open.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use crate::streams::Stream;
 pub struct Captures {
     /// Captures that are open, or about to begin.
     open: AtomicU32,
-    /// Streams in which the open captures began, each with its context.
+    /// Contexts and streams in which the open captures began.
     origins: Mutex<HashSet<(u64, Stream)>>,
 }
 
@@ -22,7 +22,7 @@ impl Captures {
         self.origins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if a stream of this program is capturing.
+    /// Returns true if a capture is open or about to begin.
     pub fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }
@@ -51,7 +51,7 @@ impl Captures {
         self.over(|(_, origin)| *origin == stream);
     }
 
-    /// Records that a context, or any context, has ended together with its captures.
+    /// Records that a context has ended together with its captures; with `None`, any context may have ended.
     pub fn context_ended(&self, context: Option<u64>) {
         self.over(|(of, _)| context.is_none_or(|context| context == *of));
     }

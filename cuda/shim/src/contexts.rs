@@ -1,4 +1,4 @@
-//! Contexts of the program: a drain must reach the work in each of them.
+//! Tracks the program's contexts, because a drain must wait for the work in each of them.
 //!
 //! UNSAFETY: binds contexts of the program to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::driver::{self, Object, SUCCESS};
 
-/// Contexts of the program in which work or memory was seen.
+/// The program's contexts that have work or memory.
 #[derive(Debug, Default)]
 pub struct Contexts {
     known: Mutex<HashSet<u64>>,
@@ -23,8 +23,8 @@ impl Contexts {
     /// Remembers the current context of this thread.
     pub fn note_current(&self) {
         thread_local! {
-            /// The context that this thread has noted last. A thread that creates a context also notes it, so that no
-            /// context is missed when the handle of a destroyed context is reused.
+            /// The last context that this thread has noted. A thread that creates a context also notes it, so that a
+            /// reused handle of a destroyed context is not missed.
             static LAST_NOTED_CONTEXT: Cell<u64> = const { Cell::new(0) };
         }
         let context = driver::current_context() as u64;
@@ -48,12 +48,12 @@ impl Contexts {
     /// Makes a context of the program current for this thread.
     pub fn bind(&self) {
         if let Some(context) = self.known().iter().next() {
-            // SAFETY: the program's context; the driver refuses a destroyed one.
+            // SAFETY: this is a context of the program, and the driver rejects a destroyed context.
             unsafe { driver::ctx_set_current(*context as Object) };
         }
     }
 
-    /// Waits for all work of the contexts. Returns false if a context has a capture unknown to the library.
+    /// Waits for all work of the contexts. Returns false if a context has a capture of which the library does not know.
     pub fn synchronize(&self) -> bool {
         let contexts = self.known().clone();
         for context in contexts {

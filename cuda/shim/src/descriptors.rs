@@ -1,11 +1,12 @@
-//! The library's descriptors in the program's process, for chunks and the connection.
+//! The library's file descriptors in the program's process, for chunks and for the connection.
 //!
-//! A chunk's descriptor is kept for the next owner, because the driver does not export imported handles. So a program
-//! may have thousands of descriptors, with numbers above its own descriptors and above its limit of open files. The
-//! limit is not raised, because every child would inherit it; [`raised`] creates descriptors above it (decision 121),
-//! which work like any other. Each is closed on `exec`, and in a child after `fork`.
+//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. So a
+//! program may have thousands of descriptors, with numbers above its own descriptors and above its limit on open files.
+//! The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates descriptors
+//! above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on `exec`, and in a
+//! child after `fork`.
 //!
-//! UNSAFETY: copies and closes descriptors by number, also in a process that shares this one's memory.
+//! UNSAFETY: copies and closes descriptors by number, including in a process that shares this process's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -21,7 +22,7 @@ use cuda_protocol::{FromOwner, FromTenant, Link, LinkError, Received};
 
 use crate::process::Blocked;
 
-/// Lowest number of a kept descriptor: programs that use `select` need the lower numbers for their own descriptors.
+/// Lowest number of a kept descriptor. Programs that use `select` need the lower numbers for their own descriptors.
 const LOWEST: i32 = 1024;
 /// Number of words in a bitmap with a bit for each descriptor.
 const WORDS: usize = 1 << 14;
@@ -29,16 +30,17 @@ const WORDS: usize = 1 << 14;
 const STACK_BYTES: usize = 64 << 10;
 
 /// Time limit for sending a message with descriptors.
-// TIMEOUT: a working owner takes its messages within milliseconds; otherwise the connection is made again.
+// TIMEOUT: a working owner receives its messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// The library's descriptor numbers. Static: the handler after `fork` closes them, and may neither allocate nor lock.
+/// The library's descriptor numbers. Static, because the `fork` handler closes these descriptors, and may neither
+/// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of words of [`OURS`] that were used, starting at the first. Static for the same reason.
+/// Number of leading words of [`OURS`] that have been used. Static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
-/// The mark that a descriptor number belongs to the library. It is removed before the descriptor, because a child must
-/// not close a descriptor of the program.
+/// Marks a descriptor number as the library's. The mark is removed before the descriptor is closed, because a child
+/// must not close a descriptor of the program.
 #[derive(Debug)]
 struct Mark(i32);
 
@@ -76,7 +78,7 @@ struct Inner {
 pub struct ChunkDescriptor(Arc<Inner>);
 
 impl ChunkDescriptor {
-    /// Returns the descriptor for keeping while the chunk exists; `None` if the program may need its number.
+    /// Returns the descriptor to keep while the chunk exists, or `None` if the program may need its number.
     pub fn lasting(&self) -> Option<Self> {
         (self.0.mark.0 >= LOWEST).then(|| self.clone())
     }
@@ -105,7 +107,7 @@ impl Connection {
         Ok(Self { _mark: mark, link: Link::new(descriptor) })
     }
 
-    /// Sends a message with descriptors. A user may have as many descriptors in flight as the sender's limit of open
+    /// Sends a message with descriptors. A user may have as many descriptors in flight as the sender's limit on open
     /// files.
     pub fn send_many(&self, message: &FromTenant, descriptors: &[BorrowedFd<'_>]) -> Result<(), LinkError> {
         let until = Instant::now() + SENDING;
@@ -113,7 +115,7 @@ impl Connection {
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Do not wait, because the sending process would outlive this one.
+            // Do not wait, because the process that sends would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -122,11 +124,11 @@ impl Connection {
         sent
     }
 
-    /// Waits for a message, whose descriptors get numbers that the program does not need. `expects` is true if
+    /// Waits for a message, and moves its descriptors to numbers that the program does not need. `expects` is true if
     /// descriptors may arrive.
     pub fn receive_with_descriptors(&self, expects: bool) -> Result<(FromOwner, Vec<ChunkDescriptor>), LinkError> {
         let mut received = None;
-        // The program may use all lower numbers: descriptors without a number are lost.
+        // The program may use all lower numbers, and descriptors that get no number are lost.
         if expects && limit().is_some_and(|limit| limit.rlim_cur < limit.rlim_max) {
             raised(&mut || received = Some(self.link.receive()));
         }
@@ -145,13 +147,13 @@ impl Deref for Connection {
     }
 }
 
-/// Gives descriptors numbers starting at [`LOWEST`], within the limit of the process.
+/// Moves descriptors to numbers from [`LOWEST`] on, within the limit of the process.
 fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
     let copy = |number: i32| {
         if number >= LOWEST {
             return -1;
         }
-        // SAFETY: the descriptor is open and only copied.
+        // SAFETY: the descriptor is open, and the call only duplicates it.
         unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, LOWEST) }
     };
     let numbers: Vec<i32> = descriptors.iter().map(|(mark, _)| mark.0).collect();
@@ -168,26 +170,27 @@ fn moved(descriptors: Vec<(Mark, OwnedFd)>) -> Vec<(Mark, OwnedFd)> {
         if made < 0 {
             return (mark, descriptor);
         }
-        // SAFETY: the copy is new, and owned by nothing else.
+        // SAFETY: the duplicate is new and has no other owner.
         (Mark::new(made), unsafe { OwnedFd::from_raw_fd(made) })
     };
     descriptors.into_iter().zip(copies).map(replace).collect()
 }
 
-/// Returns the process's limits of open files.
+/// Returns the process's limits on open files.
 fn limit() -> Option<libc::rlimit> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: the pointer points to a local.
     (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0).then_some(limit)
 }
 
-/// Runs `work` without the soft limit of open files, on this process's descriptors and in its memory; runs nothing if
-/// that is impossible. A separate process runs it, and has exited when this returns: limits belong to a process, and
-/// the program may set, read and inherit this process's limit. The calling thread waits, as in `posix_spawn`.
+/// Runs `work` without the soft limit on open files, with this process's descriptors and memory. Does nothing if this
+/// is impossible. Limits belong to a process, and the program may set, read and inherit the limit of this process.
+/// Therefore, a separate process runs `work`, and exits before this function returns. The calling thread waits, as in
+/// `posix_spawn`.
 fn raised(work: &mut dyn FnMut()) {
     extern "C" fn run(work: *mut c_void) -> c_int {
-        // SAFETY: `raised` waits with this pointer to its own argument; the limit belongs to the process that runs
-        // this.
+        // SAFETY: the pointer points to an argument of `raised`, which waits. The limit belongs to the separate
+        // process.
         unsafe {
             let mut limit: libc::rlimit = std::mem::zeroed();
             if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) == 0 {
@@ -203,8 +206,8 @@ fn raised(work: &mut dyn FnMut()) {
     // Handlers of the program must not run in the other process.
     let _blocked = Blocked::new();
     let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES | libc::CLONE_FS;
-    // SAFETY: the stack lives until the other process has ended, for which `CLONE_VFORK` waits; its end sends no
-    // signal, and the wait names its number, so the program's own waits do not find it.
+    // SAFETY: the stack lives until the other process has ended, because `CLONE_VFORK` waits for that. The end of that
+    // process sends no signal, and this code waits for its process ID, so the program's own waits do not find it.
     unsafe {
         let top = stack.as_mut_ptr().add(STACK_BYTES).map_addr(|address| address & !63);
         let process = libc::clone(run, top.cast(), flags, (&raw mut work).cast());
@@ -217,15 +220,15 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`: otherwise they would keep memory that the program
-/// gives up, and the owner would not notice the program's end.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise they would keep memory that the program
+/// gives up, and the owner would not notice the end of the program.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);
         while bits != 0 {
             let number = at * 64 + bits.trailing_zeros() as usize;
             bits &= bits - 1;
-            // SAFETY: the child's own copy of a descriptor that only this module uses.
+            // SAFETY: this is the child's copy of a descriptor that only this module uses.
             unsafe { libc::close(number as i32) };
         }
     }

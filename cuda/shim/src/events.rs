@@ -1,4 +1,4 @@
-//! Events of the driver, which mark positions in the work of streams.
+//! Driver events, which mark positions in the work of streams.
 //!
 //! UNSAFETY: records and queries events of the driver.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -9,7 +9,7 @@ use crate::streams::Stream;
 /// `CU_EVENT_DISABLE_TIMING`.
 pub const UNTIMED: u32 = 2;
 
-/// Handle of an event, moved between threads.
+/// Handle of an event, which can move between threads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event(u64);
 
@@ -24,7 +24,7 @@ impl Event {
         self.0 as Object
     }
 
-    /// Makes an event of this thread's current context.
+    /// Creates an event in this thread's current context.
     pub fn create(flags: u32) -> Option<Self> {
         let mut event = std::ptr::null_mut();
         // SAFETY: the pointer is valid.
@@ -34,15 +34,15 @@ impl Event {
 
     /// Returns true if the work before the event has ended.
     pub fn done(self) -> bool {
-        // SAFETY: our own event that is never destroyed. Any result except "not ready" means that no further work will
-        // end.
+        // SAFETY: this library's event is never destroyed. Any result except "not ready" means that there is no work to
+        // wait for.
         unsafe { driver::event_query(self.raw()) != driver::NOT_READY }
     }
 
-    /// Returns the milliseconds between two events that have passed.
+    /// Returns the time between two completed events, in ms.
     pub fn since(self, base: Event) -> Option<f64> {
         let mut milliseconds = 0f32;
-        // SAFETY: both events are ours, timed, recorded and done.
+        // SAFETY: both events belong to this library, have timing enabled, and are complete.
         let result = unsafe { driver::event_elapsed(&raw mut milliseconds, base.raw(), self.raw()) };
         (result == SUCCESS).then(|| f64::from(milliseconds))
     }
@@ -50,11 +50,11 @@ impl Event {
 
 /// Records an event at the end of a stream's work. Returns true on success.
 pub fn record(event: Event, stream: Stream) -> bool {
-    // SAFETY: the event is ours; the program has submitted to the stream and has not destroyed it.
+    // SAFETY: the event belongs to this library; the program has submitted to the stream and has not destroyed it.
     stream.is_in_reach() && unsafe { driver::event_record(event.raw(), stream.object()) == SUCCESS }
 }
 
-/// Runs `work` with `context` current to this thread.
+/// Runs `work` with `context` current in this thread.
 pub fn within<T>(context: u64, work: impl FnOnce() -> T) -> T {
     let before = driver::current_context();
     if before as u64 == context {

@@ -1,11 +1,11 @@
 //! Finds the ends of unmeasured work, for drains while a stream captures.
 //!
-//! A context in which a stream captures must not be synchronised: that would end the capture, which a program may keep
-//! open forever. A drain then waits for a *fence* of each stream, an event after the last of its work. A capturing
-//! stream accepts no event from outside, and other streams may join the capture. So each stream with unmeasured work
-//! gets a fence before a capture begins, and during a capture each submission gets its own fence. Work that cannot be
-//! fenced, such as work in another thread's per-thread stream, delays the drain until its thread submits again or the
-//! capture ends: the slice continues, and the tenant's limit applies.
+//! A context with a capturing stream must not be synchronised, because that would end the capture, and a program may
+//! keep a capture open forever. Instead, a drain waits for a *fence* of each stream: an event after the stream's last
+//! work. A capturing stream accepts no event from outside the capture, and other streams may join the capture.
+//! Therefore, each stream with unmeasured work gets a fence before a capture begins, and each submission gets a fence
+//! during a capture. Some work cannot be fenced, such as work in another thread's per-thread stream. This work delays
+//! the drain until its thread submits again or the capture ends: the slice continues, and the tenant's limit applies.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,9 +18,9 @@ use crate::driver;
 use crate::events::{self, Event, UNTIMED};
 use crate::streams::Stream;
 
-/// Maximum number of events that are kept for further fences.
+/// Maximum number of unused events that are kept for later fences.
 const MAX_SPARE_EVENTS: usize = 64;
-/// Number of noted streams that a thread remembers.
+/// Number of recently noted streams that a thread remembers.
 const MAX_REMEMBERED_STREAMS: usize = 4;
 
 #[derive(Debug, Default)]
@@ -30,7 +30,7 @@ struct Pending {
     /// Pending fences: context, stream, event.
     fences: Vec<(u64, Stream, Event)>,
     spare: Vec<(u64, Event)>,
-    /// Set if work was submitted to unknown streams.
+    /// True if work was submitted to unknown streams.
     unknown: bool,
 }
 
@@ -43,7 +43,7 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Returns fences without work.
+    /// Creates a value without work or fences.
     pub fn new() -> Self {
         // Threads remember streams of generation 0 before they have noted any.
         Self { generation: AtomicU64::new(1), pending: Mutex::default() }
@@ -57,19 +57,19 @@ impl Fences {
         self.generation.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Called after an unmeasured submission.
+    /// Records an unmeasured submission, which has succeeded.
     #[inline]
     pub fn submitted(&self, captures: &Captures, stream: Stream) {
         if !self.remembers(stream) {
             self.note(stream);
         }
-        // After that, a new capture sees the note, or this code sees the capture.
+        // From here on, either a new capture sees the note, or this code sees the capture.
         if captures.any() {
             self.fence_now(captures, stream);
         }
     }
 
-    /// Returns true if this thread has noted a stream before. Otherwise remembers the stream.
+    /// Returns true if this thread has already noted a stream. Otherwise, remembers the stream.
     #[inline]
     fn remembers(&self, stream: Stream) -> bool {
         thread_local! {
@@ -106,12 +106,12 @@ impl Fences {
         captures.quietly(|| self.lock().fence(captures, context, stream));
     }
 
-    /// Called after a submission to unknown streams.
+    /// Records a submission to unknown streams.
     pub fn submitted_anywhere(&self) {
         self.lock().unknown = true;
     }
 
-    /// Gives all streams their fences before a capture begins, which is counted already.
+    /// Records a fence in each stream before a capture begins. The capture is already counted.
     pub fn before_capture(&self, captures: &Captures) {
         captures.quietly(|| {
             let mut fences = self.lock();
@@ -120,7 +120,7 @@ impl Fences {
         });
     }
 
-    /// Fences a stream before it is destroyed: its work continues.
+    /// Records a fence in a stream before the stream is destroyed, because its work continues.
     pub fn stream_ends(&self, captures: &Captures, handle: u64) {
         let mut fences = self.lock();
         let of_it = |(_, stream): &&(u64, Stream)| stream.handle == handle;
@@ -132,7 +132,7 @@ impl Fences {
         fences.unknown |= fences.noted.len() != before;
     }
 
-    /// Records that all contexts were synchronised: nothing is in flight.
+    /// Records that all contexts were synchronised, so that no work is in flight.
     pub fn all_passed(&self) {
         let mut fences = self.lock();
         self.next_generation();
@@ -142,7 +142,7 @@ impl Fences {
         passed.into_iter().for_each(|(context, _, event)| fences.keep(context, event));
     }
 
-    /// Forgets a context that ends, with its work and its events.
+    /// Forgets an ending context, with its work and its events.
     pub fn context_ends(&self, context: u64) {
         let mut fences = self.lock();
         self.next_generation();
@@ -151,19 +151,19 @@ impl Fences {
         fences.spare.retain(|(of, _)| *of != context);
     }
 
-    /// Drops all events, because a context may end together with its events. The work in flight is unknown from here
-    /// on.
+    /// Drops all events, because a context may end together with its events. From then on, the work in flight is
+    /// unknown.
     pub fn contexts_may_end(&self) {
         *self.lock() = Pending { unknown: true, ..Pending::default() };
         self.next_generation();
     }
 
-    /// Called when a context has ended, together with its work in flight.
+    /// Records that a context has ended, together with its work in flight.
     pub fn contexts_ended(&self) {
         self.lock().unknown = false;
     }
 
-    /// Returns true if all unmeasured work has ended. Called with the gate closed and a capture open.
+    /// Returns true if all unmeasured work has ended. Call this while the gate is closed and a capture is open.
     pub fn have_passed(&self, captures: &Captures) -> bool {
         let mut fences = self.lock();
         captures.quietly(|| {
@@ -202,7 +202,7 @@ impl Pending {
         match recorded {
             Some(event) => {
                 self.noted.remove(&(context, stream));
-                // The last fence of a stream covers the earlier ones.
+                // The last fence of a stream covers its earlier fences.
                 if let Some(at) = self.fences.iter().position(|(of, other, _)| (*of, *other) == (context, stream)) {
                     let (_, _, earlier) = self.fences.swap_remove(at);
                     self.keep(context, earlier);

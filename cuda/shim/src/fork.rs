@@ -1,10 +1,10 @@
-//! Children of the process.
+//! Handles forked children of the process.
 //!
-//! After `fork` NVIDIA's driver answers 3 (`CUDA_ERROR_NOT_INITIALIZED`) to everything that needs an initialised
-//! driver, and so does this library, regardless of how a function was found. Each exported function and each function
-//! that `cuGetProcAddress` answers first checks [`PAGE`], which the kernel clears in every child, however it was
-//! created (decision 121). If the kernel does not support this, `fork` empties the page. A child whose parent had not
-//! initialised the driver is a process like any other.
+//! After `fork`, NVIDIA's driver returns 3 (`CUDA_ERROR_NOT_INITIALIZED`) from each function that needs an initialised
+//! driver. This library does the same, regardless of how the program obtained the function. Each exported function, and
+//! each function that `cuGetProcAddress` returns, first checks [`PAGE`], which the kernel clears in every child,
+//! however the child was created (decision 121). If the kernel does not support this, a `fork` handler clears the page.
+//! A child whose parent had not initialised the driver is treated like any other process.
 //!
 //! UNSAFETY: calls the C library for memory and for `fork`.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -25,15 +25,15 @@ pub struct Page {
     _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
 }
 
-/// The page that each exported function checks. Static: the stubs name its address, and the kernel clears exactly this
-/// page.
+/// The page that each exported function checks. Static, because the stubs refer to its address, and the kernel clears
+/// exactly this page.
 pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
 
-/// Set once the driver has been initialised, in this process or its parent. Static: a child reads it before taking any
-/// lock.
+/// Set once the driver has been initialised, in this process or its parent. Static, because a child reads it before it
+/// takes any lock.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
-/// Returns true unless this process is a child of a process that had initialised the driver.
+/// Returns false if this process is a child of a process that had initialised the driver.
 pub fn is_own() -> bool {
     let filled = || PAGE.filled.load(Ordering::SeqCst) != 0;
     if filled() {
@@ -50,9 +50,9 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel clear the page in children.
 fn watch_forks() {
-    /// Static: the C library keeps the handler for all further children, so it is registered once.
+    /// Static, because the C library keeps the handler for all later children, so the handler is registered only once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
-    // SAFETY: the page is a whole static; the kernel does not change it in this process.
+    // SAFETY: the static fills the page, and the kernel does not change the page in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };
     if emptied != 0 {
         report!("children that are made past fork are not noticed: {}", io::Error::last_os_error());
@@ -73,7 +73,7 @@ pub fn initialises() {
     INITIALISED.store(true, Ordering::SeqCst);
 }
 
-/// Records that the driver could not be initialised: children may try.
+/// Records that the driver could not be initialised, so that children may try to.
 pub fn is_not_initialised() {
     INITIALISED.store(false, Ordering::SeqCst);
 }

@@ -1,7 +1,7 @@
-//! Submission gate: closed while another tenant has the slice or chunks are relocated.
+//! The submission gate, which is closed while another tenant has the slice or chunks are relocated.
 //!
-//! A submission that finds the gate open costs two additions to a counter that few threads share. Closing it waits
-//! until no thread is within the real driver's submit functions.
+//! A submission through the open gate costs two additions to a counter that few threads share. Closing the gate waits
+//! until no thread is in the real driver's submit functions.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -10,12 +10,12 @@ use std::time::{Duration, Instant};
 
 /// Reason for closing: the slice is over, or has not begun.
 pub const NO_SLICE: u32 = 1;
-/// Reason for closing: chunks move.
+/// Reason for closing: the owner has ordered a move of chunks.
 pub const ORDER: u32 = 2;
 /// Reason for closing: memory is copied so that it can be exported.
 pub const EXPORT: u32 = 4;
 
-/// Counters of threads within the driver, each in its own cache line.
+/// Number of counters of threads in the driver. Each counter has its own cache line.
 const STRIPES: usize = 32;
 
 #[derive(Debug)]
@@ -30,33 +30,33 @@ thread_local! {
 #[derive(Debug)]
 pub struct Gate {
     stripes: [Stripe; STRIPES],
-    /// Reasons for which the gate is closed.
+    /// Reasons why the gate is closed, as bits.
     closed: AtomicU32,
-    /// Number of the next thread that is assigned a stripe.
+    /// Number of threads that have been assigned a stripe.
     next_stripe: AtomicU32,
-    /// Threads that the gate blocks.
+    /// Number of threads that the gate blocks.
     held: AtomicU32,
-    /// Set if the owner has been notified that a submission waits.
+    /// Set once the owner has been notified that a submission waits.
     told: AtomicBool,
     /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
-    /// Set while a thread spins.
+    /// Set while a thread spins for the next slice.
     looks: AtomicBool,
     lock: Mutex<()>,
     opened: Condvar,
     start: Instant,
 }
 
-/// Reason for which [`Held::wait`] returns.
+/// Reason why [`Held::wait`] returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// The gate is open.
     Opened,
-    /// The owner must be notified that a submission waits; then the thread waits again.
+    /// The caller must notify the owner that a submission waits, and then wait again.
     NotifyOwner,
 }
 
-/// A thread that the gate blocks, while it lives.
+/// Counts a thread as blocked by the gate until the value is dropped.
 #[derive(Debug)]
 pub struct Held<'a>(&'a Gate);
 
@@ -81,7 +81,7 @@ impl Gate {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the number of this thread's stripe.
+    /// Returns the index of this thread's counter.
     fn stripe(&self) -> usize {
         THREAD_STRIPE
             .try_with(|mine| {
@@ -123,7 +123,7 @@ impl Gate {
         Held(self)
     }
 
-    /// Returns the nanoseconds since the gate was made.
+    /// Returns the time since the gate was created, in ns.
     fn clock(&self) -> u64 {
         self.start.elapsed().as_nanos() as u64
     }
@@ -144,7 +144,7 @@ impl Gate {
         self.held.load(Ordering::SeqCst) > 0
     }
 
-    /// Returns true if a submission waits, and the owner knows.
+    /// Returns true if a submission waits and the owner has been notified.
     pub fn is_told(&self) -> bool {
         self.told.load(Ordering::SeqCst)
     }
@@ -168,7 +168,7 @@ impl Gate {
         }
     }
 
-    /// Removes `reason`; the gate opens if none is left.
+    /// Removes `reason`. The gate opens if no reason is left.
     pub fn open(&self, reason: u32) {
         let _guard = self.lock();
         if reason & NO_SLICE != 0 {
@@ -187,8 +187,8 @@ impl Gate {
 }
 
 impl Held<'_> {
-    /// Waits until the gate is open, or until the owner must be notified: a slice may end while a relocation holds this
-    /// thread, and waiting threads are reported then.
+    /// Waits until the gate is open, or until the owner must be notified. A slice may end while a relocation blocks
+    /// this thread, and the owner must then be notified that a submission waits.
     pub fn wait(&self) -> Wake {
         let gate = self.0;
         let mut guard = gate.lock();

@@ -1,7 +1,7 @@
-//! The link to the owner: its terms, requests of the program's threads, and the fixed memory that is counted for the
-//! program.
+//! The link to the owner: the owner's terms, requests from the program's threads, and the amount of the program's fixed
+//! memory.
 //!
-//! UNSAFETY: asks the kernel for a random number.
+//! UNSAFETY: requests a random number from the kernel.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -21,12 +21,12 @@ use crate::process;
 use crate::settings::Settings;
 
 /// Time for which an allocation waits for an absent owner.
-// TIMEOUT: a service is restarted within seconds; a program whose owner stays away must get an error.
+// TIMEOUT: a service restarts within seconds; if the owner stays absent, the program must get an error.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(20);
 /// Size of a chunk in bytes before the owner has named it.
 const DEFAULT_CHUNK_BYTES: u64 = 2 << 20;
-/// Maximum number of requests of the program's threads in flight. Further threads wait: an owner refuses requests
-/// beyond [`MAX_PENDING`], and a program that reports its fixed memory again adds its own requests.
+/// Maximum number of requests in flight from the program's threads. Further threads wait. An owner refuses requests
+/// beyond [`MAX_PENDING`], and a program that reconnects sends more requests to report its fixed memory.
 const PLACES: usize = MAX_PENDING / 2;
 
 /// The owner's terms.
@@ -36,20 +36,20 @@ pub struct Terms {
     pub chunk_bytes: u64,
     /// Cards, in the owner's order.
     pub cards: Vec<CardInfo>,
-    /// Index in the owner's list of cards, for each device of the driver.
+    /// For each device of the driver, its index in the owner's list of cards.
     pub devices: Vec<Option<u8>>,
 }
 
-/// An answer to a request, gathered until its last part.
+/// An answer to a request, which is collected until its last part arrives.
 #[derive(Debug)]
 pub enum Answer {
-    /// The last part is missing; contains the parts so far.
+    /// The last part has not arrived. Contains the parts so far.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),
     /// The memory was counted.
     Fixed,
-    /// Free and total bytes.
+    /// Amounts of free and total memory, in bytes.
     Memory(u64, u64),
     /// A token.
     Shared(Share),
@@ -63,7 +63,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Link {
     terms: OnceLock<Terms>,
-    /// True if the process was refused: it does not become a tenant later.
+    /// True if the process was refused. It does not become a tenant later.
     pub refused: process::Lock<bool>,
     /// Set once the thread that obeys the owner has started.
     pub started: AtomicBool,
@@ -74,16 +74,16 @@ pub struct Link {
     /// Number of the next request.
     next: AtomicU32,
     answers: Mutex<HashMap<u32, Answer>>,
-    /// Signalled when an answer has arrived, or a connection was made.
+    /// Signalled when an answer arrives or a connection is made.
     answered: Condvar,
     /// Amount of the program's fixed memory in bytes, by card and kind. Locked while a change is reported to an owner.
     fixed: Mutex<HashMap<(u8, FixedKind), u64>>,
     in_flight: Mutex<usize>,
-    /// Signalled when a request has released its place.
+    /// Signalled when a request releases its place.
     left: Condvar,
 }
 
-/// A reservation among the requests in progress.
+/// A reserved place among the requests in flight.
 struct Place<'a>(&'a Link);
 
 impl<'a> Place<'a> {
@@ -162,7 +162,7 @@ impl Link {
     }
 
     fn instance(&self) -> u128 {
-        // This needs no lock: two threads that arrive first at the same time agree on one number.
+        // No lock is needed, because two threads that come first at the same time agree on one number.
         self.instance.get().copied().unwrap_or_else(|| {
             let mut bytes = [0; 16];
             // SAFETY: the buffer has the given length.
@@ -185,12 +185,12 @@ impl Link {
         }
     }
 
-    /// From now on, sends requests over this connection, or over no connection.
+    /// Sets the connection for later requests. With `None`, requests have no connection.
     pub fn set_connection(&self, connection: Option<&Arc<Connection>>) {
         *self.connection.write().unwrap_or_else(PoisonError::into_inner) = connection.map(Arc::clone);
     }
 
-    /// Sends a message; has no effect while the owner is absent.
+    /// Sends a message. Does nothing while the owner is absent. Returns true on success.
     pub fn send(&self, message: &FromTenant) -> bool {
         let connection = self.connection.read().unwrap_or_else(PoisonError::into_inner).clone();
         connection.is_some_and(|connection| connection.send(message, &[]).is_ok())
@@ -211,13 +211,13 @@ impl Link {
         self.answers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sends the request that `make` makes and waits for its answer.
+    /// Sends the request that `make` creates, and waits for its answer.
     pub fn request(&self, make: impl FnOnce(u32) -> FromTenant) -> Answer {
         let _place = Place::take(self);
         self.begin(make).map_or(Answer::Away, |number| self.wait(number))
     }
 
-    /// Sends a request. Returns its number, unless the owner is absent.
+    /// Sends a request. Returns its number, or `None` if the owner is absent.
     fn begin(&self, make: impl FnOnce(u32) -> FromTenant) -> Option<u32> {
         let number = self.next.fetch_add(1, Ordering::SeqCst);
         self.answers().insert(number, Answer::Waiting(Vec::new()));
@@ -261,7 +261,7 @@ impl Link {
         !self.answers().is_empty()
     }
 
-    /// Processes a part of an answer. An answer without a request is dropped.
+    /// Processes a part of an answer. Drops an answer that belongs to no request.
     pub fn answer(&self, request: u32, change: impl FnOnce(Vec<(Chunk, ChunkDescriptor)>) -> Answer) {
         let mut answers = self.answers();
         if let Some(Answer::Waiting(parts)) = answers.remove(&request) {
@@ -284,7 +284,8 @@ impl Link {
         self.fixed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds or subtracts bytes of fixed memory, and notifies the owner with `tell` before another thread counts.
+    /// Adds or subtracts bytes of fixed memory, and calls `tell` to notify the owner before another thread can change
+    /// the amount.
     fn change<T>(&self, card: u8, kind: FixedKind, by: impl FnOnce(u64) -> u64, tell: impl FnOnce() -> T) -> T {
         let mut fixed = self.fixed();
         let bytes = fixed.entry((card, kind)).or_default();
@@ -292,14 +293,14 @@ impl Link {
         tell()
     }
 
-    /// Requests that fixed memory be counted. Returns true if the owner allows it.
+    /// Asks the owner to count fixed memory. Returns true if the owner allows the memory.
     pub fn fix(&self, card: u8, kind: FixedKind, bytes: u64) -> bool {
-        // Comes first, because a thread that waits for memory must not block other threads that return memory.
+        // Take the place first, because a thread that waits for memory must not block threads that return memory.
         let _place = Place::take(self);
         let add = |sum: u64| sum.saturating_add(bytes);
         let ask = || self.begin(|request| FromTenant::Fix { request, card, kind, bytes });
         let number = self.change(card, kind, add, ask);
-        // An absent owner does not refuse; the next owner gets the report.
+        // An absent owner does not refuse the memory, and the next owner gets a report of it.
         let may = matches!(number.map_or(Answer::Away, |number| self.wait(number)), Answer::Fixed | Answer::Away);
         if !may {
             self.change(card, kind, |sum| sum.saturating_sub(bytes), || ());
@@ -313,16 +314,16 @@ impl Link {
         self.change(card, kind, |sum| sum.saturating_sub(bytes), tell);
     }
 
-    /// From now on, sends requests to a new owner, and reports all fixed memory to it.
+    /// Sends later requests to a new owner, and reports all fixed memory to this owner.
     pub fn reconnect(&self, connection: &Arc<Connection>) {
         let fixed = self.fixed();
         self.set_connection(Some(connection));
         for (&(card, kind), &bytes) in fixed.iter().filter(|(_, bytes)| **bytes > 0) {
-            // The program has the memory regardless of the answer, so no thread waits for it.
+            // The program has the memory regardless of the answer, so no thread waits for the answer.
             self.send(&FromTenant::Fix { request: 0, card, kind, bytes });
         }
         drop(fixed);
-        // A thread that waits for the answers' lock has not seen the connection yet.
+        // Take the lock once, because a thread that is about to wait may not have seen the connection yet.
         drop(self.answers());
         self.answered.notify_all();
     }

@@ -8,9 +8,9 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
-    /// Static: messages are written before the shim exists, and by threads that do not know it.
+    /// Static, because messages are written before the shim exists, and by threads that have no reference to it.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
-    // Takes no lock, because a child forked in the meantime would wait for it.
+    // Take no lock, because a child that is forked in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {
         UNKNOWN => {
             let wanted = std::env::var_os(cuda_protocol::LOG_VARIABLE).is_some_and(|value| value == "1");

@@ -1,10 +1,10 @@
 //! Memory of the program.
 //!
 //! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`], [`arena`]);
-//! - [`ordered`]: memory that streams free in the order of their work;
+//! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory that processes of a tenant share;
-//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, counted.
+//! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, and that this library counts.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,33 +36,30 @@ pub struct Memory {
     chunks: Mutex<ChunkMemory>,
     /// Number of evicted chunks, which are not mapped.
     away: Arc<AtomicUsize>,
-    /// Lock of the thread that requests chunks.
+    /// Locked by the thread that requests chunks.
     grows: Mutex<()>,
-    /// Number of answers with chunks that were delivered and are not mapped yet.
+    /// Number of delivered answers whose chunks are not mapped yet.
     arriving: AtomicU32,
-    /// Set if memory was allocated since the last check.
+    /// Set if memory has been allocated since the last check.
     touched: AtomicBool,
     fixed: Fixed,
     graphs: Graphs,
-    /// Lock of the thread that makes a handle exportable.
+    /// Locked by the thread that makes a handle exportable.
     pub exports: Mutex<()>,
 }
 
 /// The memory, with the parts of the library that operations on it need.
 #[derive(Clone, Copy, Debug)]
 pub struct Operations<'a> {
-    /// The memory.
     pub memory: &'a Memory,
     /// Captures that the program has open.
     pub captures: &'a Captures,
-    /// Contexts of the program.
     pub contexts: &'a Contexts,
-    /// The link to the owner.
     pub link: &'a Link,
 }
 
 impl Memory {
-    /// Returns no memory.
+    /// Creates a value without memory.
     pub fn new() -> Self {
         let away = Arc::<AtomicUsize>::default();
         Self {

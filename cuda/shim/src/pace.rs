@@ -1,8 +1,9 @@
-//! Bounded run-ahead: the amount of this program's work in flight, and the card's busy time for it.
+//! Bounds the run-ahead: measures this program's work in flight and the card time that it uses, and limits the work in
+//! flight.
 //!
-//! Submissions to one stream are gathered in *groups*, each ended by an event. The length of work in flight is
-//! estimated from earlier runs of the same work; when the estimate reaches the bound, submissions wait for events.
-//! Nothing here runs while the tenant is alone.
+//! Submissions to one stream are collected in *groups*, and an event ends each group. The length of work in flight is
+//! estimated from earlier runs of the same work. When the estimate reaches the bound, submissions wait for events. None
+//! of this happens while the tenant is alone.
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,17 +18,17 @@ use crate::events::{self, Event};
 use crate::gate::Gate;
 use crate::streams::Stream;
 
-/// Minimum length assumed for work that was never seen, in nanoseconds.
+/// Minimum length to assume for work that was never seen, in ns.
 const UNKNOWN_NS: f64 = 200_000.0;
 /// Maximum number of submissions in a group.
 const LONGEST_GROUP: u32 = 256;
-/// Number of groups that the bound is divided into. An event costs the card 2 to 4 us without other work: rare group
-/// ends cost least, and two groups suffice to know the amount in flight.
+/// Number of groups into which the bound is divided. An event costs the card 2 to 4 us in which no other work runs, so
+/// groups should be large; two groups suffice to know the amount in flight.
 const GROUPS_OF_BOUND: f64 = 2.0;
-/// Time before the expected end of all work at which polling for that end begins, in nanoseconds.
+/// Polling for the end of all work begins this long before its expected end, in ns.
 const NEAR_NS: f64 = 300_000.0;
-/// Time without a submission after which that end is polled: a program with little in flight at a time always seems to
-/// be about to end, and each poll costs the card an event.
+/// Time without a submission after which the end of work is polled. The work of a program with little in flight always
+/// seems to be about to end, and each poll costs the card an event.
 const IDLE_BEFORE_POLL: Duration = Duration::from_micros(100);
 /// Maximum number of kinds of work whose length is remembered.
 const MOST_KEYS: usize = 4096;
@@ -37,9 +38,10 @@ const MIN_CONFIRMING_GROUPS: u8 = 2;
 const STEADY_MOST: u8 = 4 * MIN_CONFIRMING_GROUPS;
 /// Ratios of the measured to the expected time that confirm a length.
 const CONFIRMING_RATIOS: std::ops::RangeInclusive<f64> = 0.75..=1.33;
-/// Ratios of a group that may be an exception, for example because its program, and the card with it, was delayed.
+/// Ratios of the measured to the expected time that may be an exception, for example because the program was delayed,
+/// so that the card was idle.
 const DISTURBED: std::ops::RangeInclusive<f64> = 0.4..=3.0;
-/// Maximum time between the base of times and an event, in milliseconds; beyond it single precision loses microseconds.
+/// Maximum time between the base event and another event, in ms. Above this, single precision loses microseconds.
 const REBASE_MS: f64 = 1000.0;
 
 #[derive(Debug)]
@@ -52,9 +54,9 @@ struct Group {
     keys: Vec<u64>,
     copies: u32,
     estimate: f64,
-    /// Length assumed for each kind of work in the group that was never seen, in nanoseconds.
+    /// Length that was assumed for each kind of work in the group that had never been seen, in ns.
     unknown_ns: f64,
-    /// Set if all work of the group is of kinds with a steady length.
+    /// True if each kind of work in the group has a steady length.
     sure: bool,
     opened: Instant,
 }
@@ -78,7 +80,7 @@ impl Group {
     }
 }
 
-/// Times of one context's events, in milliseconds after the first base.
+/// Times of one context's events, in ms after the first base event.
 #[derive(Debug)]
 struct Clock {
     base: Event,
@@ -95,7 +97,7 @@ struct Length {
     steady: u8,
 }
 
-/// Remaining work in flight, by its expected end.
+/// Remaining work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// No measured work is in flight.
@@ -113,17 +115,17 @@ struct Pace {
     ends: HashMap<(u64, Stream), f64>,
     clocks: HashMap<u64, Clock>,
     lengths: HashMap<u64, Length>,
-    /// Recent length of unseen work, in nanoseconds.
+    /// Recent length of work that was never seen before, in ns.
     unknown_ns: Option<f64>,
     usage: Usage,
     last: Option<Instant>,
     /// Time at which the last end of a group was noticed.
     seen: Option<Instant>,
-    /// Set if no work is in flight that was submitted while measuring was off.
+    /// True if all work in flight was submitted while measuring was on.
     all_measured: bool,
 }
 
-/// Work in flight of this program next to other tenants, measured and bounded.
+/// Measures and bounds this program's work in flight while other tenants also have work.
 #[derive(Debug, Default)]
 pub struct RunAhead {
     active: AtomicBool,
@@ -163,20 +165,20 @@ impl RunAhead {
         self.lock().all_measured = self.is_active();
     }
 
-    /// Returns true if all that may be in flight was measured.
+    /// Returns true if all work that may be in flight is measured.
     pub fn is_measured(&self) -> bool {
         self.is_active() && self.lock().all_measured
     }
 
-    /// Waits before a submission to `stream` until less than the bound is in flight, or the gate is closed.
+    /// Waits before a submission to `stream` until the work in flight is below the bound, or the gate is closed.
     pub fn wait(&self, captures: &Captures, gate: &Gate, stream: Stream) {
         loop {
             let ahead = {
                 let mut pace = self.lock();
                 captures.quietly(|| pace.reap());
                 let bound = self.bound_ns();
-                // After a kernel longer than the bound, the next follows when it is about to end: the card always has
-                // work, and a slice that ends waits for only this one.
+                // If a kernel is longer than the bound, submit the next kernel when the first is about to end. Then the
+                // card always has work, and a slice that ends waits for only one kernel.
                 let ahead = pace.left_ns(Instant::now());
                 if ahead <= bound || pace.is_free_for(stream) {
                     return;
@@ -184,7 +186,7 @@ impl RunAhead {
                 if pace.groups.iter().all(|g| g.end.is_none()) {
                     captures.quietly(|| pace.close_groups(captures, |_| true));
                     if pace.groups.iter().all(|g| g.end.is_none()) {
-                        // No work in flight has an end to wait for.
+                        // No work in flight has an end for which to wait.
                         return;
                     }
                 }
@@ -201,8 +203,8 @@ impl RunAhead {
         }
     }
 
-    /// Begins a group before a submission to a stream without work in flight, so that the card's idle time is not
-    /// counted. Checks the work in flight again if the submission was `held`.
+    /// Starts a group before a submission to a stream without work in flight, so that the card's idle time is not
+    /// counted. If the submission was `held`, first checks the work in flight again.
     pub fn begin(&self, captures: &Captures, stream: Stream, held: bool) {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
@@ -240,8 +242,8 @@ impl RunAhead {
         group.estimate += estimate;
         group.unknown_ns = unknown;
         group.sure &= known.is_some_and(|length| length.steady >= MIN_CONFIRMING_GROUPS);
-        // A stream may join a capture, and another thread's per-thread stream is unreachable: the end of their work is
-        // recorded immediately.
+        // A stream may join a capture, and another thread's per-thread stream is unreachable, so record the end of
+        // their work immediately.
         let full = known.is_none()
             || captures.any()
             || stream.is_threads_own()
@@ -260,7 +262,7 @@ impl RunAhead {
         }
     }
 
-    /// Ends all groups, before a capture begins in one of their streams.
+    /// Ends all groups. Called before a capture begins in one of their streams.
     pub fn finish_groups(&self, captures: &Captures) {
         let mut pace = self.lock();
         if self.is_active() {
@@ -268,7 +270,7 @@ impl RunAhead {
         }
     }
 
-    /// If all work is about to end and the program submits no more, ends the groups, so that the end is noticed.
+    /// If all work is about to end and the program has stopped submitting, ends the groups so that the end is noticed.
     /// Returns true if no work is in flight.
     pub fn is_quiet(&self, captures: &Captures) -> bool {
         let mut pace = self.lock();
@@ -276,8 +278,8 @@ impl RunAhead {
         pace.groups.iter().all(|g| g.keys.is_empty())
     }
 
-    /// Returns true if the program has submitted nothing for a while, and all its work ends within `lead`: it waits for
-    /// a result. While work is in flight that was not measured, its end is not known.
+    /// Returns true if the program waits for a result: it has submitted nothing for a while, and all its work ends
+    /// within `lead`. Returns false while unmeasured work is in flight, because its end is unknown.
     pub fn awaits_result(&self, captures: &Captures, lead: Duration) -> bool {
         let (mut pace, now) = (self.lock(), Instant::now());
         pace.look_for_end(captures, now);
@@ -299,7 +301,7 @@ impl RunAhead {
         pace.last.max(pace.seen).map_or(Duration::MAX, |last| last.elapsed())
     }
 
-    /// Returns the time until the next expected end of work in flight, if any.
+    /// Returns the time until the next expected end of work in flight, or `None` if no end is expected.
     pub fn next_end(&self) -> Option<Duration> {
         let pace = self.lock();
         let any = pace.groups.iter().any(|g| !g.keys.is_empty());
@@ -328,20 +330,21 @@ impl Pace {
         }
     }
 
-    /// Returns the nanoseconds to assume for unseen work: half the `bound`, so that only a few long ones are in flight
-    /// before the first has ended, and afterwards the recent length of such work.
+    /// Returns the length to assume for work that was never seen, in ns: first half the `bound`, so that only a few
+    /// long submissions are in flight before the first has ended, and afterwards the recent length of such work.
     fn unknown_ns(&self, bound: f64) -> f64 {
         self.unknown_ns.unwrap_or(bound / 2.0).max(UNKNOWN_NS)
     }
 
-    /// Returns the same for work of one kind. Other kinds may have been short, such as a copy next to kernels: while
-    /// work of this kind is in flight and none of it has ever ended, assumes at least the value for unseen work.
+    /// Returns the length to assume for work of one kind, in ns. Recent work of other kinds may have been short, such
+    /// as a copy next to kernels. Therefore, while work of this kind is in flight and none of it has ever ended, the
+    /// result is at least the initial assumption.
     fn unknown_ns_of(&self, key: u64, bound: f64) -> f64 {
         let flies = self.groups.iter().any(|group| group.keys.contains(&key));
         self.unknown_ns(bound).max(if flies { bound / 2.0 } else { 0.0 })
     }
 
-    /// Returns the remaining time of the work in flight in nanoseconds, estimated from earlier runs of the same work.
+    /// Returns the remaining time of the work in flight in ns, estimated from earlier runs of the same work.
     fn left_ns(&self, now: Instant) -> f64 {
         let Some(first) = self.groups.front() else { return 0.0 };
         // The work has run since it was submitted, or since the end of the previous group.
@@ -350,7 +353,7 @@ impl Pace {
         self.groups.iter().map(|g| g.estimate).sum::<f64>() - ran.min(first.estimate)
     }
 
-    /// Returns true if a stream without work may have some in addition to another stream's work, such as a copy next to
+    /// Returns true if a stream without work may get work in addition to another stream's work, such as a copy next to
     /// a long kernel.
     fn is_free_for(&self, stream: Stream) -> bool {
         self.groups.len() < 2 && self.groups.iter().all(|g| g.stream != stream)
@@ -374,7 +377,7 @@ impl Pace {
         Event::create(0)
     }
 
-    /// Records the ends of the open groups that `which` chooses.
+    /// Records an event at the end of each open group that `which` accepts.
     fn close_groups(&mut self, captures: &Captures, which: impl Fn(&Group) -> bool) {
         for at in 0..self.groups.len() {
             let group = &self.groups[at];
@@ -386,13 +389,13 @@ impl Pace {
             if !stream.is_in_reach() {
                 continue;
             }
-            // The event would become a part of the capture. The group ends when the capture has ended.
+            // The event would become part of the capture. The group ends when the capture has ended.
             if captures.any() && stream.is_capturing() {
                 continue;
             }
             let end = events::within(context, || self.event(context).filter(|event| events::record(*event, stream)));
-            // The end of work in a stream that accepts no event is unknown: the next drain waits for all work of its
-            // context.
+            // If a stream accepts no event, the end of its work is unknown, and the next drain waits for all work of
+            // its context.
             match end {
                 Some(end) => self.groups[at].end = Some(end),
                 None => {
@@ -404,7 +407,7 @@ impl Pace {
         self.groups.retain(|group| !group.estimate.is_nan());
     }
 
-    /// Takes the groups that are done.
+    /// Removes the groups whose work has ended, and evaluates them.
     fn reap(&mut self) {
         // The driver rejects calls from a thread without a context, such as the library's message thread.
         let done = |g: &Group| g.end.is_some_and(|end| events::within(g.context, || end.done()));
@@ -449,21 +452,22 @@ impl Pace {
             clock.spare.push(end);
         }
         clock.spare.extend(group.start);
-        // Work that was submitted before measuring started, and was counted then, may have begun at any time.
+        // Work that was submitted before measuring started may have begun at any time.
         if known.is_some() {
             self.learn(group, (ended - began) * 1e6);
         }
     }
 
-    /// Corrects the estimates of the group's work by its measured length.
+    /// Corrects the estimates for the group's work with its measured length.
     fn learn(&mut self, group: &Group, took_ns: f64) {
-        // Use the current estimate: other groups may have corrected the same lengths since this one was submitted.
+        // Use the current estimates, because other groups may have corrected the same lengths since this group was
+        // submitted.
         let length = |key: &u64| self.lengths.get(key).map_or(group.unknown_ns, |length| length.ns);
         let off = took_ns / group.keys.iter().map(length).sum::<f64>().max(1.0);
         if self.lengths.len() > MOST_KEYS {
             self.lengths.clear();
         }
-        // Count each kind once, regardless of how often it is in the group: the group's length is applied to it once.
+        // Count each kind once, regardless of how often it occurs in the group.
         let kinds: HashSet<u64> = group.keys.iter().copied().collect();
         let trust = match (group.keys.len(), kinds.len()) {
             (1, _) => 1.0,

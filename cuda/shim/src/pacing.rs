@@ -1,4 +1,4 @@
-//! The program's work in flight, measured or not, and its end.
+//! Tracks the program's work in flight, measured or unmeasured, and its end.
 
 use std::time::{Duration, Instant};
 
@@ -13,16 +13,16 @@ use crate::streams::Stream;
 /// Bounds of the program's work in flight.
 #[derive(Debug)]
 pub struct Pacing {
-    /// Work next to other tenants.
+    /// Bounds while other tenants have work.
     pub run_ahead: RunAhead,
-    /// Work of a program that is alone.
+    /// Bounds while the program is alone.
     pub solo_backlog: SoloBacklog,
-    /// Ends of unmeasured work while a stream captures.
+    /// Finds the end of unmeasured work while a stream captures.
     pub fences: Fences,
 }
 
 impl Pacing {
-    /// Returns bounds for a program without work.
+    /// Creates the bounds of a program without work.
     pub fn new() -> Self {
         Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new() }
     }
@@ -39,7 +39,7 @@ impl Pacing {
         measured
     }
 
-    /// Records a submission that was not measured, with its stream if that is known.
+    /// Records an unmeasured submission, with its stream if known.
     pub fn submitted_unmeasured(&self, captures: &Captures, stream: Stream, is_known: bool) {
         if is_known {
             self.fences.submitted(captures, stream);
@@ -55,7 +55,7 @@ impl Pacing {
         self.fences.submitted_anywhere();
     }
 
-    /// Prepares for a capture, which is counted already: each later submission is followed by a fence.
+    /// Prepares for a capture, which is already counted. A fence follows each later submission.
     pub fn capture_begins(&self, captures: &Captures) {
         self.run_ahead.finish_groups(captures);
         self.fences.before_capture(captures);
@@ -67,7 +67,7 @@ impl Pacing {
         self.fences.stream_ends(captures, handle);
     }
 
-    /// Waits until no work is in flight. Returns false at the deadline. The gate is closed.
+    /// Waits until no work is in flight. Returns false if the deadline passes first. The gate must be closed.
     pub fn drain(&self, captures: &Captures, contexts: &Contexts, deadline: Option<Instant>) -> bool {
         while self.run_ahead.left(captures) != Left::Nothing {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
@@ -94,7 +94,8 @@ impl Pacing {
         passed
     }
 
-    /// Polls without sleeping, for `time` at most, until at most `rest` is in flight. Returns true if so.
+    /// Polls without sleeping, for at most `time`, until the remaining work takes at most `rest`. Returns true if it
+    /// does.
     pub fn sees_end(&self, captures: &Captures, time: Duration, rest: Duration) -> bool {
         let since = Instant::now();
         loop {

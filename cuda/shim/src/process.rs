@@ -1,4 +1,4 @@
-//! The process that the library is loaded into: it belongs to the program.
+//! Rules for the process into which the library is loaded, because the process belongs to the program.
 //!
 //! Locks: a child after `fork` never waits for a lock that a thread of its parent held.
 //!
@@ -11,7 +11,7 @@ use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// A one-time action for which a child never waits on a thread of its parent.
+/// An action that runs once. A child never waits for a thread of its parent that runs it.
 #[derive(Debug)]
 pub struct Once {
     once: std::sync::Once,
@@ -44,7 +44,7 @@ impl Once {
     }
 }
 
-/// A lock for which a child does not wait if a thread of its parent held it.
+/// A lock. A child does not wait for it if a thread of the parent held it at the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
@@ -57,7 +57,7 @@ impl<T> Lock<T> {
         Self { value: Mutex::new(value), process: AtomicU32::new(0) }
     }
 
-    /// Takes the lock. Returns `None` in a child of a process that held it when the child was made.
+    /// Takes the lock. Returns `None` in a child whose parent held the lock at the fork.
     pub fn take(&self) -> Option<MutexGuard<'_, T>> {
         let own = std::process::id();
         let before = self.process.compare_exchange(0, own, Ordering::SeqCst, Ordering::SeqCst);
@@ -79,13 +79,13 @@ impl<T> Lock<T> {
     }
 }
 
-/// Blocks all signals for this thread until dropped, except `SIGSYS`: a sandbox around the program may answer a system
-/// call of this very thread with it.
+/// Blocks all signals except `SIGSYS` for this thread until dropped. A sandbox around the program may respond to this
+/// thread's own system calls with `SIGSYS`.
 pub struct Blocked(libc::sigset_t);
 
 impl Blocked {
     pub fn new() -> Self {
-        // SAFETY: both sets are locals, of which the first is filled before it is read.
+        // SAFETY: both sets are locals, and the first is filled before it is read.
         unsafe {
             let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
             libc::sigfillset(&raw mut all);
@@ -98,7 +98,7 @@ impl Blocked {
 
 impl Drop for Blocked {
     fn drop(&mut self) {
-        // SAFETY: the set was the thread's.
+        // SAFETY: the set was the thread's signal mask before.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
@@ -118,11 +118,11 @@ mod tests {
     fn a_child_does_not_wait_for_a_lock_that_its_parent_held() {
         let lock = Lock::new(1);
         let held = lock.take().expect("free");
-        // The state in a child: another process took the lock and will not release it here.
+        // Simulate the state in a child: another process took the lock, and will not release it here.
         lock.process.store(std::process::id() + 1, Ordering::SeqCst);
         assert!(lock.take().is_none());
         drop(held);
-        // The lock was free when the child was made.
+        // The lock was free at the fork.
         assert_eq!(lock.take().map(|value| *value), Some(1));
         assert_eq!(lock.process.load(Ordering::SeqCst), std::process::id());
     }
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn library_thread_blocks_signals_and_caller_mask_is_unchanged() {
         let mask = || {
-            // SAFETY: the set is a local; nothing is changed.
+            // SAFETY: the set is a local, and the call changes no signal mask.
             unsafe {
                 let mut set: libc::sigset_t = std::mem::zeroed();
                 libc::pthread_sigmask(libc::SIG_BLOCK, std::ptr::null(), &raw mut set);

@@ -1,11 +1,11 @@
-//! Settings from the environment, read once. The program may change its environment and its working directory later,
-//! while a thread of the library connects to the next owner.
+//! Settings from the environment. They are read only once, because the program may later change its environment and its
+//! working directory while a thread of the library connects to the next owner.
 
 use std::path::PathBuf;
 
 use cuda_protocol::MAX_NAME;
 
-/// Environment variable of NVIDIA's driver: folder of the pipes of an MPS control daemon.
+/// Environment variable of NVIDIA's driver that names the folder with the pipes of an MPS control daemon.
 const MPS_PIPES_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Name of the control daemon's pipe in this folder.
 const MPS_CONTROL_PIPE: &str = "control";
@@ -19,13 +19,13 @@ pub struct Settings {
     pub tenant: String,
     /// The driver's library, if the environment names it.
     pub driver: Option<PathBuf>,
-    /// True if the process is a client of an MPS server: the environment names a folder with the pipe of a control
-    /// daemon. The driver connects to it when it is initialised, or fails.
+    /// True if the process is a client of an MPS server, because the environment names a folder with the pipe of a
+    /// control daemon. The driver connects to this daemon when it is initialised, or fails.
     pub mps: bool,
 }
 
 impl Settings {
-    /// Reads the settings, when a library is loaded, before any other thread of the library runs.
+    /// Reads the settings. Called when a library is loaded, before any other thread of the library runs.
     pub fn read() -> Self {
         let path = |name| std::env::var_os(name).map(PathBuf::from);
         let mut tenant = std::env::var(cuda_protocol::TENANT_VARIABLE).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The library's state for its program: one object, which the functions of `abi` and the thread of `agent` share. The
-//! modules below get the parts that they need as arguments.
+//! The library's state for its program. It is one object, which the functions of `abi` and the thread of `agent` share.
+//! Other modules get the parts that they need as arguments.
 //!
 //! UNSAFETY: binds contexts of the program to the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -21,33 +21,28 @@ use crate::settings::Settings;
 /// The real libraries that are loaded.
 #[derive(Debug)]
 pub struct Libraries {
-    /// One-time load of the driver.
+    /// Loads the driver once.
     pub driver: Once,
-    /// One-time load of NVML.
+    /// Loads NVML once.
     pub nvml: Once,
-    /// Symbols of the driver by the address of their real function.
+    /// Indices of the driver's symbols, sorted by the address of the real function.
     pub by_address: OnceLock<Vec<(usize, usize)>>,
-    /// Identities of the tenant's cards, from the first owner that answered NVML.
+    /// UUIDs of the tenant's cards, from the first owner that answered an NVML query.
     pub cards: OnceLock<Vec<[u8; 16]>>,
 }
 
 /// The state of the library.
 #[derive(Debug)]
 pub struct Shim {
-    /// Settings of this process.
     pub settings: Settings,
-    /// The real libraries.
     pub libraries: Libraries,
-    /// The submission gate.
     pub gate: Gate,
     /// Captures that the program has open.
     pub captures: Captures,
-    /// Contexts of the program.
     pub contexts: Contexts,
     /// The program's work in flight.
     pub pacing: Pacing,
     memory: Memory,
-    /// The link to the owner.
     pub link: Link,
 }
 
@@ -67,7 +62,7 @@ impl Shim {
         }
     }
 
-    /// The program's memory.
+    /// Returns the program's memory.
     pub fn memory(&self) -> Operations<'_> {
         Operations { memory: &self.memory, captures: &self.captures, contexts: &self.contexts, link: &self.link }
     }
@@ -90,7 +85,7 @@ impl Shim {
         }
     }
 
-    /// Waits until no work is in flight. Returns false at the deadline. The gate is closed.
+    /// Waits until no work is in flight. Returns false if the deadline passes first. The gate must be closed.
     pub fn drain(&self, deadline: Option<Instant>) -> bool {
         self.pacing.drain(&self.captures, &self.contexts, deadline)
     }
@@ -107,7 +102,7 @@ impl Shim {
             if before.is_null() {
                 self.contexts.bind();
             } else {
-                // SAFETY: the context that was current.
+                // SAFETY: the context was current before.
                 unsafe { driver::ctx_set_current(before) };
             }
             driver::relaxed(work)

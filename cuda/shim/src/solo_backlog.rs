@@ -1,10 +1,10 @@
 //! Bounds the work in flight of a program that is alone; its work is not measured.
 //!
-//! The next tenant waits for this backlog, and a backlog over the run limit gets the program killed. So an event, a
-//! *mark*, follows every few submissions in their stream, and a stream with [`MAX_MARKS_PER_STREAM`] marks in flight
-//! accepts nothing more until one of them has passed. The number of submissions between two marks depends on how long
-//! they take: about a tenth of a second of work is in flight, or four submissions. The queue of a real card is bounded
-//! too, but only at a thousand submissions, regardless of their length.
+//! The next tenant waits for this backlog, and the program is killed if its backlog exceeds the run limit. Therefore,
+//! an event, called a *mark*, follows every few submissions in their stream. A stream with [`MAX_MARKS_PER_STREAM`]
+//! marks in flight accepts no more submissions until one of the marks completes. The number of submissions between two
+//! marks depends on their length, so that about 0.1 s of work, or at least four submissions, can be in flight. The
+//! queue of a real card is also bounded, but only at a thousand submissions of any length.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -20,7 +20,7 @@ use crate::streams::Stream;
 
 /// Maximum number of marks in flight per stream.
 const MAX_MARKS_PER_STREAM: usize = 4;
-/// Initial, minimum and maximum number of submissions between two marks: an event costs the card 2 to 4 us.
+/// Initial, minimum and maximum number of submissions between two marks. An event costs the card 2 to 4 us.
 const INITIAL_SUBMISSIONS_PER_MARK: u32 = 4;
 const MIN_SUBMISSIONS_PER_MARK: u32 = 1;
 const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
@@ -28,7 +28,7 @@ const MAX_SUBMISSIONS_PER_MARK: u32 = 32;
 const WIDEN_BELOW: Duration = Duration::from_millis(20);
 /// Narrow the interval when a wait for a mark exceeds this.
 const NARROW_ABOVE: Duration = Duration::from_millis(100);
-/// Time without a passing mark after which a stream may have twice as many marks.
+/// Time without a completed mark after which a stream may have twice as many marks.
 // TIMEOUT: a stream may wait for the thread that waits here, so that thread must eventually resume. A program whose
 // launches take longer already has enough work in flight to be killed when another program starts.
 const MARK_TIMEOUT: Duration = Duration::from_secs(5);

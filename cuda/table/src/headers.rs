@@ -1,8 +1,9 @@
-//! Names that a header declares.
+//! Finds the names that a header declares.
 
 use std::collections::BTreeSet;
 
-/// Names of the functions that the text of a header declares, and of the symbols that its macros substitute.
+/// Returns the names of the functions that the text of a header declares, and of the symbols that its macros
+/// substitute.
 pub fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in header.match_indices("CUDAAPI cu") {
@@ -31,7 +32,7 @@ pub fn declared(header: &str) -> BTreeSet<String> {
     names
 }
 
-/// Names of the functions that the text of NVML's header declares.
+/// Returns the names of the functions that the text of NVML's header declares.
 pub fn declared_of_nvml(header: &str) -> BTreeSet<String> {
     let lines = header.lines().filter(|line| line.contains("DECLDIR ") && !line.trim_start().starts_with('#'));
     let name = |line: &str| {

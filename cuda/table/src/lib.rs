@@ -15,12 +15,12 @@ mod nvml;
 pub use headers::{declared, declared_of_nvml};
 pub use nvml::NVML;
 
-/// Class of a function: the effects that a mediator must know about.
+/// Class of a function, by the effects that a mediator must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Allocates memory of the card for the program.
     Allocate,
-    /// Makes or destroys arrays, whose layout only the driver knows.
+    /// Creates or destroys arrays, whose layout only the driver knows.
     Array,
     /// Records a stream's work instead of running it, and related functions.
     Capture,
@@ -72,7 +72,7 @@ pub struct Form {
     pub version: u32,
     /// Ending of the symbol.
     pub suffix: &'static str,
-    /// Major version of the oldest header that declares it: 12 or 13.
+    /// Major version of the oldest header that declares the symbol: 12 or 13.
     pub header: u8,
 }
 
@@ -83,7 +83,7 @@ impl Form {
     }
 }
 
-/// A function with all its symbols: the plain symbols first, each kind in the order of versions.
+/// A function with all its symbols. The plain symbols come first, and each kind is in the order of versions.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// Name without endings.

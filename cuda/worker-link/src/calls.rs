@@ -37,7 +37,7 @@ const FIRST: &str = "\
     kexec_file_load bpf execveat userfaultfd membarrier mlock2 copy_file_range preadv2 pwritev2 pkey_mprotect \
     pkey_alloc pkey_free statx io_pgetevents rseq";
 
-/// Number of the first call of [`LATER`]; numbers between are unused.
+/// Number of the first call in [`LATER`]. The numbers in between are unused.
 const FIRST_LATER: usize = 424;
 
 /// Names of the later calls.
@@ -49,8 +49,8 @@ const LATER: &str = "\
     futex_wait futex_requeue statmount listmount lsm_get_self_attr lsm_set_self_attr lsm_list_modules mseal \
     setxattrat getxattrat listxattrat removexattrat";
 
-/// Returns the name of a system call of x86-64, or a word for an unknown number. After the first call, takes neither
-/// memory nor locks.
+/// Returns the name of an x86-64 system call, or a placeholder for an unknown number. After the first call, it neither
+/// allocates nor locks.
 pub fn call_name(number: u32) -> &'static str {
     static NAMES: OnceLock<[Vec<&str>; 2]> = OnceLock::new();
     let [first, later] = NAMES.get_or_init(|| [FIRST, LATER].map(|names| names.split(' ').collect()));

@@ -15,12 +15,13 @@
 //! device -> worker   Goodbye: the guest program has ended
 //! ```
 //!
-//! Without [`Rejoin`], the end of the connection ends the worker. With it, the worker continues to serve its program,
-//! and connects to the next daemon. That one repeats each `Blob` and each unanswered `Remove`, then rings;
-//! serial numbers make repeated messages harmless. A worker that no daemon takes within the time limit ends itself.
+//! Without [`Rejoin`], the worker ends when the connection ends. With [`Rejoin`], the worker continues to serve its
+//! program, and connects to the next daemon. The next daemon repeats each `Blob` and each unanswered `Remove`, and then
+//! rings the doorbell; serial numbers make repeated messages harmless. If no daemon accepts a worker within the time
+//! limit, the worker ends.
 //!
-//! Neither side trusts the guest: the worker checks each range against the
-//! window's size, the device checks each identifier.
+//! Neither side trusts the guest: the worker checks each range against the window's size, and the device checks each
+//! identifier.
 
 #![forbid(unsafe_code)]
 

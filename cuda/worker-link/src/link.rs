@@ -13,7 +13,7 @@ use crate::message::{FromWorker, Malformed, PACKET, ToWorker};
 #[derive(Debug)]
 pub struct Link(OwnedFd);
 
-/// A connection that failed, or a packet that was refused.
+/// A failed connection, or a rejected packet.
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     /// The socket failed.
@@ -65,7 +65,7 @@ impl Link {
         Ok(Self(socket))
     }
 
-    /// Returns another descriptor of this end.
+    /// Duplicates the descriptor of this end.
     ///
     /// # Errors
     /// If the process has no free descriptors.
@@ -120,7 +120,7 @@ impl Link {
     }
 
     fn receive(&self, packet: &mut [u8; PACKET], flags: RecvFlags) -> Result<usize, LinkError> {
-        // With `TRUNC` the length of a longer packet is returned, which does not decode.
+        // With `TRUNC`, the call returns the full length of a packet that is too long, and decoding then fails.
         let (_, length) =
             rustix::io::retry_on_intr(|| rustix::net::recv(&self.0, &mut packet[..], flags | RecvFlags::TRUNC))?;
         if length == 0 { Err(LinkError::Closed) } else { Ok(length) }

@@ -12,7 +12,7 @@ pub enum ToWorker {
         id: u32,
         /// `cuda_ring::BlobKind` as a number.
         kind: u32,
-        /// Number of this use of the identifier, which the guest may use again.
+        /// Serial number of this use of the identifier, because the guest may reuse identifiers.
         serial: u32,
         /// Offset in the window.
         offset: u64,
@@ -21,12 +21,12 @@ pub enum ToWorker {
     },
     /// The guest program returns a blob.
     Remove {
-        /// Its identifier.
+        /// Identifier of the blob.
         id: u32,
-        /// Its serial number.
+        /// Serial number of the blob.
         serial: u32,
     },
-    /// The guest rang: the rings contain messages.
+    /// The guest has rung the doorbell, because the rings contain messages.
     Doorbell,
     /// The guest program has ended, or the device does not know the worker.
     Goodbye,
@@ -37,9 +37,9 @@ pub enum ToWorker {
 pub enum FromWorker {
     /// The worker and the card no longer use a blob.
     Removed {
-        /// Its identifier.
+        /// Identifier of the blob.
         id: u32,
-        /// Its serial number.
+        /// Serial number of the blob.
         serial: u32,
     },
     /// Words in the control blob have changed while a guest thread waits.
@@ -54,9 +54,9 @@ pub enum FromWorker {
 /// Cause of a worker's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// The driver's library cannot be loaded, or does not start.
+    /// The driver's library cannot be loaded or initialised.
     Driver,
-    /// The addresses that guest and worker must share are taken.
+    /// The addresses that the guest and the worker must share are in use.
     Addresses,
     /// The ring contains an operation that does not exist, or a malformed message.
     Malformed,
@@ -64,7 +64,7 @@ pub enum Reason {
     Limit,
     /// The sandbox cannot be set up.
     Sandbox,
-    /// The worker made a system call that its sandbox forbids: the number of the call.
+    /// The worker made a system call that its sandbox forbids. Contains the number of the call.
     Forbidden(u32),
     /// A reason that this version does not know.
     Unknown(u32),
@@ -88,7 +88,7 @@ impl Reason {
         }
     }
 
-    /// Returns the number that a reason has in addition to its own.
+    /// Returns the number that a reason contains in addition to its kind.
     fn detail(self) -> u64 {
         if let Self::Forbidden(call) = self { call.into() } else { 0 }
     }

@@ -35,10 +35,10 @@ pub struct Rejoin {
     pub limit: Duration,
 }
 
-/// Restrictions of a worker, apart from those that all have.
+/// Restrictions of a worker, in addition to the restrictions of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Restrictions {
-    /// The worker has none, not even those of all workers.
+    /// True if the worker has no restrictions, not even those of all workers.
     pub is_off: bool,
     /// User and group of the worker, if the caller may change them.
     pub user: Option<(u32, u32)>,
@@ -60,7 +60,7 @@ pub struct WorkerOptions {
     pub library: Option<PathBuf>,
     /// Restrictions, which the worker sets itself before it reads anything of the guest.
     pub restrictions: Restrictions,
-    /// The way in which the worker survives its daemon, if it does.
+    /// Lets the worker survive its daemon; `None` if it ends with the daemon.
     pub rejoin: Option<Rejoin>,
 }
 
@@ -91,7 +91,7 @@ impl WorkerOptions {
         self.start_with(window, link, Stdio::inherit())
     }
 
-    /// Same, with another standard error.
+    /// Like [`Self::start`], with another standard error.
     ///
     /// # Errors
     /// If the program does not start.

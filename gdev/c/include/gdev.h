@@ -41,32 +41,34 @@ struct gdev_grid {
 extern "C" {
 #endif // __cplusplus
 
-// Opens device `minor` and creates a context: a device of CUDA if there is one, otherwise a render node of nouveau.
-// The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on an error.
+// Opens device `minor` and creates a context. The device is a CUDA device if one exists, and otherwise a render node
+// of nouveau. The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on error.
 Ghandle gopen(int minor);
 
 // Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`.
-// Returns 0 on an error.
+// Returns 0 on error.
 Ghandle gdev_open(const char *target);
 
-// Waits for all work and closes a context; its memory is freed.
+// Waits for all work, closes a context, and frees its memory.
 int gclose(Ghandle handle);
 
-// Returns the message of the calling thread's last error; valid until its next error.
+// Returns the message of the calling thread's last error. It is valid until the thread's next error.
 const char *gerror(void);
 
-// Queries a value of the device: 1, the alignment of card memory in bytes; 2, 1 if it has segments, otherwise 0.
+// Queries a value of the device. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the
+// device has segments, and 0 otherwise.
 int gquery(Ghandle handle,
            uint32_t query,
            uint64_t *result);
 
-// Sets a limit of copies: 1, the size of the pieces in bytes; 2 and 3, the maximum size of a direct write and read in
-// bytes; 4, whether CPU and copy engine work at the same time (0 or 1).
+// Sets a limit of copies. Setting 1 is the size of the pieces in bytes; settings 2 and 3 are the maximum sizes of a
+// direct write and read in bytes; setting 4 is 1 if the CPU and the copy engine work at the same time, and 0
+// otherwise.
 int gtune(Ghandle handle,
           uint32_t setting,
           uint32_t value);
 
-// Loads kernels: for a device of CUDA, PTX or a cubin; for other devices, a cubin or assembly for `sm_20`. `module`
+// Loads kernels. A CUDA device accepts PTX or a cubin; other devices accept a cubin or assembly for `sm_20`. `module`
 // receives the module's number.
 int gload(Ghandle handle,
           const void *image,
@@ -91,8 +93,8 @@ int glaunch(Ghandle handle,
             uint64_t params_size,
             uint64_t *id);
 
-// Waits for the work with a number, and all earlier work; with a `timeout` at most that long, and then returns
-// `-ETIMEDOUT`.
+// Waits for the work with a number, and for all earlier work. With a `timeout`, waits at most that long, and returns
+// `-ETIMEDOUT` if the time is over.
 int gsync(Ghandle handle,
           uint64_t id,
           const struct timespec *timeout);
@@ -100,19 +102,19 @@ int gsync(Ghandle handle,
 // Waits for all work of a handle.
 int gbarrier(Ghandle handle);
 
-// Allocates card memory of `size` bytes; returns its address for the GPU, or 0.
+// Allocates `size` bytes of card memory. Returns the memory's address for the GPU, or 0 on error.
 uint64_t gmalloc(Ghandle handle, uint64_t size);
 
-// Frees card memory from [`gmalloc`]; returns its size in bytes, or 0 on an error.
+// Frees card memory from [`gmalloc`]. Returns its size in bytes, or 0 on error.
 uint64_t gfree(Ghandle handle, uint64_t address);
 
-// Allocates pinned memory of `size` bytes; returns its address in this process, or NULL.
+// Allocates `size` bytes of pinned memory. Returns the memory's address in this process, or NULL on error.
 void *gmalloc_dma(Ghandle handle, uint64_t size);
 
-// Frees pinned memory from [`gmalloc_dma`]; returns its size in bytes, or 0 on an error.
+// Frees pinned memory from [`gmalloc_dma`]. Returns its size in bytes, or 0 on error.
 uint64_t gfree_dma(Ghandle handle, void *buffer);
 
-// Copies `size` bytes of this process to the card, after all earlier work, and waits.
+// Copies `size` bytes from this process to the card, after all earlier work, and waits.
 int gmemcpy_to_device(Ghandle handle, uint64_t to, const void *from, uint64_t size);
 
 // Copies `size` bytes from the card to this process, after all earlier work, and waits.
@@ -148,15 +150,15 @@ int gmemcpy(Ghandle handle, uint64_t to, uint64_t from, uint64_t size);
 // Copies `size` bytes on the card without waiting; `id` receives the number for `gsync`.
 int gmemcpy_async(Ghandle handle, uint64_t to, uint64_t from, uint64_t size, uint64_t *id);
 
-// Finds the segment of a key, or creates it if `flags` has `IPC_CREAT`; the lower nine bits of `flags` are its rights.
-// Returns its number, or a negative error.
+// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the lower nine bits of `flags` are its
+// permissions. Returns the segment's number, or a negative error.
 int gshmget(Ghandle handle,
             int key,
             uint64_t size,
             int flags);
 
-// Maps a segment, read-only if `flags` has `SHM_RDONLY`. Returns its address for the GPU, or 0; the address is chosen
-// by the driver, so that `address` must be 0.
+// Maps a segment, read-only if `flags` contains `SHM_RDONLY`. Returns its address for the GPU, or 0 on error. The
+// driver chooses the address, so `address` must be 0.
 uint64_t gshmat(Ghandle handle,
                 int id,
                 uint64_t address,
@@ -165,15 +167,15 @@ uint64_t gshmat(Ghandle handle,
 // Waits for all work and unmaps a segment.
 int gshmdt(Ghandle handle, uint64_t address);
 
-// Controls a segment: with `IPC_RMID` it loses its key, and is freed when nothing has it attached; with `IPC_STAT`
-// `buffer` receives the number of contexts that have it attached, a `uint64_t`.
+// Controls a segment. `IPC_RMID` removes its key, and the segment is freed when no context has it attached. `IPC_STAT`
+// stores the number of contexts that have it attached in `buffer`, as a `uint64_t`.
 int gshmctl(Ghandle handle,
             int id,
             int command,
             void *buffer);
 
-// Maps memory of `master`, from [`crate::gmalloc`], into `slave`. Returns its address there, or 0. The memory lives
-// until both have freed it.
+// Maps memory that `master` has allocated with [`crate::gmalloc`] into `slave`. Returns the memory's address in
+// `slave`, or 0 on error. The memory lives until both contexts have freed it.
 uint64_t gref(Ghandle master,
               uint64_t address,
               uint64_t size,

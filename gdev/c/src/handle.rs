@@ -35,7 +35,7 @@ pub(crate) enum Kind {
     Attached,
 }
 
-/// A context with the objects that C programs name by addresses and numbers.
+/// A context with the objects to which C programs refer by addresses and numbers.
 pub(crate) struct State {
     pub(crate) context: Context,
     /// Memory by its first address for the GPU.
@@ -44,7 +44,7 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeMap<u64, Memory>,
     pub(crate) modules: Vec<Module>,
     pub(crate) segments: HashMap<u32, Segment>,
-    /// The last fence of which a program received the number.
+    /// The last fence whose number a program has received.
     pub(crate) fences: u64,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn with<T>(handle: Ghandle, work: impl FnOnce(&mut State) -> Outcome<
     work(&mut state)
 }
 
-/// Returns 0 or a negative number of an error.
+/// Returns 0, or the negative number of an error.
 pub(crate) fn status(outcome: Outcome<()>) -> c_int {
     outcome.map_or_else(|failure| -record(failure), |()| 0)
 }
@@ -186,8 +186,8 @@ fn open(target: &Target) -> Outcome<u64> {
     Ok(handle)
 }
 
-/// Opens device `minor` and creates a context: a device of CUDA if there is one, otherwise a render node of nouveau.
-/// The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on an error.
+/// Opens device `minor` and creates a context. The device is a CUDA device if one exists, and otherwise a render node
+/// of nouveau. The environment variable `GDEV_TARGET` names another device, as for [`gdev_open`]. Returns 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gopen(minor: c_int) -> Ghandle {
     value(match std::env::var("GDEV_TARGET") {
@@ -203,7 +203,7 @@ pub extern "C" fn gopen(minor: c_int) -> Ghandle {
 }
 
 /// Opens the device with a name: `cuda`, `cuda:NUMBER`, `nouveau`, `nouveau:/dev/dri/renderD128` or `vgpu:/SOCKET`.
-/// Returns 0 on an error.
+/// Returns 0 on error.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gdev_open(target: *const c_char) -> Ghandle {
     // SAFETY: see the crate's UNSAFETY.
@@ -211,7 +211,7 @@ pub unsafe extern "C" fn gdev_open(target: *const c_char) -> Ghandle {
     value(name.and_then(|name| open(&name.parse::<Target>()?)))
 }
 
-/// Waits for all work and closes a context; its memory is freed.
+/// Waits for all work, closes a context, and frees its memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn gclose(handle: Ghandle) -> c_int {
     status(find(handle).and_then(|state| {
@@ -221,13 +221,14 @@ pub extern "C" fn gclose(handle: Ghandle) -> c_int {
     }))
 }
 
-/// Returns the message of the calling thread's last error; valid until its next error.
+/// Returns the message of the calling thread's last error. It is valid until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gerror() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())
 }
 
-/// Queries a value of the device: 1, the alignment of card memory in bytes; 2, 1 if it has segments, otherwise 0.
+/// Queries a value of the device. Query 1 returns the alignment of card memory in bytes; query 2 returns 1 if the
+/// device has segments, and 0 otherwise.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -> c_int {
     status(with(handle, |state| {
@@ -241,8 +242,9 @@ pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -
     }))
 }
 
-/// Sets a limit of copies: 1, the size of the pieces in bytes; 2 and 3, the maximum size of a direct write and read in
-/// bytes; 4, whether CPU and copy engine work at the same time (0 or 1).
+/// Sets a limit of copies. Setting 1 is the size of the pieces in bytes; settings 2 and 3 are the maximum sizes of a
+/// direct write and read in bytes; setting 4 is 1 if the CPU and the copy engine work at the same time, and 0
+/// otherwise.
 #[unsafe(no_mangle)]
 pub extern "C" fn gtune(handle: Ghandle, setting: u32, value: u32) -> c_int {
     status(with(handle, |state| {
@@ -258,37 +260,37 @@ pub extern "C" fn gtune(handle: Ghandle, setting: u32, value: u32) -> c_int {
     }))
 }
 
-/// Reads a string of a C program.
+/// Reads a string from a C program.
 pub(crate) unsafe fn text<'a>(pointer: *const c_char) -> Outcome<&'a str> {
     if pointer.is_null() {
         return Err(invalid("a string is NULL"));
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     let text = unsafe { CStr::from_ptr(pointer) };
     text.to_str().map_err(|_| invalid("a string is not UTF-8"))
 }
 
-/// Returns the bytes of a C program.
+/// Returns bytes in the memory of a C program.
 pub(crate) unsafe fn bytes<'a>(pointer: *const libc::c_void, length: u64) -> Outcome<&'a [u8]> {
     if length == 0 {
         return Ok(&[]);
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: the caller's promise, the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
 }
 
-/// Returns the bytes of a C program, for writing.
+/// Returns writable bytes in the memory of a C program.
 pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> Outcome<&'a mut [u8]> {
     if length == 0 {
         return Ok(&mut []);
     }
     let length = usize::try_from(length).ok().filter(|length| isize::try_from(*length).is_ok());
     match length {
-        // SAFETY: the caller's promise, the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
         Some(length) if !pointer.is_null() => Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), length) }),
         _ => Err(invalid("a buffer is NULL, or longer than the address space")),
     }
@@ -297,7 +299,7 @@ pub(crate) unsafe fn bytes_mut<'a>(pointer: *mut libc::c_void, length: u64) -> O
 /// Stores a result, if the program wants it.
 pub(crate) unsafe fn store<T>(pointer: *mut T, value: T) -> Outcome<()> {
     if !pointer.is_null() {
-        // SAFETY: the caller's promise, the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
         unsafe { pointer.write_unaligned(value) };
     }
     Ok(())

@@ -39,7 +39,7 @@ pub struct GdevKernel {
     pub params: u32,
 }
 
-/// Interval between two looks at a fence with a time limit.
+/// Interval between two polls of a fence with a time limit.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
@@ -50,7 +50,7 @@ fn keep(state: &mut State, image: Image<'_>, module: *mut u32) -> Outcome<()> {
     unsafe { store(module, number) }
 }
 
-/// Loads kernels: for a device of CUDA, PTX or a cubin; for other devices, a cubin or assembly for `sm_20`. `module`
+/// Loads kernels. A CUDA device accepts PTX or a cubin; other devices accept a cubin or assembly for `sm_20`. `module`
 /// receives the module's number.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gload(handle: Ghandle, image: *const c_void, size: u64, module: *mut u32) -> c_int {
@@ -136,8 +136,8 @@ pub unsafe extern "C" fn glaunch(
     }))
 }
 
-/// Waits for the work with a number, and all earlier work; with a `timeout` at most that long, and then returns
-/// `-ETIMEDOUT`.
+/// Waits for the work with a number, and for all earlier work. With a `timeout`, waits at most that long, and returns
+/// `-ETIMEDOUT` if the time is over.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gsync(handle: Ghandle, id: u64, timeout: *const libc::timespec) -> c_int {
     let limit = if timeout.is_null() {
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn gsync(handle: Ghandle, id: u64, timeout: *const libc::t
             }
             Ok(false)
         });
-        // The handle is free between two looks.
+        // Other threads can use the handle between two polls.
         match (done, limit) {
             (Ok(true), _) => return 0,
             (Err(failure), _) => return status(Err(failure)),

@@ -6,19 +6,19 @@ use gdev::{Context, Copy, Place};
 
 use crate::handle::{Ghandle, Kind, Outcome, State, bytes, bytes_mut, invalid, status, store, value, with};
 
-/// Allocates card memory of `size` bytes; returns its address for the GPU, or 0.
+/// Allocates `size` bytes of card memory. Returns the memory's address for the GPU, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmalloc(handle: Ghandle, size: u64) -> u64 {
     value(with(handle, |state| Ok(state.allocate(Place::Vram, size)?.address)))
 }
 
-/// Frees card memory from [`gmalloc`]; returns its size in bytes, or 0 on an error.
+/// Frees card memory from [`gmalloc`]. Returns its size in bytes, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gfree(handle: Ghandle, address: u64) -> u64 {
     value(with(handle, |state| state.end(address, Kind::Own, Context::free)))
 }
 
-/// Allocates pinned memory of `size` bytes; returns its address in this process, or NULL.
+/// Allocates `size` bytes of pinned memory. Returns the memory's address in this process, or NULL on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gmalloc_dma(handle: Ghandle, size: u64) -> *mut c_void {
     let address = value(with(handle, |state| {
@@ -34,7 +34,7 @@ pub extern "C" fn gmalloc_dma(handle: Ghandle, size: u64) -> *mut c_void {
     std::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Frees pinned memory from [`gmalloc_dma`]; returns its size in bytes, or 0 on an error.
+/// Frees pinned memory from [`gmalloc_dma`]. Returns its size in bytes, or 0 on error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gfree_dma(handle: Ghandle, buffer: *mut c_void) -> u64 {
     value(with(handle, |state| {
@@ -48,7 +48,7 @@ pub extern "C" fn gfree_dma(handle: Ghandle, buffer: *mut c_void) -> u64 {
     }))
 }
 
-/// Copies `size` bytes of this process to the card, after all earlier work, and waits.
+/// Copies `size` bytes from this process to the card, after all earlier work, and waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gmemcpy_to_device(handle: Ghandle, to: u64, from: *const c_void, size: u64) -> c_int {
     status(with(handle, |state| {
@@ -154,7 +154,7 @@ unsafe fn within_card(state: &mut State, to: u64, from: u64, bytes: u64, id: *mu
     if overlap && bytes > 0 {
         return Err(invalid("the ranges of a copy overlap"));
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     unsafe { submit(state, &Copy { from, from_offset, to, to_offset, bytes }, id) }
 }
 
@@ -164,6 +164,6 @@ unsafe fn submit(state: &mut State, copy: &Copy, id: *mut u64) -> Outcome<()> {
     }
     let fence = state.context.copy(copy)?;
     let number = state.number(fence);
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     unsafe { store(id, number) }
 }

@@ -6,8 +6,8 @@ use gdev::{Context, SegmentRequest};
 
 use crate::handle::{Failure, Ghandle, Kind, invalid, status, store, value, with};
 
-/// Finds the segment of a key, or creates it if `flags` has `IPC_CREAT`; the lower nine bits of `flags` are its rights.
-/// Returns its number, or a negative error.
+/// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the lower nine bits of `flags` are its
+/// permissions. Returns the segment's number, or a negative error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) -> c_int {
     let found = with(handle, |state| {
@@ -27,8 +27,8 @@ pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) 
     }
 }
 
-/// Maps a segment, read-only if `flags` has `SHM_RDONLY`. Returns its address for the GPU, or 0; the address is chosen
-/// by the driver, so that `address` must be 0.
+/// Maps a segment, read-only if `flags` contains `SHM_RDONLY`. Returns its address for the GPU, or 0 on error. The
+/// driver chooses the address, so `address` must be 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmat(handle: Ghandle, id: c_int, address: u64, flags: c_int) -> u64 {
     value(with(handle, |state| {
@@ -49,8 +49,8 @@ pub extern "C" fn gshmdt(handle: Ghandle, address: u64) -> c_int {
     status(with(handle, |state| state.end(address, Kind::Attached, Context::detach).map(drop)))
 }
 
-/// Controls a segment: with `IPC_RMID` it loses its key, and is freed when nothing has it attached; with `IPC_STAT`
-/// `buffer` receives the number of contexts that have it attached, a `uint64_t`.
+/// Controls a segment. `IPC_RMID` removes its key, and the segment is freed when no context has it attached. `IPC_STAT`
+/// stores the number of contexts that have it attached in `buffer`, as a `uint64_t`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buffer: *mut c_void) -> c_int {
     status(with(handle, |state| {
@@ -72,8 +72,8 @@ pub unsafe extern "C" fn gshmctl(handle: Ghandle, id: c_int, command: c_int, buf
     }))
 }
 
-/// Maps memory of `master`, from [`crate::gmalloc`], into `slave`. Returns its address there, or 0. The memory lives
-/// until both have freed it.
+/// Maps memory that `master` has allocated with [`crate::gmalloc`] into `slave`. Returns the memory's address in
+/// `slave`, or 0 on error. The memory lives until both contexts have freed it.
 #[unsafe(no_mangle)]
 pub extern "C" fn gref(master: Ghandle, address: u64, size: u64, slave: Ghandle) -> u64 {
     value((|| {

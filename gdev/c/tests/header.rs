@@ -1,4 +1,4 @@
-//! The committed header is the one that the functions have.
+//! Checks that the committed header matches the functions.
 
 use std::process::Command;
 

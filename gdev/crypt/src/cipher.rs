@@ -1,6 +1,7 @@
-//! Encryption of sectors: on the card if that pays, otherwise on the CPU.
+//! Encrypts sectors on the card if this is faster, and otherwise on the CPU.
 //!
-//! Requests wait neither for the card's other requests nor for a card that is opened: the CPU does their work.
+//! A request waits neither for other requests on the card nor for the card to be opened, because the CPU does the work
+//! in these cases.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +23,7 @@ use crate::tables::Direction;
 const REOPEN_INTERVAL: Duration = Duration::from_secs(30);
 /// Sizes in bytes at which card and CPU are compared.
 const TRIAL_BYTES: [usize; 5] = [16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// Number of trials of each size; the fastest counts.
+/// Number of trials per size, of which the fastest counts.
 const TRIALS: usize = 3;
 
 /// Minimum size of a request for the card.
@@ -30,11 +31,11 @@ const TRIALS: usize = 3;
 pub enum CardMin {
     /// Requests of at least this number of bytes.
     Bytes(usize),
-    /// The size from which on the card was faster than the CPU when it was opened.
+    /// The minimum size at which the card was faster than the CPU when it was opened.
     Measured,
 }
 
-/// Numbers of bytes that each part has transformed, and of failures of the card.
+/// Numbers of bytes that the card and the CPU have transformed, and of failures of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Bytes on the card.
@@ -65,17 +66,17 @@ pub struct Cipher {
     cpu: Xts128<Aes256>,
     target: Option<Target>,
     card_min: CardMin,
-    /// The card, for one request at a time; `None` while there is none.
+    /// The card, which serves one request at a time; `None` while no card is open.
     card: Mutex<Option<Opened>>,
     counters: Counters,
 }
 
 impl Cipher {
-    /// Creates a cipher that uses the CPU, and a card if `target` is one. A card that cannot be opened is reported, and
-    /// tried again later.
+    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports
+    /// this and tries again later.
     ///
     /// # Errors
-    /// If the key is not one.
+    /// If the key is invalid.
     pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Arc<Self>> {
         let data = Aes256::new_from_slice(key.data()).context("the key")?;
         let tweak = Aes256::new_from_slice(key.tweak()).context("the key")?;
@@ -116,7 +117,7 @@ impl Cipher {
         }
     }
 
-    /// Transforms sectors on the card, if they are worth it. Returns false, and leaves the data as it was, if the CPU
+    /// Transforms sectors on the card if they are large enough. Returns false and leaves the data unchanged if the CPU
     /// must do the work.
     fn try_card(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) -> bool {
         let Some(mut opened) = self.card.try_lock() else { return false };
@@ -137,7 +138,7 @@ impl Cipher {
         }
     }
 
-    /// Reports a failure of the card, and opens it again later.
+    /// Reports a failure of the card, and schedules another attempt to open it.
     fn fail(self: &Arc<Self>, error: &anyhow::Error) {
         let seconds = REOPEN_INTERVAL.as_secs();
         eprintln!(
@@ -172,7 +173,7 @@ impl Cipher {
         }
     }
 
-    /// Returns the minimum size of a request for a card, after the card's results were compared with the CPU's.
+    /// Compares the card's results with the CPU's, and returns the minimum size of a request for the card.
     fn min_bytes(&self, card: &mut Card) -> Result<usize> {
         let mut fastest = usize::MAX;
         for bytes in TRIAL_BYTES.into_iter().rev() {

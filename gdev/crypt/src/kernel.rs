@@ -81,7 +81,7 @@ impl Text {
         let _ = writeln!(self.out, "{}", line.as_ref());
     }
 
-    /// Writes an operation of two registers or of a register and a number, with its names in both languages.
+    /// Writes an operation on two registers, or on a register and a number. Its name is given in both languages.
     fn two(&mut self, sm20: &str, ptx: &str, to: u32, from: u32, operand: &str) {
         match self.language {
             Language::Sm20 => self.line(format!("    {sm20} R{to}, R{from}, {operand}")),
@@ -225,7 +225,7 @@ impl Text {
         match self.language {
             Language::Sm20 => self.line(format!("    STS [R{KEY}], R{FIRST}")),
             Language::Ptx => {
-                // Shared memory of this kernel alone starts at 0 of its space only by chance: add the table's address.
+                // The kernel's table is not guaranteed to start at address 0 of shared memory, so add its address.
                 self.line(format!("    mov.u32 %r{}, table;", register::SECOND));
                 self.line(format!("    add.u32 %r{KEY}, %r{KEY}, %r{};", register::SECOND));
                 self.line(format!("    st.shared.u32 [%r{KEY}], %r{FIRST};"));
@@ -270,7 +270,7 @@ impl Text {
         let (left, right) = (self.name(LEFT), self.name(RIGHT));
         for word in (0..4).rev() {
             let tweak = TWEAK + word;
-            // The bits that leave this word, which belong to the next word or are reduced.
+            // These are the bits that leave this word. They belong to the next word, or are reduced.
             self.shift_right(SECOND, tweak, 1);
             self.two("SHR.U32", "shr.u32", SECOND, SECOND, &right);
             if word == 3 {

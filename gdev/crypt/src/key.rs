@@ -10,7 +10,7 @@ use zeroize::{Zeroize, Zeroizing};
 
 /// Size of the key in bytes: two keys of AES-256.
 pub const KEY_BYTES: usize = 64;
-/// Rights of others, which a key file must not have.
+/// Permissions of other users, which a key file must not grant.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
 /// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. It has no text form, and its

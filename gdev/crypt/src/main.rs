@@ -79,7 +79,7 @@ fn main() -> Result<()> {
         });
         if let Err(error) = served {
             eprintln!("gdev-crypt: a client is refused: {error}");
-            // Descriptors or memory may be missing; the other clients free some.
+            // The process may lack descriptors or memory until other clients free some.
             std::thread::sleep(REFUSED_INTERVAL);
         }
     }
@@ -99,7 +99,7 @@ fn listen(path: &Path, mode: u32) -> Result<UnixListener> {
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error).with_context(|| format!("the socket {name}")),
     }
-    // No other user may connect before the rights are set.
+    // No other user may connect before the permissions are set.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let listener = UnixListener::bind(path).with_context(|| format!("the socket {name}"))?;
     fs::set_permissions(path, Permissions::from_mode(mode)).with_context(|| format!("the rights of {name}"))?;

@@ -22,21 +22,21 @@ const FIXED_NEWSTYLE: u16 = 1;
 const NO_ZEROES: u16 = 2;
 /// Flags of the export: flags exist, flush, writes that are flushed, several connections.
 const EXPORT_FLAGS: u16 = 1 | 4 | 8 | 1 << 8;
-/// Flag of a write: it is on the disk before the reply.
+/// Flag of a write whose data must be on the disk before the reply.
 const FORCE_UNIT_ACCESS: u16 = 1;
 
 /// Maximum size of a request's data in bytes.
 pub const MAX_REQUEST_BYTES: u32 = 32 << 20;
 /// Preferred size of a request in bytes.
 const PREFERRED_BYTES: u32 = 4 << 10;
-/// Maximum size of an option's data in bytes, and of the data that is skipped.
+/// Maximum size of an option's data in bytes.
 const MAX_OPTION_BYTES: u32 = 8 << 10;
 const MAX_SKIPPED_BYTES: u32 = 64 << 10;
 /// Maximum number of options of a client.
 const MAX_OPTIONS: u32 = 64;
 /// Time limit for each read during the negotiation.
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for a client to take a reply.
+/// Time limit for a client to receive a reply.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options, and types of replies.
@@ -87,7 +87,7 @@ pub fn serve(stream: UnixStream, volume: &Volume) -> io::Result<()> {
     stream.set_write_timeout(Some(REPLY_TIMEOUT))?;
     let mut client = Client { stream: io::BufReader::new(stream), volume };
     if client.negotiate()? {
-        // A client may be idle for any time.
+        // A client may be idle for any length of time.
         client.stream.get_ref().set_read_timeout(None)?;
         client.transmit()?;
     }
@@ -229,7 +229,7 @@ impl Client<'_> {
                     self.check(offset, length).unwrap_or_else(|| code(self.volume.read(offset, &mut data)))
                 }
                 command::WRITE if length > MAX_REQUEST_BYTES => {
-                    // The data would have to be read to its end.
+                    // The server would have to read all of the data.
                     return Err(violation("a write that is too long"));
                 }
                 command::WRITE => self.write(flags, offset, length)?,
@@ -253,7 +253,7 @@ impl Client<'_> {
         Ok(code(flushed))
     }
 
-    /// Returns the error of a range that is not within the volume or not in whole sectors.
+    /// Returns an error if a range is not within the volume or does not consist of whole sectors.
     fn check(&self, offset: u64, length: u32) -> Option<u32> {
         let sector = SECTOR_BYTES as u64;
         let is_inside = offset.checked_add(length.into()).is_some_and(|end| end <= self.volume.bytes());

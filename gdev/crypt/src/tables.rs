@@ -10,11 +10,11 @@ pub const ROUNDS: usize = 14;
 const KEY_WORDS: usize = 4 * (ROUNDS + 1);
 /// Number of words of the key.
 const NK: usize = 8;
-/// Offset in bytes of the table for the last round, after the four tables of the others.
+/// Offset in bytes of the table for the last round, which follows the four tables for the other rounds.
 pub const LAST_ROUND_OFFSET: usize = 0x1000;
 /// Offset of the round keys in bytes.
 pub const KEYS_OFFSET: usize = 0x1400;
-/// Size of everything in bytes: a multiple of the bytes that a block of threads copies at once.
+/// Total size in bytes, a multiple of the number of bytes that a block of threads copies in one round.
 pub const TABLE_BYTES: usize = 0x1800;
 
 /// Direction of a transformation.
@@ -58,7 +58,7 @@ fn multiply(left: u8, right: u8) -> u8 {
 /// Returns the substitution of bytes and its inverse.
 fn substitutions() -> ([u8; 256], [u8; 256]) {
     let (mut forward, mut inverse) = ([0; 256], [0; 256]);
-    // 3 generates the field, and 0xf6 is its inverse: each pair has the product 1.
+    // 3 generates the field's multiplicative group, and 0xf6 is its inverse, so the product of each pair is 1.
     let (mut value, mut reciprocal) = (1u8, 1u8);
     let substitute = |of: u8| of ^ of.rotate_left(1) ^ of.rotate_left(2) ^ of.rotate_left(3) ^ of.rotate_left(4) ^ 0x63;
     for _ in 0..255 {
@@ -104,7 +104,7 @@ pub fn tables(key: &[u8], direction: Direction) -> Zeroizing<Vec<u8>> {
     let column = |byte: u8| u32::from_le_bytes(factors.map(|factor| multiply(byte, factor)));
     let mut keys = expand(key, &forward);
     if direction == Direction::Decrypt {
-        // Rounds go backwards, and the columns of the inner round keys are mixed like the state.
+        // Decryption uses the rounds in reverse order, and mixes the columns of the inner round keys like the state.
         let mixed = |word: u32| {
             let columns = word.to_le_bytes().into_iter().zip([0, 8, 16, 24]);
             columns.fold(0, |sum, (byte, bits)| sum ^ column(byte).rotate_left(bits))

@@ -66,7 +66,7 @@ impl Volume {
     /// Waits until all earlier writes are on the disk.
     ///
     /// # Errors
-    /// If the disk reports one.
+    /// If the disk reports an error.
     pub fn flush(&self) -> io::Result<()> {
         self.file.sync_data()
     }

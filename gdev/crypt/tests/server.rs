@@ -1,4 +1,4 @@
-//! The server with well-behaved and hostile clients, on the CPU.
+//! Tests of the server with well-behaved and hostile clients, on the CPU.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -112,7 +112,7 @@ fn written_sectors_are_read_back_and_encrypted_in_the_file() {
     assert_eq!(client.read::<4096>(), plain[..]);
     let stored = std::fs::read(folder.path().join("disk")).expect("the file");
     assert!(stored[..8192].iter().chain(&stored[12288..]).all(|byte| *byte == 0), "other sectors have changed");
-    // Equal sectors have different texts, because their numbers differ.
+    // Equal sectors have different ciphertexts, because their numbers differ.
     assert_ne!(stored[8192..8704], plain[..512]);
     let mut again = stored[8192..12288].to_vec();
     let cipher = Cipher::new(key(), None, CardMin::Measured).expect("a cipher");
@@ -161,7 +161,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     assert_eq!(client.option_reply().0, 1);
     assert_eq!(client.option(2, &[]).0, 1);
     served.join().expect("no panic").expect("a clean end");
-    // The older way without an answer to the option.
+    // The older option gets no reply.
     let (stream, served) = start(&volume);
     let mut client = Client::begin(stream);
     client.send(&[b"IHAVEOPT", &1u32.to_be_bytes(), &[0; 4]]);
@@ -172,7 +172,7 @@ fn options_that_do_not_fit_are_answered_with_an_error() {
     served.join().expect("no panic").expect("a clean end");
 }
 
-/// Messages of a hostile client: valid ones with arbitrary fields, and arbitrary bytes.
+/// Generates messages of a hostile client: messages with arbitrary fields, and arbitrary bytes.
 fn message() -> impl Strategy<Value = Vec<u8>> {
     let option =
         (0u32..12, 0u32..70_000, prop::collection::vec(any::<u8>(), 0..40)).prop_map(|(option, length, data)| {

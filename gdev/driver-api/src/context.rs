@@ -26,7 +26,7 @@ pub(crate) struct Function {
     pub(crate) parameters: Vec<u8>,
 }
 
-/// An event: the work that it marks, and the time at which that work had ended.
+/// An event: the work that it marks, and the time at which this work ended.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Event {
     pub(crate) has_time: bool,
@@ -65,11 +65,11 @@ impl State {
 }
 
 static CONTEXTS: Mutex<BTreeMap<usize, Arc<Mutex<State>>>> = Mutex::new(BTreeMap::new());
-/// The next handle of any kind. Handles are never used again, so an old one is an error.
+/// The next handle of any kind. Handles are never reused, so the use of an old handle is an error.
 static NEXT_HANDLE: AtomicUsize = AtomicUsize::new(0x1000);
 
 thread_local! {
-    /// Contexts of the thread; the last one is current.
+    /// Contexts of the thread. The last context is the current one.
     static STACK: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -162,7 +162,7 @@ pub extern "C" fn cuCtxDestroy(context: Handle) -> Status {
     cuCtxDestroy_v2(context)
 }
 
-/// Makes a context current, in place of the current one; 0 removes that one.
+/// Replaces the current context. 0 removes it.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Status {
     let set = || {
@@ -176,7 +176,7 @@ pub extern "C" fn cuCtxSetCurrent(context: Handle) -> Status {
     status(set())
 }
 
-/// Stores the current context; 0 if there is none.
+/// Stores the current context, or 0 if none is current.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut Handle) -> Status {
     // SAFETY: see the crate's UNSAFETY.

@@ -1,4 +1,4 @@
-//! Devices: the render nodes of nouveau, or the device that the environment names.
+//! Finds devices: the render nodes of nouveau, or the device that the environment names.
 
 use std::ffi::{c_char, c_int, c_uint};
 use std::path::PathBuf;
@@ -8,7 +8,7 @@ use gdev::Target;
 
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Version of the driver API that this library has a part of: 4.0, as Gdev.
+/// Version of the driver API that this library implements in part: 4.0, like Gdev.
 const DRIVER_VERSION: c_int = 4000;
 /// The environment variable that names the only device.
 const TARGET_VARIABLE: &str = "GDEV_TARGET";
@@ -73,13 +73,13 @@ pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, number: c_int) -> Statu
     status(target(number).and_then(|_| unsafe { store(device, number) }))
 }
 
-/// Stores a device's name, cut to `size` bytes.
+/// Stores a device's name, truncated to `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, size: c_int, device: c_int) -> Status {
     status(target(device).and_then(|_| {
         let room = usize::try_from(size).ok().filter(|room| *room > 0 && !name.is_null()).ok_or(Code::InvalidValue)?;
         let length = NAME.len().min(room);
-        // SAFETY: see the crate's UNSAFETY; the text ends with a zero also if it is cut.
+        // SAFETY: see the crate's UNSAFETY. The text ends with a zero even if it is truncated.
         unsafe {
             std::ptr::copy_nonoverlapping(NAME.as_ptr().cast(), name, length);
             *name.add(length - 1) = 0;
@@ -109,12 +109,12 @@ pub unsafe extern "C" fn cuDeviceTotalMem(bytes: *mut usize, device: c_int) -> S
     unsafe { cuDeviceTotalMem_v2(bytes, device) }
 }
 
-/// Stores a property of the device. Properties whose value is unknown are refused.
+/// Stores a property of the device. Rejects properties whose value is unknown.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: c_int) -> Status {
     status(target(device).and_then(|_| {
         let found = match attribute {
-            // Threads of a block in all, and in x, y and z.
+            // Threads of a block in total, and in x, y and z.
             1..=3 => 1024,
             4 => 64,
             // Blocks of a grid in x, y and z.
@@ -130,7 +130,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             12 => 32_768,
             // Alignment of textures in bytes.
             14 => 512,
-            // Overlap of copies, kernels or contexts, a display, shared RAM, ECC, a driver for computing only: none.
+            // The device has none of these: overlap of copies, kernels or contexts, a display, shared RAM, ECC, and a
+            // compute-only driver.
             15 | 17 | 18 | 31 | 32 | 35 | 40 | 41 => 0,
             // Several contexts may exist.
             20 => 0,

@@ -73,7 +73,7 @@ pub(crate) type Outcome<T> = Result<T, Code>;
 
 impl From<Error> for Code {
     fn from(error: Error) -> Self {
-        // The program sees a number only; this line has the reason.
+        // The program gets only a number, so this line gives the reason.
         if std::env::var_os("GDEV_VERBOSE").is_some() {
             eprintln!("libcuda (gdev): {error}");
         }
@@ -121,7 +121,7 @@ pub(crate) unsafe fn store<T>(to: *mut T, value: T) -> Outcome<()> {
     if to.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     unsafe { to.write_unaligned(value) };
     Ok(())
 }

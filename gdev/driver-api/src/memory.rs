@@ -12,7 +12,7 @@ use crate::error::{Code, Outcome, Status, status, store};
 /// Maximum size of the buffer with which a fill writes, in bytes.
 const FILL_BYTES: usize = 1 << 20;
 
-/// Returns the memory of a map that contains an address, and the address's offset.
+/// Returns the memory in `memory` that contains an address, and the offset of the address in it.
 fn find(memory: &BTreeMap<u64, Memory>, address: u64) -> Option<(Memory, u64)> {
     let (start, found) = memory.range(..=address).next_back()?;
     (address - start < found.bytes).then_some((*found, address - start))
@@ -27,7 +27,7 @@ unsafe fn bytes<'a>(from: *const c_void, size: usize) -> Outcome<&'a [u8]> {
     if from.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     Ok(unsafe { std::slice::from_raw_parts(from.cast(), size) })
 }
 
@@ -35,11 +35,11 @@ unsafe fn bytes_mut<'a>(to: *mut c_void, size: usize) -> Outcome<&'a mut [u8]> {
     if to.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     Ok(unsafe { std::slice::from_raw_parts_mut(to.cast(), size) })
 }
 
-/// Declares a function with its first name, from before addresses had 64 bits.
+/// Declares a function under its first name, which dates from before addresses had 64 bits.
 macro_rules! first_name {
     ($old:ident, $new:ident, ($($argument:ident: $type:ty),*)) => {
         #[doc = concat!("The same as [`", stringify!($new), "`]; addresses and sizes have 64 bits in this library.")]
@@ -95,7 +95,7 @@ pub unsafe extern "C" fn cuMemAllocHost_v2(address: *mut *mut c_void, size: usiz
 }
 first_name!(cuMemAllocHost, cuMemAllocHost_v2, (address: *mut *mut c_void, size: usize));
 
-/// Allocates pinned memory. Flags that ask for more than cuMemAllocHost gives are refused.
+/// Allocates pinned memory. Rejects flags that request more than `cuMemAllocHost` provides.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemHostAlloc(address: *mut *mut c_void, size: usize, flags: c_uint) -> Status {
     /// The memory may be used by all contexts, or mapped for the card.
@@ -120,8 +120,8 @@ pub extern "C" fn cuMemFreeHost(address: *mut c_void) -> Status {
     }))
 }
 
-/// Stores the size of the device's memory that this context has not allocated, and of all memory. Other contexts and
-/// tenants may use a part of the former.
+/// Stores the amount of the device's memory that this context has not allocated, and the total amount. Other contexts
+/// and tenants may use a part of the former.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) -> Status {
     status(with(|state| {
@@ -136,7 +136,7 @@ pub unsafe extern "C" fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) ->
 }
 first_name!(cuMemGetInfo, cuMemGetInfo_v2, (free: *mut usize, total: *mut usize));
 
-/// Stores start and size of the allocation that contains an address.
+/// Stores the start and size of the allocation that contains an address.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemGetAddressRange_v2(start: *mut u64, size: *mut usize, address: u64) -> Status {
     status(with(|state| {
@@ -201,7 +201,7 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card without waiting if the source is pinned, otherwise as [`cuMemcpyHtoD_v2`].
+/// Copies to the card, without waiting if the source is pinned; otherwise like [`cuMemcpyHtoD_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card without waiting if the target is pinned, otherwise as [`cuMemcpyDtoH_v2`].
+/// Copies from the card, without waiting if the target is pinned; otherwise like [`cuMemcpyDtoH_v2`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {

@@ -9,7 +9,7 @@ use crate::error::{Code, Outcome, Status, status, store};
 
 /// Maximum size of an image without a known size, in bytes.
 const MAX_IMAGE_BYTES: usize = 64 << 20;
-/// Size in bytes of the parts in which the length of an image is found.
+/// Size in bytes of an ELF header, from which the length of an image is determined.
 const ELF_HEADER_BYTES: usize = 64;
 /// Kinds of entries in `extra` of `cuLaunchKernel`.
 const EXTRA_END: usize = 0;
@@ -22,7 +22,7 @@ unsafe fn text<'a>(name: *const c_char) -> Outcome<&'a str> {
     if name.is_null() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     unsafe { CStr::from_ptr(name) }.to_str().map_err(|_| Code::InvalidValue)
 }
 
@@ -59,7 +59,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_v
         if image.is_null() {
             return Err(Code::InvalidValue);
         }
-        // SAFETY: an image has at least four bytes, or is a text that ends before.
+        // SAFETY: an image has at least four bytes, or is a text that ends earlier.
         let bytes = unsafe {
             if CStr::from_ptr(image.cast()).to_bytes().starts_with(b"\x7fELF") {
                 let header = std::slice::from_raw_parts(image.cast(), ELF_HEADER_BYTES);
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn cuModuleGetFunction(function: *mut Handle, module: Hand
     }))
 }
 
-/// Refuses: programs for sm_20 have no global variables here.
+/// Always fails, because programs for sm_20 have no global variables in this library.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleGetGlobal_v2(_: *mut u64, _: *mut usize, module: Handle, _: *const c_char) -> Status {
     status(with(|state| {
@@ -159,7 +159,7 @@ pub extern "C" fn cuFuncSetBlockShape(handle: Handle, x: c_int, y: c_int, z: c_i
     }))
 }
 
-/// Sets the shared memory that a launch adds. Only 0 is possible.
+/// Sets the dynamic shared memory of a launch. Only 0 is supported.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuFuncSetSharedSize(handle: Handle, bytes: c_uint) -> Status {
     status(with(|state| {
@@ -178,7 +178,7 @@ fn set_parameter(handle: Handle, offset: c_int, bytes: &[u8]) -> Status {
     }))
 }
 
-/// Checks the size of a kernel's parameters. A smaller size than the kernel's is possible; the rest is zero.
+/// Checks the size of a kernel's parameters. If the size is smaller than the kernel's, the remaining bytes are zero.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuParamSetSize(handle: Handle, bytes: c_uint) -> Status {
     status(with(|state| if bytes <= function(state, handle)?.kernel.params { Ok(()) } else { Err(Code::InvalidValue) }))
@@ -242,7 +242,7 @@ pub extern "C" fn cuLaunch(handle: Handle) -> Status {
     cuLaunchGrid(handle, 1, 1)
 }
 
-/// Launches a kernel. Dynamic shared memory is not possible.
+/// Launches a kernel. Dynamic shared memory is not supported.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuLaunchKernel(
     handle: Handle,
@@ -277,17 +277,17 @@ pub unsafe extern "C" fn cuLaunchKernel(
     }))
 }
 
-/// Reads parameters from an array with one pointer for each.
+/// Reads parameters from an array with one pointer per parameter.
 unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) -> Outcome<Vec<u8>> {
     if kernel.parameters.is_empty() && kernel.params != 0 {
-        // The image does not tell the size of each parameter.
+        // The image does not contain the size of each parameter.
         return Err(Code::InvalidValue);
     }
     let mut bytes = vec![0; kernel.params as usize];
     for (index, parameter) in kernel.parameters.iter().enumerate() {
         let (start, end) = (parameter.offset as usize, (parameter.offset + parameter.bytes) as usize);
         let to = bytes.get_mut(start..end).ok_or(Code::InvalidImage)?;
-        // SAFETY: the caller's promise, the crate's UNSAFETY.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
         unsafe {
             let from = *parameters.add(index);
             if from.is_null() {
@@ -303,7 +303,7 @@ unsafe fn from_array(kernel: &sm20::Kernel, parameters: *const *const c_void) ->
 unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0);
     for entry in 0..MAX_EXTRA {
-        // SAFETY: the caller's promise, the crate's UNSAFETY: the list ends with an entry of kind 0.
+        // SAFETY: guaranteed by the caller; see the crate's UNSAFETY. The list ends with an entry of kind 0.
         unsafe {
             let kind = (*extra.add(2 * entry)).addr();
             if kind == EXTRA_END {
@@ -320,6 +320,6 @@ unsafe fn from_extra(extra: *const *const c_void) -> Outcome<Vec<u8>> {
     if buffer.is_null() || isize::try_from(size).is_err() {
         return Err(Code::InvalidValue);
     }
-    // SAFETY: the caller's promise, the crate's UNSAFETY.
+    // SAFETY: guaranteed by the caller; see the crate's UNSAFETY.
     Ok(unsafe { std::slice::from_raw_parts(buffer, size) }.to_vec())
 }

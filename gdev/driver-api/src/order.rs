@@ -8,7 +8,7 @@ use gdev::Fence;
 use crate::context::{Event, Handle, State, new_handle, to_pointer, with};
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Flag of an event: it has no time.
+/// Flag that disables the timing of an event.
 const DISABLE_TIMING: c_uint = 2;
 
 /// Creates a stream.
@@ -44,7 +44,7 @@ pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
     }))
 }
 
-/// Returns whether the work of a stream has ended.
+/// Returns the success code if the work of a stream has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     status(with(|state| {
@@ -54,7 +54,7 @@ pub extern "C" fn cuStreamQuery(stream: Handle) -> Status {
     }))
 }
 
-/// Does nothing: later work of the context comes after the event's work in any case.
+/// Does nothing, because later work of the context always runs after the event's work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) -> Status {
     status(with(|state| {
@@ -66,7 +66,7 @@ pub extern "C" fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uin
 fn has_ended(state: &mut State, fence: Option<Fence>) -> Outcome<()> {
     match fence {
         Some(fence) if !state.gpu.is_done(fence)? => Err(Code::NotReady),
-        // Reports lost work.
+        // Wait even though the work has ended, to report lost work.
         Some(fence) => Ok(state.gpu.wait(fence)?),
         None => Ok(()),
     }
@@ -100,7 +100,7 @@ pub extern "C" fn cuEventDestroy(event: Handle) -> Status {
     cuEventDestroy_v2(event)
 }
 
-/// Marks the work of the context so far. An event with time waits for it.
+/// Marks the context's work so far. An event with timing waits for this work.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
     status(with(|state| {
@@ -116,7 +116,7 @@ pub extern "C" fn cuEventRecord(event: Handle, stream: Handle) -> Status {
     }))
 }
 
-/// Returns whether the marked work has ended.
+/// Returns the success code if the marked work has ended.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventQuery(event: Handle) -> Status {
     status(with(|state| {

@@ -7,8 +7,8 @@ use gdev::{Segment, SegmentRequest};
 use crate::context::with;
 use crate::error::{Code, Outcome, Status, status, store};
 
-/// Stores the number of the segment with a key; with `IPC_CREAT` in `flags` it is created if it does not exist. The low
-/// nine bits of `flags` are the rights, as those of a file.
+/// Stores the number of the segment with a key. If the segment does not exist and `flags` contains `IPC_CREAT`, creates
+/// it. The low nine bits of `flags` are its permissions, like those of a file.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuShmGet(id: *mut c_int, key: c_int, size: usize, flags: c_int) -> Status {
     const RIGHTS: c_int = 0o777;
@@ -29,7 +29,7 @@ fn known(state: &crate::context::State, id: c_int) -> Outcome<Segment> {
     state.segments.get(&id).copied().ok_or(Code::InvalidHandle)
 }
 
-/// Maps a segment; stores its address for the GPU.
+/// Maps a segment, and stores its address for the GPU.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuShmAt(address: *mut u64, id: c_int, flags: c_int) -> Status {
     status(with(|state| {
@@ -55,7 +55,7 @@ pub extern "C" fn cuShmDt(address: u64) -> Status {
     }))
 }
 
-/// Removes the key of a segment: the command `IPC_RMID`. Others are refused.
+/// Removes the key of a segment if `command` is `IPC_RMID`. Rejects all other commands.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuShmCtl(id: c_int, command: c_int, _buffer: *mut c_void) -> Status {
     status(with(|state| {

@@ -1,4 +1,4 @@
-//! Copies in pieces, on a device that executes work as late as possible.
+//! Tests of copies in pieces, on a device that executes work as late as possible.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A device in which a copy is executed only when it is awaited, so that a missing wait gives wrong bytes.
+/// A device that executes a copy only when the caller waits for it, so that a missing wait causes wrong bytes.
 #[derive(Default)]
 struct Late {
     memory: Vec<Option<(Place, Vec<u8>)>>,
@@ -181,7 +181,7 @@ fn small_copies_are_direct_only_when_the_context_is_idle() {
     context.write(memory, 0, &[1; 64]).expect("a write");
     assert_eq!(context.backend().direct, 1);
     context.write(memory, 0, &[2; 65]).expect("a write");
-    // A copy is in flight: a direct write would be overtaken by it.
+    // A copy is in flight and would overwrite the result of a direct write.
     context.write(memory, 0, &[3; 64]).expect("a write");
     assert_eq!(context.backend().direct, 1);
     let mut found = [0; 64];

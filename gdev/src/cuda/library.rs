@@ -59,7 +59,7 @@ macro_rules! functions {
                 /// The function's result, if it is not `CUDA_SUCCESS`.
                 #[allow(clippy::too_many_arguments, reason = "those of the driver's function")]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     let code = unsafe { (self.$method)($($argument),*) };
                     self.check($symbol, code)
                 }
@@ -117,8 +117,8 @@ impl Library {
         Err(Error::Cuda { function, name, code })
     }
 
-    /// Returns the offset and size of a kernel's parameter in bytes. Returns `None` after the last one, and
-    /// `Some(None)` if this driver cannot say.
+    /// Returns the offset and size of a kernel's parameter in bytes. Returns `None` after the last parameter, and
+    /// `Some(None)` if this driver does not report them.
     pub fn parameter(&self, function: u64, index: usize) -> Option<Option<(usize, usize)>> {
         let Some(call) = self.parameter else { return Some(None) };
         let (mut offset, mut bytes) = (0, 0);

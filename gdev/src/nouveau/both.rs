@@ -1,6 +1,6 @@
-//! Two copies at the same time, each on a copy engine of its own.
+//! Executes two copies at the same time, each on a separate copy engine.
 //!
-//! Each engine has a channel, which is created for the first such copies. The kernel's driver orders the channels'
+//! Each engine has a channel, which is created when it is first needed. The kernel's driver orders the channels'
 //! accesses to a buffer: copies that share a buffer are executed one after the other.
 
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use super::push::{Engine, Push, linear};
 use super::{Nouveau, Spot};
 use crate::{Backend, Copy, Error, Result};
 
-/// Number of pushbuffers of such a channel. One has room for 8 GiB, so that a copy rarely needs a second one.
+/// Number of pushbuffers of a copy channel. One pushbuffer has room for a copy of 8 GiB, so a copy rarely needs a
+/// second one.
 const PUSHBUFFERS: usize = 2;
 /// Size in bytes of the memory with the stamp of the last submission.
 const STAMP_BYTES: u64 = 16;
@@ -39,7 +40,7 @@ impl CopyChannel {
         self.channel.submit(&push, &list).map(drop)
     }
 
-    /// Submits a copy; returns the number of engine copies that it was split into.
+    /// Submits a copy. Returns the number of engine copies into which it was split.
     fn copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<u64> {
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
         let rects = linear(from.address, to.address, bytes, self.engine.most_lines());
@@ -84,7 +85,7 @@ impl Nouveau {
                 engine.copy(from, to, copy.bytes)
             })
             .collect();
-        // Wait for both, also after an error: the caller may free the memory.
+        // Wait for both copies, even after an error, because the caller may free the memory.
         let ended: Vec<Result<()>> = engines.iter().map(CopyChannel::wait).collect();
         let ended = ended.into_iter().collect::<Result<()>>();
         for (number, copy) in submitted.into_iter().zip(copies) {
@@ -93,7 +94,7 @@ impl Nouveau {
                 self.done.link_bytes += copy.bytes;
             }
         }
-        // Channels that have lost work are not used again.
+        // Do not reuse channels that have lost work.
         ended.map(|()| self.engines = Some(engines))
     }
 }

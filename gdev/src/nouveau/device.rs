@@ -75,7 +75,7 @@ impl Device {
         Ok(import.0.handle)
     }
 
-    /// Counts a buffer of a handle.
+    /// Counts one more buffer of a handle.
     fn hold(&self, handle: u32) {
         *self.handles.lock().unwrap_or_else(PoisonError::into_inner).entry(handle).or_default() += 1;
     }
@@ -87,8 +87,8 @@ impl Device {
         *count -= 1;
         if *count == 0 {
             handles.remove(&handle);
-            // The lock is still held: an import could otherwise find the handle before it is closed. An error for a
-            // handle that the kernel refuses to close cannot be handled.
+            // The lock is still held: an import could otherwise find the handle before it is closed. If the kernel
+            // refuses to close a handle, the error cannot be handled.
             let _ = self.call(&mut uapi::GemClose { handle, pad: 0 });
         }
     }
@@ -98,7 +98,7 @@ fn driver(what: impl Into<String>, source: io::Error) -> Error {
     Error::Driver { what: what.into(), source }
 }
 
-/// Makes a request of a driver. The argument contains no addresses except the ones that this file writes to it.
+/// Sends a request to a driver. The argument contains no addresses except those that this file writes to it.
 ///
 /// # Errors
 /// The system's error, with the name of the request.
@@ -111,7 +111,7 @@ pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
             return Ok(());
         }
         let error = io::Error::last_os_error();
-        // The kernel may request a retry after a signal or a reservation.
+        // The kernel may request a retry after a signal or a reservation conflict.
         if !matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) {
             return Err(io::Error::new(error.kind(), format!("{}: {error}", T::NAME)));
         }
@@ -125,7 +125,7 @@ pub enum Domain {
     Vram,
     /// Guest RAM only.
     Gart,
-    /// Either: VRAM if the buffer fits; the kernel moves the buffer as requested.
+    /// Either VRAM or guest RAM. The kernel prefers VRAM if the buffer fits, and moves the buffer on request.
     Either,
 }
 
@@ -196,13 +196,13 @@ impl Buffer {
         self.address
     }
 
-    /// Returns the memory that the buffer may be in.
+    /// Returns the memory in which the buffer may be.
     #[must_use]
     pub fn domain(&self) -> Domain {
         self.domain
     }
 
-    /// Queries the memory that the buffer is currently in: [`Domain::Vram`] or [`Domain::Gart`].
+    /// Queries the memory in which the buffer currently is: [`Domain::Vram`] or [`Domain::Gart`].
     ///
     /// # Errors
     /// On a driver error.
@@ -244,7 +244,7 @@ impl Buffer {
         self.prepare(&mut prepare).map_err(|source| driver("waiting for the GPU", source))
     }
 
-    /// Returns whether the GPU still reads or writes the buffer.
+    /// Returns true if the GPU still reads or writes the buffer.
     ///
     /// # Errors
     /// On a driver error.
@@ -273,7 +273,7 @@ impl Buffer {
         Ok(unsafe { OwnedFd::from_raw_fd(export.0.fd) })
     }
 
-    /// Opens the memory of a descriptor, with an address of its own for this device file.
+    /// Opens the memory of a descriptor, with a separate address for this device file.
     ///
     /// # Errors
     /// If the kernel cannot import the memory.
@@ -307,7 +307,7 @@ pub struct Use<'a> {
     pub reads: bool,
     /// Set if the GPU writes the buffer.
     pub writes: bool,
-    /// Memory that the buffer must be in during the submission; the kernel moves it there.
+    /// Memory in which the buffer must be during the submission. The kernel moves the buffer there.
     pub place: Domain,
 }
 
@@ -353,8 +353,8 @@ impl Channel {
         Self::with_ring(device, RING)
     }
 
-    /// Allocates a channel with a number of pushbuffers: a submission waits for the earlier one with the same
-    /// pushbuffer. It has at least one.
+    /// Allocates a channel with at least one pushbuffer. A submission waits for the earlier submission that used the
+    /// same pushbuffer.
     ///
     /// # Errors
     /// If no channel or no memory is free.
@@ -403,7 +403,7 @@ impl Channel {
         if recent { self.ring.get(((submission - 1) % count) as usize) } else { None }
     }
 
-    /// Returns whether the GPU has ended a submission, counted from 1.
+    /// Returns true if the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
     /// On a driver error.
@@ -411,7 +411,7 @@ impl Channel {
         self.pushbuffer(submission).map_or(Ok(true), |buffer| Ok(!buffer.is_busy()?))
     }
 
-    /// Waits until the GPU has ended a submission, counted from 1.
+    /// Waits until the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
     /// On a driver error.
@@ -419,7 +419,7 @@ impl Channel {
         self.pushbuffer(submission).map_or(Ok(()), |buffer| buffer.wait(true))
     }
 
-    /// Submits a pushbuffer to the GPU; returns the number of the submission, counted from 1, before the work is done.
+    /// Submits a pushbuffer to the GPU, without waiting. Returns the number of the submission, counted from 1.
     ///
     /// # Errors
     /// If the channel takes no work.

@@ -17,9 +17,9 @@ pub const CREATE: u32 = 1 << 0;
 pub const ABROAD: u32 = 1 << 2;
 /// Attaches for reading only.
 pub const READ_ONLY: u32 = 1 << 3;
-/// Right of other virtual machines to read.
+/// Permission for other virtual machines to read.
 pub const ABROAD_READ: u32 = 1;
-/// All rights of other virtual machines.
+/// Permission for other virtual machines to read and write.
 pub const ABROAD_READ_WRITE: u32 = 3;
 /// Removes the key of a segment.
 const REMOVE: u32 = 5;
@@ -103,9 +103,9 @@ pub struct Wanted {
     pub bytes: u64,
     /// [`CREATE`] and [`ABROAD`].
     pub flags: u32,
-    /// Rights in this machine, like those of a file: 0600 for the owner, 0006 for others.
+    /// Permissions in this machine, like those of a file: 0600 for the owner, 0006 for others.
     pub mode: u32,
-    /// Rights of other virtual machines.
+    /// Permissions for other virtual machines.
     pub abroad: u32,
 }
 
@@ -127,7 +127,7 @@ impl Mediator {
         call(&self.file, argument).map_err(|source| Error::Driver { what: what(), source })
     }
 
-    /// Finds or creates a segment; returns its id.
+    /// Finds or creates a segment. Returns its ID.
     ///
     /// # Errors
     /// If the key is not allowed, or if no such segment exists.

@@ -41,7 +41,7 @@ impl Engine {
         }
     }
 
-    /// Returns the subchannel that this library binds the object to.
+    /// Returns the subchannel to which this library binds the object.
     #[must_use]
     pub fn subchannel(self) -> u32 {
         match self {
@@ -160,7 +160,7 @@ impl Push {
         &self.words
     }
 
-    /// Returns true if another rect fits, and behind it the end of a submission.
+    /// Returns true if there is room for another rect, followed by the end of a submission.
     #[must_use]
     pub fn has_room(&self) -> bool {
         self.words.len() + RECT_WORDS + END_WORDS <= MOST_WORDS

@@ -65,7 +65,7 @@ impl PinnedMemory {
         self.mapping.load(offset as usize, Width::Dword) as u32
     }
 
-    /// Removes the memory from the device. The device must not use it any longer.
+    /// Removes the memory from the device. The device must no longer use it.
     pub(super) fn release(&self, device: &mut State) {
         // If the daemon is lost, the device cannot access the memory either.
         if device.bus.unmap_ram(self.gpa, self.bytes).is_ok() {

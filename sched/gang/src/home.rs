@@ -4,20 +4,21 @@ use super::{CardId, CardState, Command, GangConfig};
 use sched::Nanos;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Last report of a card.
+/// The last report of a card.
 #[derive(Clone, Copy, Debug)]
 struct Report {
     round: u64,
     state: CardState,
     wants: bool,
-    /// Number of the last numbered command that the card was sent; `None` since it could be reached.
+    /// Number of the last numbered command sent to the card; `None` if it has been sent none since its connection
+    /// began.
     sent: Option<u64>,
 }
 
 impl Report {
     const ABSENT: Self = Self { round: 0, state: CardState::Absent, wants: false, sent: None };
 
-    /// Returns true if the card had its last numbered command when it reported.
+    /// Returns true if the card had received its last numbered command when it sent this report.
     fn is_current(&self) -> bool {
         self.sent.is_none_or(|sent| self.round == sent)
     }
@@ -35,11 +36,11 @@ enum Phase {
     Gathering { since: Nanos },
     /// The gates are open.
     Running,
-    /// The cards were told to stop, and have not reported since `quiet`.
+    /// The cards were told to stop. The last change was at `quiet`.
     Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
 }
 
-/// State of a gang at its home.
+/// State that a gang's home keeps.
 #[derive(Debug)]
 pub(super) struct Home {
     cards: BTreeMap<CardId, Report>,
@@ -48,7 +49,7 @@ pub(super) struct Home {
     phase: Phase,
     /// Age of the request for the next turn; `None` if the gang has no work.
     age: Option<u64>,
-    /// The cards that were told to compete.
+    /// Cards that were told to compete for a turn.
     competing: BTreeSet<CardId>,
 }
 
@@ -86,13 +87,13 @@ impl Home {
         self.reported(card, (0, CardState::Absent, false), now);
     }
 
-    /// Returns the time at which [`Self::commands`] has more commands without a report.
+    /// Returns the time at which [`Self::commands`] returns more commands even if no report arrives.
     pub(super) fn deadline(&self, config: &GangConfig) -> Option<Nanos> {
         match self.phase {
             Phase::Gathering { since } => Some(since.after(config.gather_ns)),
             Phase::Stopping { since, quiet, step_ns, is_released } => {
                 let limit = since.after(config.gather_ns);
-                // Only drained cards get more commands.
+                // Commands follow without a report only if a card has drained.
                 let has_drained = !is_released && self.drained().next().is_some();
                 let step = has_drained.then(|| quiet.after(step_ns).min(limit));
                 step.or_else(|| (!self.competing.is_empty()).then_some(limit))
@@ -101,10 +102,10 @@ impl Home {
         }
     }
 
-    /// Returns the commands that follow from the reports and the time. `clock` is the age of a request that begins now.
+    /// Returns the commands to send, given the reports and the time. `clock` is the age of a request made now.
     pub(super) fn commands(&mut self, config: &GangConfig, clock: u64, now: Nanos) -> Vec<(CardId, u64, Command)> {
         let mut commands = Vec::new();
-        // Each command makes the next one wait for reports or for time.
+        // The loop ends, because after each command the next step waits for reports or for a time.
         while let Some(command) = self.step(config, clock, now) {
             self.send(command, &mut commands);
         }
@@ -122,7 +123,7 @@ impl Home {
         commands
     }
 
-    /// Sends a command to the cards that it concerns. Reports from before the numbered ones do not count any longer.
+    /// Queues a command for the cards that it concerns. A numbered command makes earlier reports obsolete.
     fn send(&mut self, command: Command, commands: &mut Vec<(CardId, u64, Command)>) {
         let numbered = matches!(command, Command::Gather { .. } | Command::Step | Command::Release);
         let only_drained = matches!(command, Command::Step | Command::Release);
@@ -139,8 +140,8 @@ impl Home {
         }
     }
 
-    /// Returns true if a card has not stopped for so long that the gang should not compete on the others: its owner may
-    /// not run.
+    /// Returns true if a card has failed to stop for so long that the gang should not compete on the other cards. The
+    /// process that owns the card may be stopped.
     fn is_held_up(&self, config: &GangConfig, now: Nanos) -> bool {
         matches!(self.phase, Phase::Stopping { since, .. } if now >= since.after(config.gather_ns))
     }
@@ -153,7 +154,7 @@ impl Home {
         self.cards.values().filter(|card| card.is_current() && card.state == CardState::Drained)
     }
 
-    /// Returns true if each card is in one of the states, since it had its last numbered command.
+    /// Returns true if each card has reported one of `states` after its last numbered command.
     fn all(&self, states: &[CardState]) -> bool {
         self.cards.values().all(|card| card.is_current() && card.is(states))
     }
@@ -177,7 +178,7 @@ impl Home {
                     return Some(Command::Run);
                 }
                 let continues = |card: &Report| {
-                    // Or the report is from before the card had the command.
+                    // A report in another state may precede the command.
                     card.is(&[Gathering, Ready]) || card.is(&[Offered, Stuck, Waiting]) && !card.is_current()
                 };
                 if self.cards.values().all(continues) && !is_late {
@@ -187,13 +188,13 @@ impl Home {
                 Some(Command::Stop)
             }
             Phase::Running => {
-                // `Contested` crossed the command that opened the gates.
+                // A `Contested` report may have crossed the command that opened the gates.
                 let continues = |card: &Report| card.is(&[Ready, Contested, Running, Resting]);
                 let has_ended = self.all(&[Resting]) && !has_work;
                 if self.cards.values().all(continues) && !has_ended {
                     return None;
                 }
-                // The next turn is another request.
+                // The next turn needs a new request.
                 self.age = has_work.then_some(clock);
                 self.phase = stopping;
                 Some(Command::Stop)
@@ -212,7 +213,8 @@ impl Home {
                 if now < quiet.after(step_ns) {
                     return None;
                 }
-                // Cards that take steps alternately, because their kernels are long, meet at last.
+                // The interval between steps grows, so that cards whose long kernels make them step alternately end at
+                // the same step.
                 self.phase = Phase::Stopping { since, quiet: now, step_ns: step_ns.saturating_mul(2), is_released };
                 Some(Command::Step)
             }

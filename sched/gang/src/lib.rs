@@ -1,38 +1,39 @@
-//! Gangs: tenants with several cards, which get their turns on all of them at the same time.
+//! Schedules gangs: tenants with several cards, which get their turns on all of these cards at the same time.
 //!
 //! Kernels of a collective operation spin until their peers on the other cards run. With independent turns, two tenants
-//! wait for each other forever: one runs on the first card and waits for the second, the other vice versa. So a gang's
-//! gates open together. Each card has a [`GangTurns`] above its [`GroupTurns`], with its own accounts; each gang has a
-//! *home*, the lowest of its cards, where `home` coordinates it with messages. Cards share no other state, so a card
-//! that fails or stops affects its own gangs only.
+//! can wait for each other forever: each has the turn on one card and waits for the turn on the other card. Therefore,
+//! the gates of a gang open together. Each card has a [`GangTurns`] on top of its [`GroupTurns`], with its own
+//! accounts. Each gang has a *home*, the card with the lowest number, where `home` coordinates the gang through
+//! messages. Cards share no other state, so a card that fails or stops affects only its own gangs.
 //!
 //! The rule:
-//! 1. A card whose accounts choose a gang *offers* itself, and gives the turn to the tenant that is next (`turns`).
-//! 2. When all cards of a gang offer themselves, its home *gathers* them: each card recalls its holder, and is *ready*
-//!    when the holder has given the card back or overruns.
+//! 1. A card whose accounts choose a gang *offers* itself to the gang. In the meantime, it gives the turn to the next
+//!    tenant (`turns`).
+//! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
+//!    turn, and is *ready* when the holder has given the card back or overruns.
 //! 3. When all cards are ready, the gates open. A gather that is refused, or lasts longer than
-//!    [`GangConfig::gather_ns`], is *cancelled* everywhere.
-//! 4. A card serves one gather at a time. An *older* gang takes the card from a younger one that gathers: the card asks
-//!    the younger gang's home, which cancels its gather unless it has opened the gates already. A younger gang is
-//!    refused. A gang's age is the time of its request, and survives cancelled gathers.
-//! 5. The turn ends on all cards when one card recalls it, or the gang has no work. Kernels that were submitted on one
-//!    card may wait for kernels that the closed gate of another one holds back. So cards that have *drained* are kept,
-//!    and let one submission pass at a time (a *step*) until all cards have drained; then they are released together.
-//!    A card that does not drain within `gather_ns` is *stuck*: others use it meanwhile, and it counts as ready for the
-//!    gang's next turn, in which its peers run.
+//!    [`GangConfig::gather_ns`], is *cancelled* on all cards.
+//! 4. A card serves one gather at a time. An *older* gang takes the card from a younger gang that is still gathering:
+//!    the card asks the younger gang's home, which cancels its gather unless it has already opened the gates. A younger
+//!    gang is refused. A gang's age is the time of its request, and a cancelled gather does not change it.
+//! 5. The turn ends on all cards when one card recalls it, or the gang has no work. Kernels on one card may wait for
+//!    kernels that the closed gate of another card holds back. Therefore, the gang keeps cards that have *drained*, and
+//!    these cards let one submission pass at a time (a *step*). When all cards have drained, they are released
+//!    together. A card that does not drain within `gather_ns` is *stuck*: other tenants use it in the meantime, and it
+//!    counts as ready for the gang's next turn, in which the missing kernels run.
 //!
-//! No deadlock: a gang that runs waits for no other one, and its turn ends after a slice if another tenant is due. A
-//! gang that gathers waits for holders, which are recalled, for `overrun_ns` at most; for an older gang it does not
-//! wait, and a younger one gives way after a message. A turn that ends waits for its own cards, for `gather_ns` at
-//! most. No starvation: the oldest gang that gathers is refused by no other, and becomes due on each card by that
-//! card's accounts. Ages are Lamport's clocks, so cards need no common one.
+//! No deadlock is possible. A running gang does not wait for another gang, and its turn ends after a slice if another
+//! tenant is due. A gathering gang waits at most `overrun_ns` for recalled holders; it does not wait for an older gang,
+//! and a younger gang gives way after one message. A turn that ends waits at most `gather_ns` for its own cards. No
+//! gang starves: the oldest gathering gang is never refused, and each card's accounts make it due eventually. Ages are
+//! Lamport timestamps, so the cards need no common clock.
 //!
-//! A card charges a gang from the moment at which it is ready, so the time for which it waits for other cards is the
-//! gang's own loss; [`GangView`] reports it.
+//! A card charges a gang from the moment at which the card is ready. So the gang pays for the time that its cards wait
+//! for each other; [`GangView`] reports this time.
 //!
-//! The crate is pure, like [`GroupTurns`]: calls, messages and the time go in; [`Order`]s and messages come out. The
-//! messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]). Start with `home`, which
-//! has the phases of a turn; `member` has the places of a gang among one card's turns.
+//! The crate does no I/O, like [`GroupTurns`]: its inputs are calls, messages and the time, and its outputs are
+//! [`Order`]s and messages. Messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]).
+//! Read `home` first, which has the phases of a turn; `member` has the stages of a gang among one card's turns.
 //!
 //! Sources: D. Feitelson and L. Rudolph, *Gang scheduling performance benefits for fine-grain synchronization* (1992);
 //! D. Rosenkrantz et al., *System level concurrency control for distributed database systems* (1978): wound-wait.
@@ -52,18 +53,19 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub use messages::{Body, CardId, CardState, Command, GangId, Message};
 
-/// Times of gangs.
+/// Time limits for gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangConfig {
-    /// Longest time for which a gang's cards are gathered, in ns. A recalled turn that does not end delays a card by
-    /// [`sched::turns::TurnsConfig::overrun_ns`], which must be less.
+    /// Maximum duration of a gather, in ns. It must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
+    /// recalled turn that does not end delays a card.
     pub gather_ns: u64,
-    /// Time in ns for which drained cards wait for the others, at the end of a turn, before one more submission passes.
+    /// Time in ns for which drained cards wait for the gang's other cards, at the end of a turn, before one more
+    /// submission passes.
     pub step_ns: u64,
 }
 
 impl Default for GangConfig {
-    /// Sets 45 ms, which is one and a half times the wait for a recalled turn, and 1 ms.
+    /// Sets a gather limit of 45 ms, which is 1.5 times the wait for a recalled turn, and a step time of 1 ms.
     fn default() -> Self {
         Self { gather_ns: 45_000_000, step_ns: 1_000_000 }
     }
@@ -72,46 +74,47 @@ impl Default for GangConfig {
 /// Order to send a message to a tenant, or to act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GangOrder {
-    /// An order as of a single card.
+    /// An order that a single card's turns can also give.
     Turn(Order),
-    /// The gang's gate opens for one submission of each of its processes; then they report the end of their work, as
-    /// after a recall. Processes without work report that at once.
+    /// The gang's gate opens for one submission of each process. Then the processes report the end of their work, as
+    /// after a recall. Processes without work report immediately.
     Step(TenantId),
 }
 
-/// Counts of a gang on one card.
+/// Statistics of a gang on one card.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GangCounts {
-    /// Number of turns for which the card was gathered.
+    /// Number of turns for which the card was gathered successfully.
     pub turns: u64,
     /// Number of gathers that were cancelled or refused on this card.
     pub cancelled: u64,
-    /// Time in ns for which the card was ready and waited for the gang's other cards.
+    /// Total time in ns for which the card was ready and waited for the gang's other cards.
     pub gather_ns: u64,
-    /// Longest such time, in ns.
+    /// Longest wait of the ready card for the other cards, in ns.
     pub longest_gather_ns: u64,
-    /// Time in ns for which the gang's gate on this card was closed within its turn: it had no work here.
+    /// Time in ns for which the gang's gate on this card was closed during the gang's turn, because the gang had no
+    /// work here.
     pub rest_ns: u64,
-    /// Times from the gang's first offer or work on this card to its turn.
+    /// Durations from the gang's first offer or work on this card to its turn.
     pub waits: Histogram,
 }
 
-/// A gang as one card sees it.
+/// State of a gang as seen by one card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GangView {
     /// The gang's cards.
     pub cards: BTreeSet<CardId>,
-    /// Cards of the gang that cannot be reached from this card. A gang's home must reach all of them for a turn.
+    /// Cards of the gang that this card cannot reach. The gang gets a turn only if its home can reach all cards.
     pub missing: BTreeSet<CardId>,
-    /// True if the gang's gates are open, on this card.
+    /// True if the gang's gate on this card is open.
     pub runs: bool,
-    /// True if the accounts of this card have chosen the gang, which waits for its other cards.
+    /// True if the accounts of this card have chosen the gang, and the gang waits for its other cards.
     pub is_offered: bool,
-    /// Counts on this card.
+    /// Statistics on this card.
     pub counts: GangCounts,
 }
 
-/// Turns of one card, of which some tenants have other cards as well.
+/// Turns of one card, for tenants that use only this card and for tenants that use several cards.
 #[derive(Debug)]
 pub struct GangTurns {
     card: CardId,
@@ -120,18 +123,18 @@ pub struct GangTurns {
     members: BTreeMap<GangId, Member>,
     /// The gangs whose home is this card.
     homes: BTreeMap<GangId, Home>,
-    /// Cards that can be reached; this card always can.
+    /// Reachable cards, always including this card.
     reachable: BTreeSet<CardId>,
-    /// Lamport's clock.
+    /// This card's Lamport clock.
     clock: u64,
     orders: Vec<GangOrder>,
     messages: Vec<(CardId, Message)>,
-    /// Messages of this card to itself.
+    /// Messages from this card to itself.
     own: VecDeque<Message>,
 }
 
 impl GangTurns {
-    /// Creates the turns of a card without gangs, above its turns for single tenants and groups.
+    /// Creates the turns of a card without gangs, on top of its turns for single tenants and groups.
     #[must_use]
     pub fn new(card: CardId, turns: GroupTurns, config: GangConfig) -> Self {
         Self {
@@ -148,22 +151,23 @@ impl GangTurns {
         }
     }
 
-    /// Returns the turns below, for their views.
+    /// Returns the underlying turns, to read their state.
     #[must_use]
     pub fn turns(&self) -> &GroupTurns {
         &self.turns
     }
 
-    /// Changes the turns below in a way that concerns no gang's work: tenants, settings, strikes, records.
+    /// Changes the underlying turns in a way that does not affect the work of gangs: tenants, settings, strikes,
+    /// records.
     pub fn with_turns<T>(&mut self, now: Nanos, change: impl FnOnce(&mut GroupTurns) -> T) -> T {
         let result = change(&mut self.turns);
         self.pump(now);
         result
     }
 
-    /// Makes a tenant of the turns below, without work and without a group, the gang's member on this card. All cards
-    /// must have the same number and the same cards for a gang. Returns false if the cards do not include this one, or
-    /// the gang or the tenant is a member already, or the tenant is unknown or in a group.
+    /// Makes a tenant of the underlying turns the gang's member on this card. The tenant must have no work and no
+    /// group. All cards must use the same number and the same set of cards for a gang. Returns false if `cards` does
+    /// not include this card, if the gang or the tenant is already a member, or if the tenant is unknown or in a group.
     pub fn join(&mut self, gang: GangId, tenant: TenantId, cards: &BTreeSet<CardId>, now: Nanos) -> bool {
         let taken = self.members.contains_key(&gang) || self.gang_of(tenant).is_some();
         let Some(&home) = cards.first().filter(|_| cards.contains(&self.card) && !taken) else { return false };
@@ -180,7 +184,7 @@ impl GangTurns {
         true
     }
 
-    /// Ends a gang's membership. Its tenant stays, and is offered no turns any longer; its work must have ended.
+    /// Ends a gang's membership. The gang's work must have ended. Its tenant stays, but no longer gets offers.
     pub fn leave(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, home) = (member.tenant, member.home);
@@ -192,7 +196,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that another card can be reached: both sides of the connection call this, before any message.
+    /// Records that another card can be reached. Both sides of a connection call this before they exchange messages.
     pub fn reached(&mut self, card: CardId, now: Nanos) {
         self.reachable.insert(card);
         self.greet(|_, home| home.has(card), Some(card));
@@ -239,7 +243,8 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Pauses a tenant on this card, or lets it use the card again. A gang's other cards then wait, too.
+    /// Pauses a tenant on this card, or lets it use the card again. While a gang's tenant is paused, the gang gets no
+    /// turn on its other cards either.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         match self.gang_of(tenant) {
             Some(gang) => self.pause_member(gang, paused, now),
@@ -248,8 +253,8 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Handles a message from another card. Messages about gangs that this card does not have are ignored, as are
-    /// those that only another card may send.
+    /// Handles a message from another card. Ignores messages about gangs that this card does not have, and messages
+    /// that only another card may send.
     pub fn receive(&mut self, from: CardId, message: Message, now: Nanos) {
         self.handle(from, message, now);
         self.pump(now);
@@ -308,7 +313,8 @@ impl GangTurns {
         self.members.iter().filter(|(_, member)| member.home == home).map(|(&gang, _)| gang).collect()
     }
 
-    /// Makes members report to the homes of this card: of the gangs that `concerned` accepts, on one card or on all.
+    /// Asks members to report to homes on this card: for the gangs that `concerned` accepts, on one card or on all
+    /// cards.
     fn greet(&mut self, concerned: impl Fn(GangId, &Home) -> bool, card: Option<CardId>) {
         let mut greetings = Vec::new();
         for (&gang, home) in self.homes.iter().filter(|(gang, home)| concerned(**gang, home)) {
@@ -330,7 +336,8 @@ impl GangTurns {
         }
     }
 
-    /// Passes on the decisions of the turns below, delivers this card's messages to itself, and reports all changes.
+    /// Passes on the decisions of the underlying turns, delivers this card's messages to itself, and reports all
+    /// changes.
     fn pump(&mut self, now: Nanos) {
         loop {
             for tenant in self.turns.take_offers() {

@@ -1,14 +1,14 @@
-//! A gang on one of its cards: its place among the card's turns, and the commands of its home.
+//! A gang on one of its cards: its stage among the card's turns, and the execution of its home's commands.
 
 use super::{Body, CardId, CardState, Command, GangConfig, GangCounts, GangId, GangOrder, GangTurns};
 use sched::turns::Order;
 use sched::{Nanos, TenantId};
 use std::collections::BTreeSet;
 
-/// Factor of the home's limit after which a card gives a gather up by itself: its home is stopped.
+/// A card abandons a gather by itself after this multiple of the home's limit, because the home must have stopped.
 const PATIENCE_FACTOR: u64 = 2;
 
-/// Place of a gang among the turns of one card.
+/// Stage of a gang among the turns of one card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     /// The gang does not compete.
@@ -17,23 +17,23 @@ pub(super) enum Stage {
     Queued,
     /// The card's accounts have chosen the gang.
     Offered,
-    /// The gang waits until a younger one gives the card up.
+    /// The gang waits until a younger gang gives up the card.
     Contending { since: Nanos },
     /// The gang gets the next turn.
     Reserved { since: Nanos },
-    /// The card is free for the gang, whose other cards are not ready.
+    /// The card is free for the gang, but the gang's other cards are not all ready.
     Ready { since: Nanos },
-    /// The gang has its turn; its gate is open, or closed since then for lack of work.
+    /// The gang has its turn. Its gate is open, or closed because the gang has no work here.
     Running { open: bool, since: Nanos },
-    /// The gate must close, and work is in flight.
+    /// The gate must close, but work is still in flight.
     Ending { since: Nanos },
-    /// The gate is closed and the work has ended. The gang keeps the card until its other cards are as far.
+    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have also drained.
     Drained { since: Nanos },
-    /// The work has not ended for so long that others do not wait for it.
+    /// The work has run on for so long that other tenants no longer wait for its end.
     Stuck,
 }
 
-/// A gang on this card.
+/// State of a gang on this card.
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) tenant: TenantId,
@@ -53,9 +53,9 @@ pub(super) struct Member {
     contested: bool,
     /// True if work of an earlier turn is still in flight.
     is_stuck: bool,
-    /// Time since which the gang waits for its turn.
+    /// Time at which the gang began to wait for its turn.
     asked: Option<Nanos>,
-    /// Last report to the home.
+    /// The last report sent to the home.
     reported: Option<(u64, CardState, bool)>,
 }
 
@@ -79,12 +79,12 @@ impl Member {
         }
     }
 
-    /// Starts over with a home that has lost its state, or will be another process.
+    /// Resets the state that depends on the home, because the home has lost its state or will be another process.
     pub(super) fn forget_home(&mut self) {
         (self.round, self.reported) = (0, None);
     }
 
-    /// Returns the time at which the card gives a gather up.
+    /// Returns the time at which the card abandons a gather.
     pub(super) fn expires(&self, config: &GangConfig) -> Option<Nanos> {
         match self.stage {
             Stage::Contending { since } | Stage::Reserved { since } | Stage::Ready { since } => {
@@ -92,13 +92,13 @@ impl Member {
             }
             Stage::Drained { since } => Some(since.after(config.gather_ns.saturating_mul(PATIENCE_FACTOR))),
             Stage::Ending { since } => Some(since.after(config.gather_ns)),
-            // The turns below have recalled it before, and do not do that again.
+            // The underlying turns recalled this turn earlier, and do not recall it again.
             Stage::Running { since, .. } if self.is_stuck => Some(since.after(config.gather_ns)),
             Stage::Idle | Stage::Queued | Stage::Offered | Stage::Running { .. } | Stage::Stuck => None,
         }
     }
 
-    /// Returns true if the card is being gathered for the gang, or waits for its other cards.
+    /// Returns true if the card is being gathered for the gang, or is ready and waits for the gang's other cards.
     fn has_card(&self) -> bool {
         matches!(self.stage, Stage::Reserved { .. } | Stage::Ready { .. }) && !self.is_stuck
     }
@@ -124,7 +124,7 @@ impl Member {
 }
 
 impl GangTurns {
-    /// Reports a gang's state to its home if it has changed, or if `always`.
+    /// Reports a gang's state to its home, if it has changed or `always` is true.
     pub(super) fn report(&mut self, gang: GangId, always: bool) {
         let Some(member) = self.members.get_mut(&gang) else { return };
         let report = (member.round, member.state(), member.wants);
@@ -152,7 +152,7 @@ impl GangTurns {
         }
     }
 
-    /// Passes an order of the turns below on. Orders for gangs change their places.
+    /// Passes on an order of the underlying turns. An order for a gang changes the gang's stage.
     pub(super) fn pass_on(&mut self, order: Order, now: Nanos) {
         let (Order::Grant(tenant) | Order::Recall(tenant) | Order::Yield(tenant)) = order else {
             return self.order(order);
@@ -162,14 +162,14 @@ impl GangTurns {
         };
         match (order, member.stage) {
             (Order::Grant(_), Stage::Reserved { .. }) => member.stage = Stage::Ready { since: now },
-            // The gather has ended since the turn began.
+            // The gather ended after the turn began.
             (Order::Grant(_), _) => self.release(gang, now, now),
             (Order::Recall(_), Stage::Running { open: true, .. }) => {
                 member.stage = Stage::Ending { since: now };
                 self.order(order);
             }
             (Order::Recall(_), Stage::Ready { .. } | Stage::Running { open: false, .. }) => self.stop(gang, now),
-            // A gang keeps its slices: one card alone does not know if the program waits for another one.
+            // A gang keeps its slices, because a single card does not know if the program waits for another card.
             _ => {}
         }
     }
@@ -268,18 +268,18 @@ impl GangTurns {
                     self.release(gang, now, now);
                 }
             }
-            // The card has given the gather up, and has reported that.
+            // The card has abandoned the gather, and has reported this.
             Command::Run | Command::Stop => {}
         }
     }
 
-    /// Frees the card for a gang, or refuses that: the gang then waits for its next offer.
+    /// Frees the card for a gang, or refuses to. A refused gang waits for its next offer.
     fn gather(&mut self, gang: GangId, now: Nanos) {
         let Some(member) = self.members.get(&gang) else { return };
         let (tenant, request, is_offered) = (member.tenant, (member.age, gang), member.stage == Stage::Offered);
         match member.stage {
             Stage::Offered | Stage::Queued => {}
-            // The gang's work is on the card already, next to that of others.
+            // The gang's work is already on the card, next to other tenants' work.
             Stage::Stuck => return self.set_stage(gang, Stage::Ready { since: now }),
             _ => return,
         }
@@ -305,7 +305,7 @@ impl GangTurns {
         }
     }
 
-    /// Records that a gang gets the next turn. Offers to other gangs are void, and those compete with it again.
+    /// Records that a gang gets the next turn. Offers to other gangs become void, and these gangs compete again.
     fn reserved(&mut self, gang: GangId, now: Nanos) {
         self.set_stage(gang, Stage::Reserved { since: now });
         let offered = |(_, member): &(&GangId, &Member)| member.stage == Stage::Offered;
@@ -332,7 +332,7 @@ impl GangTurns {
         member.counts.turns += 1;
         let asked = member.asked.take().unwrap_or(now);
         member.counts.waits.add(now.since(asked));
-        // Programs without work close the gate at once.
+        // Programs without work close the gate immediately.
         (member.stage, member.contested, member.wants) = (Stage::Running { open: true, since: now }, false, true);
         let tenant = member.tenant;
         self.turns.open(tenant, now);
@@ -354,7 +354,7 @@ impl GangTurns {
             | Stage::Drained { .. }
             | Stage::Stuck => {}
             Stage::Running { open: true, .. } => {
-                // A stuck turn was recalled before.
+                // A stuck turn has already been recalled.
                 member.stage = Stage::Ending { since: now };
                 self.turns.give_back(tenant, now);
                 self.order(Order::Recall(tenant));
@@ -380,14 +380,14 @@ impl GangTurns {
             Stage::Ready { since } => {
                 member.counts.cancelled += 1;
                 member.count_gather(now.since(since));
-                // The contender is next, before this turn ends.
+                // Reserve the next turn for the contender before this turn ends.
                 self.admit_contender(now);
                 self.release(gang, now, now);
             }
         }
     }
 
-    /// Gives the next turn to the gang that waits for a younger one.
+    /// Gives the next turn to the gang that waits until a younger gang gives up the card.
     fn admit_contender(&mut self, now: Nanos) {
         let Some(gang) = self.find(Member::is_contending) else { return };
         let Some(tenant) = self.members.get(&gang).map(|member| member.tenant) else { return };
@@ -419,7 +419,7 @@ impl GangTurns {
         }
     }
 
-    /// Ends all that a gang does on this card, because its home cannot be reached.
+    /// Ends all activity of a gang on this card, because its home cannot be reached.
     pub(super) fn abandon(&mut self, gang: GangId, now: Nanos) {
         if let Some(member) = self.members.get_mut(&gang) {
             member.competes = false;
@@ -431,7 +431,7 @@ impl GangTurns {
         }
     }
 
-    /// Gives the gathers up whose homes have not answered, and no longer waits for work that does not end.
+    /// Abandons gathers whose homes have not answered, and stops waiting for work that does not end.
     pub(super) fn expire(&mut self, now: Nanos) {
         let late = |member: &Member| member.expires(&self.config).is_some_and(|at| at <= now);
         let gangs: Vec<GangId> = self.members.iter().filter(|(_, m)| late(m)).map(|(&gang, _)| gang).collect();
@@ -450,7 +450,7 @@ impl GangTurns {
         self.members.iter().find(|(_, member)| wanted(member)).map(|(&gang, _)| gang)
     }
 
-    /// Returns a gang's request, as requests are ordered: the oldest first.
+    /// Returns a gang's request, in a form that sorts the oldest request first.
     fn request(&self, gang: GangId) -> (u64, GangId) {
         (self.members.get(&gang).map_or(u64::MAX, |member| member.age), gang)
     }

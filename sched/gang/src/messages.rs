@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// A card, by a number that is the same for all cards of the host.
+/// Number of a card, unique on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct CardId(pub u32);
 
-/// A gang, by a number that is the same on all of its cards.
+/// Number of a gang, which is the same on all of its cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct GangId(pub u32);
 
@@ -15,7 +15,7 @@ pub struct GangId(pub u32);
 pub struct Message {
     /// The gang.
     pub gang: GangId,
-    /// Lamport's clock of the sender.
+    /// Lamport clock of the sender.
     pub clock: u64,
     /// Content of the message.
     pub body: Body,
@@ -24,7 +24,7 @@ pub struct Message {
 /// Content of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Body {
-    /// State of a card, to the gang's home: after each change, and when the home asks.
+    /// State of a card, sent to the gang's home after each change and on request.
     Report {
         /// Number of the last gather, step or release that the card has received.
         round: u64,
@@ -33,9 +33,10 @@ pub enum Body {
         /// True if the gang has work on this card.
         wants: bool,
     },
-    /// Command of the home.
+    /// Command from the home to a card.
     Command {
-        /// Its number if it is a gather, a step or a release, and that of the card's last such command otherwise.
+        /// Number of the command if it is a gather, a step or a release; otherwise, the number of the last such command
+        /// to the card.
         round: u64,
         /// The command.
         command: Command,
@@ -47,32 +48,32 @@ pub enum Body {
 pub enum CardState {
     /// The gang is not a member on this card, or the card cannot be reached.
     Absent,
-    /// Another tenant is next on this card.
+    /// The card's accounts have not chosen the gang yet.
     Waiting,
     /// The card's accounts have chosen the gang.
     Offered,
-    /// The card is being gathered: another turn has not ended yet.
+    /// The card is being gathered, but the turn of another tenant has not ended yet.
     Gathering,
     /// The card is free for the gang.
     Ready,
-    /// An older gang wants the card, which is being gathered for this gang or ready.
+    /// The card is ready or being gathered for this gang, but an older gang wants it.
     Contested,
     /// The gang's gate is open.
     Running,
-    /// The gang's gate is closed within its turn, for lack of work.
+    /// The gang has its turn, but its gate is closed because it has no work here.
     Resting,
-    /// The gate must close, and work is in flight.
+    /// The gate must close, but work is still in flight.
     Ending,
-    /// The gate is closed and the work has ended; the card is kept until the other cards are as far.
+    /// The gate is closed and the work has ended. The gang keeps the card until its other cards have also drained.
     Drained,
-    /// Work in flight has not ended for a long time. Other tenants use the card meanwhile.
+    /// Work in flight has not ended for a long time. Other tenants use the card in the meantime.
     Stuck,
 }
 
 /// Command of a gang's home to a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Command {
-    /// Report the state.
+    /// Report the gang's state.
     Report,
     /// The gang has no work: do not compete for a turn.
     Rest,
@@ -80,14 +81,14 @@ pub enum Command {
     Compete,
     /// Free the card for the gang.
     Gather {
-        /// Age of the gang's request: the smaller, the older.
+        /// Age of the gang's request. An older request has a smaller number.
         age: u64,
     },
     /// Open the gate.
     Run,
     /// End the turn, or cancel the gather.
     Stop,
-    /// Let one more submission of each process pass: work on another card waits for it.
+    /// Let one more submission of each process pass, because work on another card may wait for it.
     Step,
     /// Give the drained card to other tenants.
     Release,

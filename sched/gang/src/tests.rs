@@ -1,4 +1,4 @@
-//! Tests of gangs in simulated time. `schedules` tries orders of messages, submissions and failures.
+//! Tests of gangs in simulated time. `schedules` tests different orders of messages, submissions and failures.
 
 mod messages;
 mod schedules;
@@ -13,14 +13,15 @@ use world::{MS, Tenant, World, gang, id};
 /// Length of a step of the simulation, in ns.
 const STEP: u64 = 20_000;
 const COARSE_STEP: u64 = 100_000;
-/// Longest time of a message between two processes of a host that are not busy, in ns.
+/// Maximum latency of a message between two idle processes of a host, in ns.
 const QUICK_NS: u64 = 60_000;
 
-/// Least part of its due that a tenant must have; its due is its part if all tenants that meet it on a card excluded
-/// each other. The least of 500 random sets of tenants has 0.75, and 0.72 has been seen.
+/// Minimum fraction of its due share that a tenant must get. A tenant's due share is its share if all tenants that
+/// share a card with it excluded each other. The minimum over 500 random sets of tenants is 0.75; 0.72 has also
+/// occurred.
 const LEAST_PART: f64 = 0.6;
 
-/// Creates cards whose messages are as quick as those of sockets.
+/// Creates cards whose messages have the latency of a socket.
 fn quick(cards: u32, tenants: &[Tenant]) -> World {
     let mut world = World::new(cards, tenants, 1);
     world.transit_ns = (10_000, QUICK_NS);
@@ -31,7 +32,7 @@ fn part(world: &World, number: usize, of: &[usize]) -> f64 {
     world.work(number) / of.iter().map(|&other| world.work(other)).sum::<f64>()
 }
 
-/// Returns the counts of all gangs on all cards.
+/// Returns the statistics of all gangs on all cards.
 fn all_counts(world: &World) -> Vec<GangCounts> {
     world.cards.values().flat_map(|turns| turns.members.values()).map(|member| member.counts.clone()).collect()
 }
@@ -62,7 +63,7 @@ fn gang_gets_its_part_next_to_single_tenants() {
         println!("card {card}: {charged:.3} for the gang, {} ms of it lost", counts.gather_ns / MS);
         assert!(charged > 0.42 && charged < 0.52, "{charged} of card {card} for the gang");
         assert!(world.work(single) > 0.48 * (4000 * MS) as f64, "card {card}: {} ns", world.work(single));
-        // A holder's work in flight ends within two of its kernels.
+        // The work that a holder has in flight is at most two kernels long.
         assert!(counts.longest_gather_ns <= 5 * MS, "{counts:?}");
     }
     assert!(world.work(0) > 0.40 * (4000 * MS) as f64, "{} ns of the gang", world.work(0));
@@ -87,7 +88,7 @@ fn gang_with_one_busy_card_keeps_its_turn_for_it() {
     let tenants = [pauses, Tenant::flood(&[0], 100, MS), Tenant::flood(&[1], 100, MS)];
     let mut world = quick(2, &tenants);
     world.run(2000 * MS, STEP);
-    // The gang works for 5 ms of each 25 ms at most, and the others use the rest.
+    // The gang works for at most 5 ms of each 25 ms, and the other tenants use the rest.
     assert!(world.work(0) > 0.10 * (2000 * MS) as f64, "{} ns of the gang", world.work(0));
     for single in [1, 2] {
         assert!(world.work(single) > 0.70 * (2000 * MS) as f64, "{} ns", world.work(single));
@@ -116,7 +117,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         Tenant::flood(&[2], 100, MS),
         Tenant::flood(&[0, 2], 100, MS),
     ];
-    // The home of the gangs is stopped, or another of their cards.
+    // Stop either the gangs' home or another of their cards.
     for stopped in [0, 1] {
         let mut world = quick(3, &tenants);
         world.run(200 * MS, STEP);
@@ -128,7 +129,7 @@ fn stopped_process_of_a_card_costs_other_cards_nothing() {
         assert_eq!(stopped == 1, gang > 0.40 * (1000 * MS) as f64, "card {stopped} is stopped: {gang} ns");
         world.stopped.clear();
         let before = world.work(0);
-        // The turn that was stopped with its card is charged for that second.
+        // The turn that was in progress on the stopped card is charged for that second.
         world.run(3000 * MS, COARSE_STEP);
         let work = world.work(0) - before;
         assert!(work > 0.1 * (3000 * MS) as f64, "card {stopped} continues: {work} ns of its gang");
@@ -206,7 +207,7 @@ fn any_tenants() -> impl Strategy<Value = (u32, Vec<Tenant>)> {
     })
 }
 
-/// Returns the part of the time that a tenant has if all tenants that share a card with it exclude each other.
+/// Returns a tenant's share of the time if all tenants that share a card with it exclude each other.
 fn least_part(tenants: &[Tenant], number: usize) -> f64 {
     let meets = |other: &&Tenant| other.cards.iter().any(|card| tenants[number].cards.contains(card));
     let weights: u32 = tenants.iter().filter(meets).map(|tenant| tenant.params.weight).sum();
@@ -226,7 +227,7 @@ proptest! {
             prop_assert!(part > LEAST_PART * due, "tenant {number} has {part} instead of {due}: {tenants:?}");
         }
         for card in 0..cards {
-            // All charges are for time in which the card was busy, or was kept.
+            // Tenants are charged only for time in which the card was busy or reserved.
             prop_assert!(world.busy(card) <= 3000 * MS);
             let used: u64 = (0..tenants.len()).map(|number| world.used(card, number)).sum();
             prop_assert_eq!(used, world.busy(card));

@@ -1,51 +1,56 @@
-//! The accounts of a group's members, and the choice of the member that has the card alone.
+//! The accounts of a group's members, and the choice of the member that gets the card alone.
 //!
-//! Work is measured in ns of a card of one's own. Kernels that run at the same time take longer, and a member is in
-//! flight for all of that time. Two programs that always have work have the same time in flight, however much each of
-//! them gets done. So the length of a member's submissions is measured while it has the card alone. A report of
-//! submissions next to other members counts that length for each, at most the time in flight.
+//! Work is measured in ns that it would take on an otherwise idle card. Kernels that run concurrently take longer, and
+//! the time in flight includes this delay: two programs that always have work have the same time in flight, even if
+//! they make different progress. Therefore, the length of a member's submissions is measured while the member has the
+//! card alone. If other members ran at the same time, each reported submission counts as this length, and a report
+//! counts as at most its time in flight.
 //!
-//! Each charge is a loss of the charged member and a gain of all competing members by their parts, so losses and gains
-//! cancel out. A member that was idle keeps no more than half of the lag that would give it the card alone.
+//! Each charge is subtracted from the charged member's balance and divided among all competing members by their shares,
+//! so that the sum stays the same. A member that was idle keeps at most half of the lag at which it would get the card
+//! alone.
 
 use super::{Alone, ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, party};
 use crate::config::PERMILLE;
 use crate::shares::{Claim, divide, scale};
 use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 
-/// Time over which a cap holds, in ns.
+/// Time window over which a cap is enforced, in ns.
 const CAP_WINDOW_NS: u64 = 30_000_000;
-/// Time in flight after which a measurement of a member's submissions replaces the one before, in ns.
+/// Time in flight, in ns, after which a measurement of a member's submissions replaces the previous measurement.
 const MEASURED_NS: u64 = 50_000_000;
-/// Shortest time in flight of a measurement that replaces the one before, in ns.
+/// Minimum time in flight, in ns, of a measurement that replaces the previous measurement.
 const MIN_MEASURED_NS: u64 = 4_000_000;
-/// Time after a sample, in ns, from which on a change of the program's work leads to another sample.
+/// Minimum time in ns from a sample to the next sample that is taken because the program's work has changed.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
-/// Submissions of a sample: one more or less, which a report may count, then changes little.
+/// Number of submissions in a sample. A report may count one submission too many or too few, which changes a sample of
+/// this size little.
 const SAMPLED_LAUNCHES: u64 = 32;
-/// Longest sample, as a multiple of [`GroupConfig::sample_ns`].
+/// Maximum length of a sample, as a multiple of [`GroupConfig::sample_ns`].
 const LONGEST_SAMPLE: u64 = 10;
-/// Maximum of the work that a member lacks or owes, as a multiple of [`GroupConfig::lag_ns`].
+/// Maximum lag or lead of a member, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LAGS: i64 = 40;
 
 /// Accounts of one member.
 #[derive(Debug)]
 pub(super) struct Balance {
-    /// Work that the member lacks of its part, in ns.
+    /// Lag of the member: its share minus its work, in ns.
     lack: i64,
-    /// Time in flight, in ns, and submissions of the last measurement while the member had the card alone.
+    /// Last measurement while the member had the card alone: the time in flight in ns, and the number of submissions.
     alone: (u64, u64),
-    /// The same of the measurement that has not ended.
+    /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
-    /// The same next to other members, since the last comparison with `usual`.
+    /// Time in flight and number of submissions while other members also had work, since the last comparison with
+    /// `usual`.
     beside: (u64, u64),
-    /// Time in flight of a submission next to other members, in ns, when it was first known after a measurement.
+    /// Time in flight of a submission while other members also had work, in ns, as first determined after the last
+    /// measurement.
     usual: Option<u64>,
-    /// True if the measurement no longer fits the submissions: the program does other work.
+    /// True if the measurement no longer matches the submissions, because the program's work has changed.
     changed: bool,
     /// True if the last two measurements had the same result.
     confirmed: bool,
-    /// Time of the last measurement, or of the last attempt.
+    /// Time of the last measurement or attempted measurement.
     sampled: Option<Nanos>,
     /// Time of the last report of use.
     reported: Nanos,
@@ -73,7 +78,7 @@ impl Balance {
         }
     }
 
-    /// Begins accounts of a member that joins its group.
+    /// Starts the accounts of a member that joins its group.
     pub(super) fn begin(&mut self, now: Nanos) {
         (self.lack, self.reported) = (0, now);
     }
@@ -83,7 +88,7 @@ impl Balance {
         self.lack = self.lack.min(signed(lag_ns) / 2);
     }
 
-    /// Records that the member's gate has opened: its next report covers the time from now on.
+    /// Records that the member's gate has opened. The member's next report covers the time from now on.
     pub(super) fn opened(&mut self, now: Nanos) {
         self.reported = now;
     }
@@ -92,8 +97,8 @@ impl Balance {
         self.lack
     }
 
-    /// Returns the work of a report, and measures the length of submissions if the member was alone for all of it.
-    /// `members` of the group have work in flight.
+    /// Returns the work in a report, and measures the length of submissions if the member was alone throughout.
+    /// `members` is the number of members that have work in flight.
     pub(super) fn work(
         &mut self,
         busy_ns: u64,
@@ -121,8 +126,9 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Replaces the last measurement by the current one, or adds the current one if it is too short. Programs have
-    /// phases: thousands of short submissions of the start must not decide the length of later ones.
+    /// Replaces the last measurement with the current measurement, or adds the current measurement to it if that is too
+    /// short. Programs have phases: thousands of short submissions at the start must not determine the length of later
+    /// submissions.
     fn end_measurement(&mut self) {
         let (ns, launches) = std::mem::take(&mut self.measuring);
         if launches == 0 {
@@ -139,12 +145,13 @@ impl Balance {
         (self.beside, self.usual, self.changed) = ((0, 0), None, false);
     }
 
-    /// Returns the measured length of a submission in ns; 0 if it is not known.
+    /// Returns the measured length of a submission in ns, or 0 if it is unknown.
     fn length(&self) -> u64 {
         self.alone.0.checked_div(self.alone.1).unwrap_or(0)
     }
 
-    /// Compares the time in flight of submissions next to other members with the measurement, and with the usual time.
+    /// Compares the time in flight of submissions that ran next to other members with the measurement and with the
+    /// usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < SAMPLED_LAUNCHES {
@@ -153,7 +160,8 @@ impl Balance {
         let (ns, count) = std::mem::take(&mut self.beside);
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        // Members that divide the card slow each other down at most by their number, and never speed each other up.
+        // Members that share the card slow each other down by at most a factor of their number, and never speed each
+        // other up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         self.changed |= !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
     }
@@ -164,7 +172,7 @@ impl Balance {
         self.sampled.is_none_or(|at| now.since(at) >= interval)
     }
 
-    /// Refills the allowance of the member's cap, which does not end a sample.
+    /// Refills the allowance of the member's cap. A sample does not end when the allowance is used up.
     pub(super) fn refill(&mut self, settings: &VgpuParams, is_sampled: bool, now: Nanos) {
         let elapsed = now.since(std::mem::replace(&mut self.refilled, now));
         let full = window(settings);
@@ -185,7 +193,7 @@ impl Balance {
     }
 }
 
-/// Returns the largest allowance of a cap.
+/// Returns the maximum allowance of a cap, in ns.
 fn window(settings: &VgpuParams) -> i64 {
     signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
 }
@@ -195,7 +203,7 @@ fn signed(ns: u64) -> i64 {
 }
 
 impl GroupTurns {
-    /// Charges a joined member for work, and divides it among the members that compete with it.
+    /// Charges a joined member for work, and credits the work to all competing members by their shares.
     pub(super) fn charge(&mut self, tenant: TenantId, work: u64) {
         let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
         let bound = signed(self.config.lag_ns).saturating_mul(MAX_LAGS);
@@ -207,7 +215,7 @@ impl GroupTurns {
             .members_of(id)
             .filter(competes)
             .map(|(of, member)| {
-                // Guarantees are parts of the card, of which the group has a part only.
+                // A guarantee is a fraction of the card's time, but the group has only a part of this time.
                 let Claim { weight, least, .. } = Claim::from_params(&member.settings(), WHOLE_SHARE_PPM);
                 (of, Claim { weight, least: scale(least, WHOLE_SHARE_PPM, whole.max(1)), most: WHOLE_SHARE_PPM })
             })
@@ -222,7 +230,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the part of the card's time that a group gets while all parties with work compete.
+    /// Returns the share of the card's time that a group gets while all parties with work compete.
     fn part_of_card(&self, id: GroupId) -> u64 {
         let own = self.members.iter().filter(|(_, member)| member.joined.is_none()).map(|(&tenant, _)| tenant);
         let others = self.groups.keys().copied().filter(|other| *other != id).map(party);
@@ -232,7 +240,7 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Decides which member of a group has the card alone.
+    /// Decides which member of a group gets the card alone.
     pub(super) fn choose_alone(&mut self, id: GroupId, runs: bool, now: Nanos) {
         let Some(group) = self.groups.get(&id) else { return };
         let before = group.alone;
@@ -249,7 +257,7 @@ impl GroupTurns {
         if let Some(failed) = failed
             && let Some(member) = self.members.get_mut(&failed.tenant)
         {
-            // A sample without a report is not repeated at once, and neither is a turn in which nothing was done.
+            // Do not immediately repeat a sample that got no report, or a turn alone in which no work was done.
             member.balance.sampled = Some(member.balance.sampled.map_or(now, |at| at.max(failed.since)));
             if failed.work == 0 && now.since(failed.since) >= self.config.alone_ns {
                 member.balance.lack = member.balance.lack.min(0);
@@ -269,11 +277,11 @@ impl GroupTurns {
         balance.lack > 0 && lasted < self.config.alone_ns
     }
 
-    /// Returns the member that lags most in the best class, or a member whose length of submissions is not known well.
+    /// Returns the member that lags most in the best class, or a member whose length of submissions must be measured.
     fn next_alone(&self, contenders: &[(TenantId, &Member)], before: Option<Alone>, now: Nanos) -> Option<Alone> {
-        // A gate that is closing opens again only after the tenant's answer.
+        // A closing gate can open again only after the tenant's answer.
         let able = || contenders.iter().filter(|(_, member)| !matches!(member.gate, Gate::Closing { .. }));
-        // A member that did nothing alone waits for the next charge.
+        // A member that did no work while it had the card alone waits for the next charge.
         let fruitless = before.filter(|alone| alone.work == 0).map(|alone| alone.tenant);
         let lags = |(tenant, member): &&(TenantId, &Member)| {
             member.balance.lack >= signed(self.config.lag_ns) && fruitless != Some(*tenant)
@@ -304,7 +312,7 @@ impl GroupTurns {
         alone.into_iter().chain(sample).chain(trial)
     }
 
-    /// Returns the engine's account of a member, merged with that of its own turns.
+    /// Returns a member's account within its group, merged with the account of its separate turns.
     pub(super) fn merged_account(&self, tenant: TenantId) -> Option<crate::Account> {
         let mut account = self.turns.scheduler().account(tenant, ENGINE)?.clone();
         if let Some(member) = self.members.get(&tenant) {

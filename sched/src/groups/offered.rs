@@ -1,10 +1,10 @@
-//! Tenants whose turns are offered and reserved: those with several cards. They are in no group.
+//! Offers and reservations of turns, for tenants with several cards. These tenants are not in a group.
 
 use super::{GroupTurns, Nanos, TenantId};
 
 impl GroupTurns {
-    /// Sets if a tenant's turns are offered, like [`super::Turns::set_offered`]. Returns false if the tenant is unknown
-    /// or in a group.
+    /// Sets whether a tenant's turns are offered, like [`super::Turns::set_offered`]. Returns false if the tenant is
+    /// unknown or in a group.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) -> bool {
         let is_single = self.members.get(&tenant).is_some_and(|member| member.group.is_none());
         if is_single {
@@ -13,7 +13,7 @@ impl GroupTurns {
         is_single
     }
 
-    /// Takes the tenants whose turn came since the last call, in order.
+    /// Takes the tenants that became due since the last call, in order.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         self.turns.take_offers()
     }

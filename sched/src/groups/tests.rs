@@ -1,4 +1,4 @@
-//! Tests of groups on a simulated card whose work runs faster together than one after the other.
+//! Tests of groups on a simulated card that does more work per time if programs run concurrently.
 
 use super::*;
 use crate::turns::scheduler_defaults;
@@ -14,12 +14,12 @@ fn id(number: u32) -> TenantId {
     TenantId(number)
 }
 
-/// A tenant's program: submissions of one length, which it always has or which pause.
+/// A tenant's program, which has submissions of one length, continuously or in bursts.
 #[derive(Clone, Copy, Debug)]
 struct Program {
-    /// Length of a submission on a card of its own, in ns.
+    /// Length of a submission on an otherwise idle card, in ns.
     length: u64,
-    /// Work in a burst in ns, and the pause after it.
+    /// Work in a burst, and the pause after it, in ns.
     burst: Option<(u64, u64)>,
     /// True if the program never gives the card back.
     hangs: bool,
@@ -32,7 +32,7 @@ struct Runner {
     program: Program,
     open: bool,
     recalled: bool,
-    /// Work done in total, and since the last report, in ns of an own card.
+    /// Work done in total, and since the last report, in ns on an otherwise idle card.
     done: u64,
     unreported: u64,
     busy: u64,
@@ -44,7 +44,7 @@ struct Runner {
     last_ran: u64,
 }
 
-/// A card on which `k` programs together do `gain[k - 1]` thousandths of the work of one.
+/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of the work that one program does alone.
 struct Card {
     turns: GroupTurns,
     gain: Vec<u64>,
@@ -53,9 +53,9 @@ struct Card {
     overdue: BTreeSet<TenantId>,
     /// Largest number of gates that were open at once.
     most_open: usize,
-    /// Time for which some gate was open, in ns.
+    /// Time for which at least one gate was open, in ns.
     used: u64,
-    /// Parties whose gates were open at once, which must be one.
+    /// Maps a tenant to its party. Only one party may have open gates at a time.
     parties: fn(TenantId) -> u32,
 }
 
@@ -233,12 +233,12 @@ fn weights_within_group_divide_work_and_not_time_in_flight() {
     }
 }
 
-/// Submissions of a program that prepares its work, and of the same program when it works.
+/// Submissions of a program in its preparation phase, and in its working phase.
 const PREPARES: Program = Program { length: MS / 50, ..FLOOD };
 const WORKS: Program = Program { length: 3 * MS / 2, ..FLOOD };
 
 impl Card {
-    /// Returns the part of the first member in the work of the next `ns`.
+    /// Returns the first member's share of the work in the next `ns`.
     fn part_from_now(&mut self, ns: u64) -> f64 {
         let before = [self.done(1), self.done(2)];
         self.run(ns);
@@ -283,7 +283,7 @@ fn weights_hold_after_members_change_their_work_together() {
     card.add(2, VgpuParams::weight(100), together(), PREPARES);
     card.run(500 * MS);
     card.change(1, WORKS);
-    // The change is noticed, and the length measured again.
+    // The scheduler notices the change, and measures the length again.
     card.run(1_500 * MS);
     let found = card.part_from_now(2_000 * MS);
     assert!((found - 0.75).abs() < 0.04, "{found}");
@@ -311,7 +311,7 @@ fn group_takes_turns_with_sum_of_its_weights() {
     card.add(2, VgpuParams::weight(200), together(), FLOOD);
     card.add(3, VgpuParams::weight(100), None, FLOOD);
     card.run(4_000 * MS);
-    // A single tenant's work is its time.
+    // The work of a tenant that runs alone equals the time for which it runs.
     let alone = card.done(3) / card.used as f64;
     assert!((alone - 0.25).abs() < 0.02, "{alone}");
     let first = part(&card, 1, &[1, 2]);
@@ -361,7 +361,7 @@ fn members_change_between_turns_and_concurrent_work() {
     card.turns.set_group(id(1), together(), Nanos(card.now));
     card.run(100 * MS);
     assert_eq!(card.most_open, 2);
-    // A member without a group is a party of its own.
+    // A tenant without a group is a separate party.
     card.turns.set_group(id(2), None, Nanos(card.now));
     card.run(50 * MS);
     card.most_open = 0;
@@ -402,7 +402,7 @@ fn member_that_does_not_end_is_overdue_and_delays_nothing() {
     assert!(card.done(2) - before >= (59 * MS) as f64, "the other member runs");
     card.run(500 * MS);
     assert_eq!(card.overdue, BTreeSet::from([id(1)]));
-    // Another party gets its turns as well.
+    // Another party also gets turns.
     card.add(3, limit, None, FLOOD);
     card.run(200 * MS);
     assert!(card.done(3) > (20 * MS) as f64);
@@ -491,7 +491,7 @@ fn programs() -> impl Strategy<Value = Program> {
 
 const NAMES: [&str; 2] = ["one", "two"];
 
-/// A tenant: weight, guarantee, group and mode, whether it can run concurrently, and its program.
+/// A tenant's weight, guarantee, group, ability to run concurrently, and program.
 type Tenant = (u32, u32, Option<usize>, bool, Program);
 
 fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
@@ -536,7 +536,7 @@ proptest! {
         card.take_orders();
         card.run(100 * MS);
         let before: Vec<u64> = card.runners.values().map(|runner| runner.done).collect();
-        // The smallest weight is 10 of at most 1,000, and a turn has 15 ms.
+        // The smallest weight is 10 out of at most 1,000, and a turn lasts 15 ms.
         card.run(4_000 * MS);
         for (runner, before) in card.runners.values().zip(before) {
             prop_assert!(runner.done > before, "{:?} starves", runner.program);
@@ -544,7 +544,8 @@ proptest! {
         prop_assert!(card.turns.members.values().all(|member| member.balance.lack().abs() <= 200 * MS as i64));
     }
 
-    /// Flooding members get their weights' parts, whatever the lengths of their submissions and the card's gain.
+    /// Members that always have work get shares in proportion to their weights, regardless of the lengths of their
+    /// submissions and of the card's gain.
     #[test]
     fn flooding_members_share_by_weight(
         weights in proptest::collection::vec(1..6u32, 2..5),

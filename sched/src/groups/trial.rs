@@ -1,17 +1,18 @@
-//! Trials of the two modes of a group: its members' own submissions are counted in each.
+//! Trials that compare the two modes of a group by the number of submissions that its members make in each mode.
 //!
-//! A trial counts in the present mode, and then in the other one. The first quarter of each part is not counted: gates
-//! change then. Members that worked in both parts are compared, each by the ratio of its counts; the mode with the
-//! larger mean ratio stays. So a member with small kernels counts as much as one with long kernels.
+//! A trial counts submissions in the current mode, and then in the other mode. It ignores the first quarter of each
+//! part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the counts,
+//! and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels counts as much
+//! as a member with long kernels.
 
 use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Part of a trial whose submissions are not counted, as a fraction of its length.
+/// Submissions in the first 1/`UNCOUNTED_FRACTION` of each part of a trial are not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
-/// Submissions of each member in one part.
+/// Number of submissions of each member in one part of a trial.
 type Counts = BTreeMap<TenantId, u64>;
 
 #[derive(Debug)]
@@ -19,9 +20,9 @@ struct Running {
     since: Nanos,
     counts: Counts,
     counting: bool,
-    /// Counts of the first part, in the mode before the trial.
+    /// Counts of the first part, which runs in the mode before the trial.
     first: Option<Counts>,
-    /// Number of members that work.
+    /// Number of members that have work.
     working: usize,
 }
 
@@ -37,14 +38,14 @@ impl Trial {
         Self { next: now, running: None }
     }
 
-    /// Counts submissions of a member.
+    /// Counts a member's submissions.
     pub(super) fn submitted(&mut self, tenant: TenantId, launches: u64) {
         if let Some(running) = self.running.as_mut().filter(|running| running.counting) {
             *running.counts.entry(tenant).or_default() += launches;
         }
     }
 
-    /// Advances the trial of a group with this number of working members. Returns the mode from now on if it changes.
+    /// Advances the trial of a group with this number of working members. Returns the new mode if the mode changes.
     pub(super) fn tick(&mut self, config: &GroupConfig, together: bool, working: usize, now: Nanos) -> Option<bool> {
         let Some(running) = &mut self.running else {
             if now >= self.next && working > 1 {
@@ -53,7 +54,7 @@ impl Trial {
             return None;
         };
         if running.working != working {
-            // The parts cannot be compared. The mode before the trial stays until the next one.
+            // The two parts cannot be compared. Keep the mode from before the trial until the next trial.
             let is_other = running.first.is_some();
             self.running = None;
             self.next = now.after(config.trial_ns);
@@ -76,7 +77,7 @@ impl Trial {
         (ratio(&first, &counts) < 1.0).then_some(!together)
     }
 
-    /// Returns the time of the next step.
+    /// Returns the time at which [`Self::tick`] must be called next.
     pub(super) fn wakeup(&self, config: &GroupConfig, sharing: Sharing) -> Option<Nanos> {
         if sharing != Sharing::Auto {
             return None;
@@ -108,7 +109,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Runs a trial in which two members submit this often per ms in turns, and together. Returns the changes of mode.
+    /// Runs a trial in which two members make the given numbers of submissions per ms in each mode. Returns the mode
+    /// after each change.
     fn changes(turns: [u64; 2], together: [u64; 2]) -> Vec<bool> {
         let config = GroupConfig::default();
         let (mut trial, mut mode, mut changes) = (Trial::new(Nanos(0)), false, Vec::new());
@@ -129,7 +131,7 @@ mod tests {
     fn mode_with_more_progress_stays() {
         assert_eq!(changes([10, 10], [14, 13]), [true]);
         assert_eq!(changes([10, 10], [9, 10]), [true, false]);
-        // Both members count the same, whatever the number of their submissions.
+        // Both members count equally, regardless of the number of their submissions.
         assert_eq!(changes([1000, 10], [1100, 5]), [true, false]);
     }
 

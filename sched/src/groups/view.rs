@@ -1,4 +1,4 @@
-//! Views of turns with groups.
+//! Read access to turns with groups.
 
 use super::{Account, Engine, MemoryMove, VgpuParams};
 use super::{Gate, GroupTurns, Membership, Nanos, Scheduler, TenantId, party};
@@ -6,7 +6,7 @@ use crate::Sample;
 use std::collections::BTreeMap;
 
 impl GroupTurns {
-    /// Returns the scheduler of the parties, for its settings, strikes and total.
+    /// Returns the scheduler of the parties, to read its settings, strikes and total use.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         self.turns.scheduler()
@@ -24,7 +24,7 @@ impl GroupTurns {
         self.turns.params(tenant)
     }
 
-    /// Returns the accounts of a tenant: its own turns, and its own work within its group.
+    /// Returns the account of a tenant: its separate turns, and its work within its group.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<Account> {
         self.merged_account(tenant)
@@ -58,12 +58,12 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the tenants whose gates are open, or have not closed yet.
+    /// Returns the tenants whose gates are open or still closing.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.keys().copied().filter(|&tenant| self.has_turn(tenant))
     }
 
-    /// Returns true if a tenant's gate is open, or has not closed yet.
+    /// Returns true if a tenant's gate is open or still closing.
     #[must_use]
     pub fn has_turn(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -81,8 +81,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant has the card and may open further gates: it need not give the card back, also not when
-    /// its program waits.
+    /// Returns true if a tenant has the card and may open further gates: it was asked neither to give the card back,
+    /// nor to do so when its program waits.
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -101,14 +101,14 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the time for which a tenant's turn has overrun, in ns; 0 if it does not.
+    /// Returns the time for which a tenant's turn has overrun, in ns, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         if self.overruns(tenant) { self.turns.overrun_ns(joined.map_or(tenant, party), now) } else { 0 }
     }
 
-    /// Returns true if a tenant has work, waiting or running.
+    /// Returns true if a tenant has waiting or running work.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant is ahead of its part of its group's work by half the lag that gives another member the
-    /// card alone: it should have less work in flight.
+    /// Returns true if a tenant should have less work in flight, because it is ahead of its share of its group's work
+    /// by half the lag at which another member gets the card alone.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         let member = self.members.get(&tenant).filter(|member| member.joined.is_some());
@@ -146,14 +146,14 @@ impl GroupTurns {
         }
     }
 
-    /// Begins a record of the parties' turns, like [`super::Turns::start_record`].
+    /// Starts a record of the parties' turns, like [`super::Turns::start_record`].
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         let groups = self.groups.iter().map(|(&id, group)| (party(id), format!("group {}", group.name)));
         let names = names.iter().map(|(&tenant, name)| (tenant, name.clone())).chain(groups).collect();
         self.turns.start_record(&names, limit, now)
     }
 
-    /// Ends the record and returns it; `None` if none is being made.
+    /// Ends the record and returns it, or `None` if no record is in progress.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.turns.end_record()
     }

@@ -2,13 +2,14 @@
 //! 3.5).
 //!
 //! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
-//! more than its bandwidth. The first vGPU with work is next. But if this vGPU differs from the previous one and is
+//! more than its bandwidth. The first vGPU with work is next. But if this vGPU differs from the previous vGPU and is
 //! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and then runs the first vGPU that
 //! submits.
 //!
-//! As published, bandwidth is measured within a period and forgotten at its end. With `correct`, [`Lags`] measures it
-//! instead: overuse that could not be preempted is repaid, an idle vGPU's share goes to vGPUs with work, the engine
-//! waits only for a vGPU that is due, that vGPU pays for long waits, and a vGPU keeps the engine for a short slice.
+//! The published policy measures bandwidth within a period, and forgets it at the end of the period. With `correct`,
+//! [`Lags`] measures it instead. Then overuse that could not be preempted is repaid, and an idle vGPU's share goes to
+//! vGPUs with work. The engine waits only for a vGPU that is due, and charges long waits to that vGPU. A vGPU keeps the
+//! engine for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -20,32 +21,32 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Number of slices in a period, with `correct`: the vGPU that has the engine keeps it until it is one slice ahead of
-/// the next vGPU. An engine that changes hands after each of many short submissions idles until the end of each
-/// submission was seen, and one VM's residue is cleared each time. By default a slice is 1.5 ms, which keeps shares
-/// correct to a hundredth within 100 ms.
+/// Number of slices in a period, with `correct`. The vGPU that has the engine keeps it until it is one slice ahead of
+/// the next vGPU. Without slices, the engine would switch after each short submission: it would idle until the end of
+/// the submission is seen, and one VM's residue would be cleared each time. By default, a slice is 1.5 ms long, so that
+/// shares are correct to 1 % within 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// The engine's wait for work of a vGPU other than the next one.
+/// A wait of the engine for work of a vGPU other than the next vGPU.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
     next: TenantId,
-    /// The vGPU that submitted during the wait.
+    /// The first vGPU that submitted during the wait. With `correct`, vGPUs above their bandwidth do not count.
     came: Option<TenantId>,
 }
 
-/// The vGPU whose submission ended last, until another vGPU starts.
+/// The vGPU whose submission ended last. Discarded when another vGPU starts.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
     /// Time for which the engine may still wait without a charge, in ns.
     free: u64,
-    /// True while the next vGPU was not chosen yet.
+    /// True until the next vGPU is chosen.
     undecided: bool,
 }
 
-/// A period, with the vGPUs that compete in it and their use.
+/// A period, with the vGPUs that compete in it and their use of the engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Period {
     /// Shares of the competing vGPUs, in parts of [`WHOLE_SHARE_PPM`].
@@ -138,7 +139,7 @@ impl Band {
         }
     }
 
-    /// Debits a vGPU for time in which the engine could have run other work.
+    /// Charges a vGPU for time in which the engine could have run other work.
     fn pay(&mut self, vgpu: TenantId, ns: u64, view: &View<'_>) {
         let band = &view.config.band;
         if !band.own_time || ns == 0 {
@@ -150,7 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU without any wait. With `ahead`, assumes that this vGPU had used additional time.
+    /// Returns the next vGPU if the engine does not wait. With `ahead`, assumes that this vGPU had used the given
+    /// additional time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -160,7 +162,7 @@ impl Band {
         }
         // A vGPU that is due runs first, regardless of its position; among due vGPUs, the class decides. The vGPU that
         // has the engine gets a credit of one slice minus one submission, so vGPUs with long submissions alternate
-        // after each.
+        // after each submission.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -209,7 +211,7 @@ impl Policy for Band {
 
     fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
-        // If the engine waited, it waited for the vGPU that ran last.
+        // If the engine waited, it waited for the vGPU that had run last.
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
@@ -237,8 +239,7 @@ impl Policy for Band {
         self.use_up(vgpu, used, view);
         let band = &view.config.band;
         let free = if band.correct {
-            // Drivers send short submissions after long ones, so the total that the vGPU has used since it got the
-            // engine counts.
+            // Drivers send short submissions after long ones, so compare the vGPU's total use since it got the engine.
             let left = self.last.filter(|last| last.vgpu == vgpu).map_or(0, |last| last.free);
             let earned = used.saturating_mul(band.free_wait_permille.into()) / u64::from(PERMILLE);
             left.saturating_add(earned).min(band.wait_ns.max(earned))
@@ -256,7 +257,7 @@ impl Policy for Band {
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId> {
         self.fill(view);
         if !matches!(view.room, Room::Free) {
-            // The deferred work resumes: do not wait for a busy engine.
+            // The deferred work resumes, so the engine is busy and there is no reason to wait.
             self.wait = None;
         }
         match view.room {
@@ -278,7 +279,8 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // The next vGPU is chosen once per end: a vGPU that arrives later at an idle engine runs immediately.
+        // Choose the next vGPU only once per end: if a vGPU's work arrives later while the engine is idle, it runs
+        // immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

@@ -1,9 +1,10 @@
-//! GPUvm's CREDIT: each vGPU has a budget that is filled each period and debited by its use. An overdrawn vGPU runs
-//! after the others; the first vGPU with work runs. GPUvm's code does the same; according to its paper (section 5.3),
-//! the vGPU with the most credit runs.
+//! GPUvm's CREDIT policy: each vGPU has a budget that is filled each period and debited for its use. The first vGPU
+//! with work runs, but overdrawn vGPUs come after all others. GPUvm's code does the same; according to its paper
+//! (section 5.3), the vGPU with the most credit runs.
 //!
-//! In GPUvm all virtual machines compete. Here budgets are divided among the competing vGPUs: otherwise the idle vGPUs'
-//! part would leave the others overdrawn permanently, and overdrawn vGPUs alternate regardless of their use.
+//! In GPUvm, all virtual machines compete, even if they are idle. Here, only the competing vGPUs get budgets. Otherwise
+//! the idle vGPUs' budgets would be unused, the other vGPUs would be overdrawn permanently, and overdrawn vGPUs
+//! alternate regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -20,38 +21,38 @@ use std::collections::{BTreeMap, VecDeque};
 struct Budget {
     /// Remaining time; negative when the budget is overdrawn.
     left: i64,
-    /// Sum of debits since budgets were filled.
+    /// Sum of debits since budgets were last filled.
     used: u64,
-    /// True if the vGPU runs although overdrawn, because no vGPU with budget left has work.
+    /// True if the vGPU runs although it is overdrawn, because no vGPU with budget left has work.
     spare: bool,
 }
 
 impl Budget {
-    /// Updates a vGPU that does not compete: its unused budget goes to the other vGPUs, and its debt decays as if it
-    /// were served.
+    /// Updates a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt decays as if the
+    /// vGPU were served.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// State of a competing vGPU when budgets are filled, in ns.
+/// A competing vGPU at the time when budgets are filled, with times in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,
     params: VgpuParams,
-    /// The budget, its upper bound, and the debits since the last call.
+    /// The vGPU's budget, its upper bound, and the debits since the last call.
     left: i64,
     most: i64,
     used: i64,
 }
 
-/// Budgets and the order of vGPUs; also used by BAND.
+/// Budgets and the order of vGPUs. BAND also uses this structure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
     order: VecDeque<TenantId>,
     filled: Nanos,
-    /// Time used since budgets were last filled by overdrawn vGPUs that ran without competition, in ns.
+    /// Time in ns that overdrawn vGPUs have used without competition since budgets were last filled.
     spare: u64,
 }
 
@@ -66,7 +67,7 @@ impl Budgets {
         }
     }
 
-    /// Checks that deserialized budgets match `members`, with a position for each.
+    /// Checks that deserialized budgets match `members`, and that each member has a position in the order.
     pub(super) fn check(&self, members: &[&TenantId]) -> Result<(), Invalid> {
         of_members(self.budgets.keys(), members.iter().copied())?;
         Invalid::unless(is_order_of(&self.order, members.iter().copied()), || {
@@ -79,11 +80,11 @@ impl Budgets {
         self.order.retain(|known| *known != vgpu);
     }
 
-    /// Fills the budgets when a period has passed. Returns the vGPUs that then compete, or `None` if no period has
-    /// passed.
+    /// Fills the budgets if a period has passed. Returns the vGPUs that compete from then on, or `None` if no period
+    /// has passed.
     ///
-    /// Normalizes competitors' budgets to one period in total, by their shares; so one vGPU's overdraft is the others'
-    /// credit.
+    /// Normalizes the competitors' budgets, by their shares, to a total of one period. So one vGPU's overdraft is the
+    /// others' credit.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -101,13 +102,13 @@ impl Budgets {
         Some(vgpus)
     }
 
-    /// Returns the vGPUs that have work (or had some within BAND's wait, which counts the same), and the vGPUs that
-    /// were debited since budgets were last filled. All other vGPUs rest.
+    /// Returns the vGPUs that have work, or had work within BAND's wait, and the vGPUs that were debited since budgets
+    /// were last filled. All other vGPUs rest.
     ///
     /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share, or its recent use. A
-    /// vGPU that had more than its share left while overdrawn vGPUs ran without competition, or while no other vGPU
-    /// wanted the engine, loses the surplus and gets nothing more. Debt beyond one period per competitor is forgiven,
-    /// because debt that large is possible only if other vGPUs have saved as much.
+    /// vGPU loses its surplus and gets nothing more if it had more than its share left while overdrawn vGPUs ran
+    /// without competition, or while no other vGPU wanted the engine. Debt beyond one period per competitor is
+    /// forgiven, because such a large debt is possible only if other vGPUs have saved as much.
     fn competitors(&mut self, view: &View<'_>, passed: u64) -> Vec<Competitor> {
         let period = view.config.band.period_ns;
         let weights = view.members.values().map(|member| u64::from(member.params.weight)).sum();
@@ -115,7 +116,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU that is in debt and has work does not cause another vGPU to lose its credit.
+        // A vGPU in debt that has work does not make another vGPU lose its credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -130,7 +131,7 @@ impl Budgets {
                 budget.rest(scale(passed, member.params.weight.into(), weights));
                 continue;
             }
-            // The bound is raised to the vGPU's share in the code below.
+            // The code below raises the bound to the vGPU's share.
             let most = if wants { i64::MAX } else { used };
             competing.push(Competitor { vgpu: *vgpu, params: member.params, left, most, used });
         }
@@ -191,8 +192,8 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the budgets of the competitors when they are filled, `passed` ns after the last filling. A vGPU at its bound
-/// counts with its use instead of its credit: the others share the rest of the period.
+/// Returns the competitors' budgets after a refill, `passed` ns after the previous refill. A vGPU at its bound counts
+/// with its use instead of its credit, and the others share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;

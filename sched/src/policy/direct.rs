@@ -1,4 +1,4 @@
-//! No mediation: every arrival starts immediately, except submissions that a cap or quarantine holds back.
+//! The policy without scheduling: every submission starts when it arrives, unless a cap or a quarantine holds it back.
 
 use super::{Policy, View};
 use crate::types::TenantId;

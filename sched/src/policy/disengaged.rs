@@ -1,14 +1,13 @@
-//! Disengaged scheduling: the policy measures closely for a short interval, and does not intervene for a longer
-//! interval.
+//! Disengaged scheduling: the policy measures each submission in a short interval, and does not intervene in the longer
+//! interval that follows.
 //!
 //! The idea is from Menychtas, Shen and Scott ("Disengaged Scheduling for Fair, Protected Access to Fast Computational
-//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval one vGPU runs at a time, so that the
-//! length of its submissions is known exactly. In the free interval all work starts when it arrives, from several vGPUs
-//! concurrently; each vGPU's use is estimated from the number of submissions that it started. At the end of each free
-//! interval the policy finds vGPUs that used too much; these vGPUs do not run in the next free interval, unless no
-//! other vGPU has work.
+//! Accelerators", ASPLOS 2014; GPUvm's reference 29). In the engaged interval, one vGPU runs at a time, so that the
+//! length of its submissions can be measured exactly. In the free interval, all vGPUs' work starts when it arrives, and
+//! each vGPU's use is estimated from the number of its submissions. At the end of each free interval the policy finds
+//! vGPUs that used too much; these vGPUs do not run in the next free interval, unless no other vGPU has work.
 //!
-//! A vGPU that has the card to itself is not measured.
+//! The policy does not measure a vGPU that has the card to itself.
 
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
@@ -23,11 +22,11 @@ use std::collections::BTreeMap;
 enum Phase {
     /// All vGPUs' work runs.
     Free {
-        /// End of the phase, if any vGPU has work at that time.
+        /// Time at which the phase ends, if any vGPU has work then.
         until: Nanos,
     },
-    /// No work starts until the card has drained: first the work of the free interval, later the last measured work, so
-    /// that a long submission does not use time of the following interval.
+    /// No work starts until the card has drained, so that a long submission does not use time of the following
+    /// interval. This phase comes after the free interval and after the engaged interval.
     Drain {
         /// True if the next phase is engaged.
         engage: bool,
@@ -48,10 +47,10 @@ struct Use {
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,
-    /// Card time in ns of the submissions that ended in the free interval.
+    /// Card time in ns that was used by the submissions that ended in the free interval.
     charged: u64,
     throttled: bool,
-    /// Slice number in the engaged interval: the vGPU with the lowest number is next.
+    /// Slice number in the engaged interval. The vGPU with the lowest number is next.
     turn: u64,
 }
 
@@ -71,7 +70,7 @@ impl Disengaged {
         Self { phase, uses: BTreeMap::new(), lags: Lags::default(), turns: 0, unthrottle: None }
     }
 
-    /// Ends a phase whose time is over.
+    /// Ends the phase if its time is over.
     fn advance(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         match self.phase {
@@ -108,7 +107,7 @@ impl Disengaged {
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // The actual durations are used for a vGPU whose submissions were short while measured and long in the free
+            // Use the actual durations for a vGPU whose submissions were short while measured, but long in the free
             // interval.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
@@ -170,7 +169,7 @@ impl Policy for Disengaged {
                     return free;
                 }
                 // Do not hold back vGPUs in favour of vGPUs without work. But a vGPU whose submission has just ended
-                // may submit again: wait for it as long as that submission took.
+                // may submit again, so wait for it for as long as that submission took.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

@@ -1,8 +1,8 @@
-//! Lag: the use of each vGPU beyond its share, over any length of time.
+//! Lags: how far the use of each vGPU exceeds its share, over any length of time.
 //!
 //! Each use of the engine by one vGPU entitles all current competitors to time in proportion to their shares. A vGPU's
-//! lag is its use minus its entitlement; competing vGPUs do not change the sum of all lags. So a long submission that
-//! could not be preempted is fully paid for later, and time that no other vGPU wanted is free.
+//! lag is its use minus its entitlement, so competition does not change the sum of all lags. A vGPU later pays in full
+//! for a long submission that could not be preempted, and time that no other vGPU wanted is free.
 
 use super::{Member, View};
 use crate::checks::of_members;
@@ -13,14 +13,14 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a lag, in ns: the default limit of a submission's run time.
+/// Upper bound of a lag, in ns. It equals the default run time limit of a submission.
 const MAX_LAG_NS: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
-    /// Use beyond the vGPU's share, in ns.
+    /// The vGPU's use beyond its share, in ns.
     beyond: i64,
-    /// Time since which the vGPU does not compete.
+    /// Time at which the vGPU stopped competing.
     away: Option<Nanos>,
 }
 
@@ -57,7 +57,7 @@ impl Lags {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // The vGPU's share is relative to these weights; idle VMs do not change it.
+        // The vGPU's share is relative to the competitors' weights, so idle VMs do not change it.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
@@ -77,7 +77,7 @@ impl Lags {
         }
         let used_signed = i64::try_from(used).unwrap_or(i64::MAX);
         if let [alone] = competing[..] {
-            // No other vGPU wanted the engine; the use pays off the vGPU's debt or consumes its credit.
+            // No other vGPU wanted the engine, so the use reduces the vGPU's debt or credit.
             self.change(alone, |beyond| beyond - beyond.signum() * used_signed.min(beyond.saturating_abs()));
             return;
         }
@@ -100,8 +100,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates a vGPU that does not compete: it counts as served according to its share, until its credit is its share
-    /// of `keep` ns. It keeps a small part of any credit beyond that.
+    /// Updates a vGPU that does not compete. Its lag changes as if it were served according to its share, until its
+    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

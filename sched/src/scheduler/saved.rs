@@ -1,4 +1,4 @@
-//! The saved scheduler: its record form, plus its accounts.
+//! The saved form of a scheduler: its form in a record, and its accounts.
 
 use super::{Quarantine, Scheduler, Vgpu, lane_count};
 use crate::account::{Account, History, SavedAccount, SavedHistory};
@@ -13,14 +13,14 @@ use std::collections::BTreeSet;
 /// Maximum number of strikes.
 const STRIKES_MAX: u32 = 1 << 30;
 
-/// The scheduler of a card.
+/// Saved form of a card's scheduler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
     /// The scheduler, without the parts that its encoding omits.
     scheduler: Scheduler,
-    /// Accounts by engine and recent use of each vGPU, sorted by number.
+    /// Accounts by engine, and recent use, of each vGPU, sorted by number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares of the vGPUs that have one, sorted by number.
+    /// Copy engine shares, sorted by vGPU number, of the vGPUs that have such a share.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The next owner of the card decides again which vGPUs compete for others.
+        // The next owner of the card decides again which vGPUs compete on behalf of others.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);
@@ -50,7 +50,7 @@ impl Scheduler {
     /// Restores the scheduler at time `now` of the clock of its events.
     ///
     /// # Errors
-    /// If the saved state is invalid or from a later time.
+    /// If the saved state is invalid or dates from after `now`.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;
@@ -72,14 +72,14 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Returns the submissions, queued or on the card, with their vGPUs.
+    /// Returns the tickets of all submissions, queued or on the card, with their vGPUs.
     pub fn tickets(&self) -> impl Iterator<Item = (TenantId, Ticket)> {
         let on_card = self.engines.iter().flat_map(|engine| engine.flights().chain(engine.asides()));
         let queued = self.lanes.iter().flat_map(|lane| lane.waiting().map(|(vgpu, queued)| (vgpu, queued.ticket)));
         on_card.map(|flight| (flight.vgpu, flight.ticket)).chain(queued)
     }
 
-    /// Checks that the state that was read is valid.
+    /// Checks that the deserialized state is valid.
     fn check(&self, now: Nanos) -> Result<(), Invalid> {
         let Self { config, vgpus, engines, lanes, order, ignored, now: last } = self;
         config.check().map_err(Invalid::new)?;

@@ -1,4 +1,4 @@
-//! Use of the engines by vGPU and time.
+//! Results of a simulated run.
 
 use super::uses::{ShareError, Uses};
 use crate::{Engine, Histogram, Scheduler};
@@ -26,7 +26,7 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// Returns the time in ns for which an engine was truly busy.
+    /// Returns the time in ns for which an engine was busy, measured by the simulation.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.busy[engine.index()]
@@ -38,24 +38,24 @@ impl Outcome {
         self.busy(engine) as f64 / self.length as f64
     }
 
-    /// Returns the time in ns for which a VM truly used an engine, from `from` until `until` ns.
+    /// Returns the time in ns for which a VM used an engine between `from` and `until`, measured by the simulation.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         self.uses.used(vm, engine, from, until)
     }
 
-    /// Returns the shares of an engine's use from `from` until `until` ns, by VM.
+    /// Returns each VM's share of an engine's use between `from` and `until`, in ns.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         self.uses.shares(engine, from, until)
     }
 
-    /// Returns the shares in consecutive windows of `window` ns from `from` until `until` ns.
+    /// Returns the shares in consecutive windows of `window` ns between `from` and `until`.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns the deviation of the shares in those windows from the shares `wanted`, one for each VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which has one share per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time that a guest takes from an end to the next doorbell.
+/// Time from the end of a guest's submission to its next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
 /// Length of one kernel of the papers' `madd`, and of one kernel of `long-madd`.
 const MADD: u64 = MS / 2;
@@ -17,7 +17,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Returns VMs of which half loop a short kernel, and half a kernel five times as long.
+/// Returns VMs: half of them loop a short kernel, and the others loop a kernel that is five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -30,7 +30,7 @@ fn simulate(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns the part of the engine's time that each VM got after the first second.
+/// Returns each VM's share of the engine's time after the first second.
 fn shares(outcome: &Outcome) -> Vec<f64> {
     outcome.shares(Engine::Compute, SECOND, u64::MAX)
 }
@@ -51,7 +51,7 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission is charged from the time at which the card receives it, which is when the idle engine begins.
+        // A submission is charged from the time at which the card receives it, because an idle engine starts it then.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -183,7 +183,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // A scheduler that receives the same events, to obtain its state in the middle of the run.
+        // A second scheduler receives the same events, so that its state in the middle of the run is available.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -207,7 +207,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
 
 #[test]
 fn record_under_other_policy_keeps_work_and_changes_order() {
-    // Three guests that always have four kernels queued, so that the arrivals do not depend on slices for long.
+    // Three guests always have four kernels queued, so that slices soon have no influence on the arrivals.
     let guests = (0..3)
         .map(|vm| Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed([1, 5, 5][vm] * MS / 2), THINK) }));
     let scenario = Scenario::new(published(PolicyKind::Fifo), 2 * SECOND, guests.collect());
@@ -225,12 +225,12 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
             assert!(other.used.abs_diff(one.used) < one.used / 50, "{policy:?}: {} {}", other.used, one.used);
         }
     }
-    // A guest with short kernels waits less if it need not wait for long kernels.
+    // A guest with short kernels waits less if it does not have to wait for long kernels.
     let band = trace.under(Config::default()).unwrap();
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Runs neighbours next to a misbehaving VM: their shares of the engine's time are compared with their entitlement, and
+/// Runs neighbours next to a misbehaving VM, and compares their shares of the engine's time with their entitlement and
 /// with the whole time.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
@@ -257,7 +257,7 @@ fn work_that_is_split_to_look_small_takes_no_ones_share() {
 
 #[test]
 fn vm_idling_around_engine_wait_takes_no_neighbour_share() {
-    // The tiny submission ends, and the VM submits again just within the wait or just after it.
+    // The tiny submission ends, and the VM submits again just before or just after the end of the wait.
     for think in [450_000, 520_000] {
         let tease = Stream::looping(Length::Fixed(1_000), Length::Fixed(think));
         assert_neighbours_keep_their_share(&neighbours_of(Guest::new(tease), Config::default()));
@@ -322,7 +322,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
             let config = Config { policy, ..Config::default() };
             let guests = vec![fenced(short), fenced(long)];
             let shares = shares(&run(&Scenario { card, ..Scenario::new(config, 5 * SECOND, guests) }, 7).unwrap());
-            // With CREDIT, the engine never waits for a VM without a charge.
+            // With CREDIT, the engine never waits for a VM free of charge.
             let most = if policy == PolicyKind::Credit { most + 0.01 } else { most };
             assert!((shares[0] - 0.5).abs() < most, "{policy:?}, {short} and {long} ns, {late} ns late: {shares:?}");
         }
@@ -331,8 +331,8 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work: its excess while it competed decays
-    // in the meantime.
+    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work. Its overuse decays between its
+    // bursts.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
         let batch = Guest::new(Stream { depth: 4, ..Stream::looping(Length::Fixed(LONG_MADD), THINK) });
@@ -349,8 +349,8 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // The VM uses a sixth of the card, although its share is a fourth: a kernel every 18 ms, followed by three short
-    // submissions.
+    // The VM uses a sixth of the card, less than its share of a fourth: it submits a kernel every 18 ms, followed by
+    // three short submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {
         steps,

@@ -7,15 +7,15 @@ use std::collections::{BTreeMap, VecDeque};
 /// Length of a kernel of the neighbour and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Times between two toggles, and delays until an end is seen.
+/// Times between two toggles, and delays until an end is noticed, in ns.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time for which the neighbour first has the engine alone, in ns; afterwards more of its work is on the card at a
-/// time.
+/// Time in ns for which the neighbour first has the engine to itself. Afterwards, more of its work is on the card at
+/// the same time.
 const SOLO_NS: u64 = 300_000_000;
-/// Number of submissions of each vGPU that are queued at a time.
+/// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
 const NEIGHBOUR: TenantId = TenantId(0);
 const OTHER: TenantId = TenantId(1);
@@ -34,9 +34,9 @@ struct World {
     now: Nanos,
     next: u64,
     held: BTreeMap<Ticket, (TenantId, Stage)>,
-    /// Submissions that the engine may fetch, in order.
+    /// Submissions that the engine may start, in order.
     fetched: VecDeque<Ticket>,
-    /// Submission that the engine works on, and its end.
+    /// Submission that the engine works on, and the time at which it will end.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }

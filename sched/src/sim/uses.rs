@@ -1,13 +1,13 @@
-//! Engine use in intervals of equal length, from a simulated run or a real run's accounts.
+//! Engine use in intervals of equal length, from a simulated run or from the accounts of a real run.
 
 use crate::Engine;
 
 /// Deviation of windowed shares from the intended shares, as fractions of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
-    /// Mean over all windows, of the vGPU with the largest mean.
+    /// Mean deviation over all windows, for the vGPU with the largest mean.
     pub mean: f64,
-    /// Maximum over all vGPUs and windows.
+    /// Maximum deviation over all vGPUs and windows.
     pub worst: f64,
 }
 
@@ -19,15 +19,15 @@ pub struct Uses {
 }
 
 impl Uses {
-    /// Creates empty uses for `vms` VMs, in intervals of `interval` ns, which is not 0, that cover `length` ns. Windows
-    /// are multiples of an interval.
+    /// Creates an empty record for `vms` VMs that covers `length` ns in intervals of `interval` ns, which must not be
+    /// 0. Windows are multiples of an interval.
     #[must_use]
     pub fn new(vms: usize, interval: u64, length: u64) -> Self {
         let count = usize::try_from(length.div_ceil(interval)).unwrap_or(0);
         Self { interval, of: (0..vms).map(|_| Engine::ALL.map(|_| vec![0; count])).collect() }
     }
 
-    /// Adds the use of a VM from `from` until `until` ns, except the part after the last interval.
+    /// Adds the use of an engine by a VM from `from` until `until`, in ns. Ignores the part after the last interval.
     pub fn add(&mut self, vm: usize, engine: Engine, from: u64, until: u64) {
         let mut from = from;
         while from < until {
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval that contains `at` ns, if such an interval exists.
+    /// Adds `used` ns to the interval that contains the time `at`, in ns, if such an interval exists.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -46,7 +46,7 @@ impl Uses {
         }
     }
 
-    /// Returns the time in ns for which a VM used an engine, from `from` until `until` ns.
+    /// Returns the time in ns for which a VM used an engine between `from` and `until`.
     #[must_use]
     pub fn used(&self, vm: usize, engine: Engine, from: u64, until: u64) -> u64 {
         let intervals = &self.of[vm][engine.index()];
@@ -55,7 +55,7 @@ impl Uses {
         intervals.iter().take(end).skip(first).sum()
     }
 
-    /// Returns the shares of an engine's use from `from` until `until` ns, by VM.
+    /// Returns each VM's share of an engine's use between `from` and `until`, in ns.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
@@ -63,13 +63,13 @@ impl Uses {
         used.iter().map(|used| if sum == 0 { 0.0 } else { *used as f64 / sum as f64 }).collect()
     }
 
-    /// Returns the shares in consecutive windows of `window` ns from `from` until `until` ns.
+    /// Returns the shares in consecutive windows of `window` ns between `from` and `until`.
     pub fn windows(&self, engine: Engine, window: u64, from: u64, until: u64) -> impl Iterator<Item = Vec<f64>> {
         let ends = (from + window..=until).step_by(usize::try_from(window).unwrap_or(usize::MAX));
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// Returns the deviation of the shares in those windows from the shares `wanted`, one for each VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which has one share per VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];
@@ -87,8 +87,8 @@ impl Uses {
     }
 }
 
-/// Returns Jain's index of the ratios of shares to wanted shares: 1 if all ratios are equal, 1/n if one vGPU uses
-/// everything.
+/// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, 1/n if one of n
+/// vGPUs uses all the time.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();
@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn error_is_the_mean_of_windows_and_the_worst_of_them() {
         let mut uses = Uses::new(2, 10, 40);
-        // First a ratio of 3:1, then half for each VM.
+        // The ratio is first 3:1, then 1:1.
         for (vm, at, used) in [(0, 0, 15), (1, 0, 5), (0, 20, 7), (1, 30, 7)] {
             uses.add_at(vm, Engine::Compute, at, used);
         }

@@ -1,4 +1,4 @@
-//! Workloads as data.
+//! Descriptions of workloads.
 
 use super::Random;
 use crate::{Config, Engine, Nanos, TenantId, VgpuParams};
@@ -39,7 +39,7 @@ pub struct Step {
     pub length: Length,
 }
 
-/// On and off times of a stream that works intermittently, in ns.
+/// Durations of the on and off phases of a stream that works intermittently, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
     /// Time for which the stream works.
@@ -48,13 +48,13 @@ pub struct Pulse {
     pub off: u64,
 }
 
-/// Activity of one channel of a guest: rounds of steps. The guest waits for the end of each step before it submits the
-/// next, and thinks after each end.
+/// Activity of one channel of a guest: it repeats rounds of steps. The guest waits for the end of each step, and thinks
+/// before it submits the next step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// The steps of a round.
     pub steps: Vec<Step>,
-    /// Time from noticing an end to the next doorbell.
+    /// Time from the moment at which the guest notices an end to its next doorbell.
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
@@ -62,7 +62,7 @@ pub struct Stream {
     pub from: Nanos,
     /// Time after which the stream stops submitting.
     pub until: Option<Nanos>,
-    /// Makes the stream work only intermittently.
+    /// On and off phases; `None` if the stream always works.
     pub pulse: Option<Pulse>,
 }
 
@@ -95,7 +95,7 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
-    /// Amount by which the guest forges its ends, which appear to be earlier, in ns.
+    /// Time in ns by which the guest forges its ends, so that they appear to be earlier.
     pub lie: u64,
     /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
@@ -119,11 +119,11 @@ impl Guest {
 /// Delays of the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Delay from a decision until the card has the work.
+    /// Delay from a decision until the card receives the work.
     pub submit: Length,
     /// Delay from an end on the card until the scheduler and the guest notice it.
     pub interrupt: Length,
-    /// Additional time of a copy that begins while the compute engine works, in permille.
+    /// Additional time that a copy takes if it begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
 }
 
@@ -141,16 +141,16 @@ impl Default for Card {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Change {
-    /// An action on the card.
+    /// Changes the settings of the card.
     Config(Config),
-    /// An action on a vGPU.
+    /// Changes the settings of a vGPU.
     Vgpu(TenantId, VgpuParams),
 }
 
-/// Description of a run.
+/// Description of a simulated run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// VMs; their vGPUs are numbered from 0.
+    /// The VMs, whose vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Length of the run, in ns.
     pub length: u64,
@@ -158,7 +158,7 @@ pub struct Scenario {
     pub card: Card,
     /// The scheduler's settings.
     pub config: Config,
-    /// Changes by the operator, and their times.
+    /// The operator's changes, with their times.
     pub changes: Vec<(Nanos, Change)>,
 }
 

@@ -1,4 +1,4 @@
-//! The simulated time, with the next events and their effects.
+//! The simulation: its clock, the pending events, and their effects.
 
 use super::outcome::Outcome;
 use super::uses::Uses;
@@ -22,13 +22,13 @@ enum Happening {
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
-    /// An engine has completed a submission, if the engine still works on it.
+    /// An engine has completed a submission. Ignored if the engine no longer works on it.
     Done(Engine, Ticket),
     /// The scheduler notices an end that happened at this time.
     Seen(Ticket, Nanos),
-    /// A killed channel is off the card.
+    /// A killed channel has been taken off the card.
     Killed(TenantId, Channel, Engine),
-    /// The scheduler's wakeup, if no later wakeup was requested.
+    /// The scheduler's wakeup with this number. Ignored if another wakeup was requested later.
     Wakeup(u64),
 }
 
@@ -70,7 +70,7 @@ struct World<'a> {
     outcome: Tally,
 }
 
-/// Counts that the run collects.
+/// Statistics that the run collects.
 struct Tally {
     waits: Vec<Histogram>,
     rounds: Vec<u64>,
@@ -90,7 +90,7 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
 
-/// Runs a scenario; calls `observe` with each event and the scheduler's decisions.
+/// Runs a scenario, and calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
 /// If a setting of the scheduler is out of bounds.
@@ -214,7 +214,7 @@ impl World<'_> {
         if wanted != self.wakeup.1 {
             self.wakeup = (self.wakeup.0 + 1, wanted);
             if let Some(at) = wanted {
-                // Replace a time in the past by the current time; the clock must still advance.
+                // A wakeup in the past must still advance the clock.
                 self.at(at.max(self.now.after(1)), Happening::Wakeup(self.wakeup.0));
             }
         }
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Counts the use of a submission so far for its VM.
+    /// Adds the use of a submission so far to its VM's count.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;
@@ -295,7 +295,7 @@ impl World<'_> {
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }
 
-    /// Takes the submissions for which `gone` is true off the card.
+    /// Removes the submissions for which `gone` is true from the card.
     fn take_off(&mut self, gone: impl Fn(&Round) -> bool) {
         for engine in Engine::ALL {
             let first = self.engines[engine.index()].front().copied();

@@ -1,5 +1,5 @@
-//! A second implementation of published BAND: Gdev's figure 2 line by line, with GPUvm's budgets divided among the
-//! competitors, in plain fractions. The policy must make the same decisions, event by event.
+//! A second implementation of BAND as published: it follows Gdev's figure 2 line by line, and divides GPUvm's budgets
+//! among the competitors, in plain fractions. For each event, the policy must make the same decisions as this model.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD_NS: i128 = 30_000_000;
 const WAIT_NS: u64 = 500_000;
-/// Unit of bandwidths: number of parts of the whole.
+/// Value of the bandwidth that is the whole.
 const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -16,29 +16,29 @@ struct VirtualGpu {
     weight: i128,
     bgt: i128,
     used: i128,
-    /// Sum of debits of the virtual GPU's budget in this period.
+    /// Total amount debited from the virtual GPU's budget in this period.
     debited: i128,
     /// Time at which the virtual GPU's last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// True if the virtual GPU was dispatched with its budget overdrawn, because no virtual GPU with a budget had
-    /// suspended work.
+    /// True if the virtual GPU was dispatched although its budget was overdrawn, because no virtual GPU with budget
+    /// left had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights, and
-/// `utl` its part of the total use in this period.
+/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights, and its
+/// `utl` is its share of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Use in this period by vGPUs that filled a gap.
+    /// Time used in this period by overdrawn vGPUs that filled a gap.
     filled_in: i128,
     period: i128,
-    /// End of a short wait, and the earlier choice.
+    /// End of a short wait, and the vGPU that was chosen before the wait.
     waiting: Option<(u64, u32)>,
-    /// Time since which the device could have run work.
+    /// Time since which the idle device could have run work.
     idle_since: Option<u64>,
     own_time: bool,
 }
@@ -63,7 +63,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Budget and use of the competitors that have not reached their bound.
+        // Budgets and use of the competitors that have not reached their bounds.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -90,13 +90,13 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // The virtual GPU had more than its share, and did not want it when it was available.
+            // The virtual GPU had more than its share, and did not use it when the device was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The budgets of unbounded vGPUs and the future use of the others sum to one period.
+        // The budgets of the unbounded vGPUs and the expected use of the others sum to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -142,7 +142,7 @@ impl Published {
         self.vgpu_mut(id).suspended.push_back(ticket);
         self.replenish(now);
         self.vgpu_mut(id).competes = true;
-        // Also only one context of a virtual GPU at a time.
+        // The model also runs only one context of a virtual GPU at a time.
         if self.current.is_some() { Vec::new() } else { vec![self.dispatch(id, now)] }
     }
 
@@ -183,7 +183,7 @@ impl Published {
     }
 }
 
-/// Tickets that were started.
+/// Returns the tickets that the decisions start.
 fn started(decisions: &[Decision]) -> Vec<u64> {
     let start = |decision: &Decision| match decision {
         Decision::Start(ticket) => Some(ticket.0),
@@ -194,8 +194,8 @@ fn started(decisions: &[Decision]) -> Vec<u64> {
 
 const WEIGHTS: [&[u32]; 6] = [&[1, 1], &[1, 4], &[1, 1, 2], &[1, 15, 84], &[1, 1, 1, 1, 1], &[3, 1, 1, 3, 1, 1, 3, 3]];
 
-/// Runs all events that are due until `limit`, and compares policy and model. Returns the number of waits of the
-/// policy.
+/// Runs all events that are due until `limit`, and compares the policy with the model. Returns the number of times that
+/// the policy waited.
 fn compare(harness: &mut Harness, model: &mut Published, limit: u64, started_at: &mut BTreeMap<u64, u64>) -> u32 {
     let mut waits = 0;
     loop {
@@ -293,7 +293,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Long and short submissions alternate, which is the case that the wait exists for.
+    // Long and short submissions alternate, which is the case for which the wait exists.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

@@ -1,4 +1,5 @@
-//! Policies with budgets next to idle or nearly idle VMs: a few of sixteen VMs compete, in simulated time.
+//! Tests of policies with budgets in simulated time: a few of sixteen VMs compete, and the others are idle or nearly
+//! idle.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -9,12 +10,12 @@ use proptest::test_runner::RngSeed;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time that a guest takes from an end to the next doorbell.
+/// Time from the end of a guest's submission to its next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// CREDIT and BAND as published, with one submission at a time and in the daemon's configuration.
+/// Returns CREDIT and BAND as published, each with one submission at a time and in the daemon's configuration.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -50,20 +51,21 @@ fn play(config: Config, seconds: u64, guests: Vec<Guest>) -> Outcome {
     run(&Scenario::new(config, seconds * SECOND, guests), 7).unwrap()
 }
 
-/// Returns each competitor's entitlement as a part of the competitors' total use.
+/// Returns each competitor's entitlement as a fraction of the competitors' total use.
 fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     let sum: u32 = competing.iter().map(|(_, weight)| weight).sum();
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns lengths and weights of the competitors: half have short kernels, half long ones.
+/// Returns the kernel lengths and weights of the competitors. Half of them have short kernels, and half have long
+/// kernels.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
         for (short, long) in [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS)] {
             let length = |vm: usize| [short, long][vm % 2];
             contests.push((0..vms).map(|vm| (length(vm), 100)).collect());
-            // First the VMs with long kernels have less weight, then more.
+            // The VMs with long kernels have the smaller weight first, and the larger weight afterwards.
             contests.push((0..vms).map(|vm| (length(vm), [300, 100][vm % 2])).collect());
             contests.push((0..vms).map(|vm| (length(vm), [100, 300][vm % 2])).collect());
         }
@@ -168,12 +170,12 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // Runs the same cases each time, because no proof bounds the worst case.
+    // Run the same cases each time, because no proof bounds the worst case.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// No VM gets more for its weight than a VM that always has work: not by pausing, not through its credit or debt,
-    /// and not through a combination. BAND as published forgets overuse that could not be preempted, so it may be
-    /// further off.
+    /// No VM gets more for its weight than a VM that always has work, whether through pauses, through its credit or
+    /// debt, or through a combination of these. BAND as published forgets overuse that could not be preempted, so its
+    /// tolerance is larger.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),
@@ -194,7 +196,7 @@ proptest! {
             let more = shares[vm] - least * weights[vm];
             prop_assert!(more <= allowed, "{name}: VM {vm} has {more} too much: {shares:?}");
         }
-        // All the time is used, and an idle VM has no share.
+        // The whole time is used, and idle VMs have no share.
         let sum: f64 = shares[..togglers.len() + steady.len()].iter().sum();
         prop_assert!((sum - 1.0).abs() < 1e-9, "{shares:?}");
     }

@@ -65,12 +65,12 @@ fn settings_of_copies_have_their_bounds() {
     assert!(wrong(weight(0)).contains("copies.weight = 0"));
     let cap = CopyShare { cap_permille: Some(1001), ..CopyShare::AS_COMPUTE };
     assert!(wrong(cap).contains("copies.cap_permille = 1001"));
-    // Copies inherit missing settings from compute, so the two must be consistent.
+    // Copies inherit missing settings from compute, so both sets of settings must be consistent.
     let guaranteed = VgpuParams { guarantee_permille: 500, ..share(100, CopyShare { cap_permille: Some(400), ..cap }) };
     assert!(guaranteed.check().unwrap_err().to_string().contains("copies.cap_permille = 400 is not between 500"));
 }
 
-/// Creates a scheduler whose first vGPU has a different share of copies.
+/// Creates a scheduler whose first vGPU has a different share for copies.
 fn scheduler() -> Scheduler {
     let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).unwrap();
     for (vgpu, params) in [(0, share(100, weight(300))), (1, share(200, CopyShare::AS_COMPUTE))] {
@@ -93,7 +93,7 @@ fn a_record_has_them() {
     let text = serde_json::to_string(&scheduler()).unwrap();
     let read: Scheduler = serde_json::from_str(&text).unwrap();
     assert_eq!(read.params(TenantId(0)), scheduler().params(TenantId(0)));
-    // A scheduler saved before copy shares existed.
+    // This is a scheduler that was saved before copy shares existed.
     let plain = serde_json::to_string(&VgpuParams::weight(3)).unwrap();
     assert!(!plain.contains("copies"), "{plain}");
     assert_eq!(serde_json::from_str::<VgpuParams>(&plain).unwrap(), VgpuParams::weight(3));

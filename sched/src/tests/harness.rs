@@ -1,5 +1,5 @@
-//! A card that executes the scheduler's decisions, with its own accounts: the state of each ticket, and the time for
-//! which each engine was busy.
+//! A simulated card that executes the scheduler's decisions. Its own accounts have the state of each ticket, and the
+//! time for which each engine was busy.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine with its arrival time, and the end of the previous work.
+/// Work of an engine with its arrival times, and the end of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the next visible end on the card: its time and its engine.
+    /// Returns the time and the engine of the next end that becomes visible.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -100,7 +100,7 @@ impl Harness {
         Engine::ALL.into_iter().filter_map(end).min_by_key(|(at, _)| *at)
     }
 
-    /// Runs the next event that is due until `limit`, an end or a wakeup. Returns the scheduler's decisions.
+    /// Runs the next end or wakeup that is due until `limit`. Returns the event and the scheduler's decisions.
     pub(super) fn step(&mut self, limit: u64) -> Option<(Event, Vec<Decision>)> {
         let end = self.next_end();
         let wakeup = self.scheduler.next_wakeup().map(|at| at.0.max(self.now));
@@ -131,7 +131,7 @@ impl Harness {
         Event::Completed { ticket: work.ticket, ended }
     }
 
-    /// Saves the scheduler, and continues with the restored scheduler.
+    /// Saves and restores the scheduler, and continues with the restored one.
     pub(super) fn restore(&mut self) {
         let bytes = postcard::to_allocvec(&self.scheduler.save()).unwrap();
         let saved = postcard::from_bytes(&bytes).unwrap();
@@ -199,7 +199,7 @@ impl Harness {
         self.feed(Event::Requeued { ticket });
     }
 
-    /// Removes work from the card and from the queues, as when a channel ends.
+    /// Removes work from the card and from the queues, as the end of a channel does.
     pub(super) fn take_off(&mut self, gone: impl Fn(&Work) -> bool) {
         for (unit, busy) in self.units.iter_mut().zip(&mut self.busy) {
             let first = unit.first();
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs all waiting work to its end. Fails if work waits that would never start.
+    /// Runs all waiting work to its end. Fails if any waiting work would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);

@@ -45,7 +45,8 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // The next submission runs as soon as the channel is off the card, and the time is charged.
+    // The next submission runs as soon as the channel is off the card, and the time is charged to the killed
+    // submission.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
     assert_eq!(harness.scheduler.account(vgpu, engine).unwrap().used, 51 * MS);
@@ -133,7 +134,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine that runs submissions concurrently, the short ones end, and the long one is still not the newest.
+    // On an engine that runs submissions concurrently, short submissions end while the long submission keeps its start.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -161,7 +162,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine started the second submission first, and does not finish it.
+    // The engine has started the second submission first, and does not finish it.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -176,7 +177,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged only for its own time, and its full limit remains.
+    // The waiting submission is charged only for its own time, and still has its full limit.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
@@ -272,7 +273,7 @@ fn competing_settings_replace_own_ones_until_ended() {
             harness.arrive(0, 0, Engine::Compute, MS);
             harness.arrive(1, 0, Engine::Compute, MS);
         }
-        // Both have work to the end of this time.
+        // Both vGPUs have work until the end of this time.
         harness.pass(2000 * MS);
         let [one, other] = [used(harness, 0) - before[0], used(harness, 1) - before[1]];
         harness.drain();
@@ -283,7 +284,7 @@ fn competing_settings_replace_own_ones_until_ended() {
     assert_near(share(&mut harness), 0.75);
     assert_eq!(harness.scheduler.params(TenantId(0)), Some(&VgpuParams::default()));
     assert_eq!(harness.scheduler.competing(TenantId(0)), Some(&boosted));
-    // The operator's change of its own settings does not end it.
+    // A change of the vGPU's own settings by the operator does not end the replacement.
     harness.feed(Event::Changed { vgpu: TenantId(0), params: VgpuParams { weight: 50, ..VgpuParams::default() } });
     assert_near(share(&mut harness), 0.75);
     // Invalid settings are ignored.

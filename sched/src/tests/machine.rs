@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // The same applies if the other vGPU has just had its slice.
+        // The same vGPU starts if the other vGPU has just had its slice.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -87,8 +87,8 @@ fn submissions_run_ahead_only_for_same_vgpu() {
     harness.audit();
 }
 
-/// Starts `count` submissions each of two vGPUs, all queued at the beginning. Returns the vGPUs in the order of the
-/// starts.
+/// Runs `count` submissions of each of two vGPUs, which are all queued at the beginning. Returns the vGPU of each
+/// submission, in the order of the starts.
 fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
     let mut harness = two(config);
     let mut started = Vec::new();
@@ -109,8 +109,8 @@ fn vgpu_keeps_engine_for_a_slice() {
     let changes = |owners: &[u32]| owners.windows(2).filter(|two| two[0] != two[1]).count();
     for pipeline in [Pipeline::ONE, Pipeline::default()] {
         let config = Config { pipeline, ..config(PolicyKind::Band) };
-        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms: at the end of a slice a vGPU is up to 1.5 ms ahead of
-        // the other, and it starts equally far behind.
+        // Each vGPU has 36 ms of work, in slices of 2 to 3 ms. At the end of a slice, a vGPU is up to 1.5 ms ahead of
+        // the other; at its start, it is equally far behind.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
         // With submissions longer than a slice, the engine changes hands each time, except where both vGPUs have used
@@ -138,8 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs, of which the first has the engine from the beginning. Returns the part of the first vGPU's budget
-/// that the events use.
+/// Runs two vGPUs; the first has the engine from the beginning. Returns the amount of the first vGPU's budget that the
+/// events use.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -165,7 +165,7 @@ fn is_seen(at: u64, ticket: u64, ended: u64) -> (u64, Event) {
 #[test]
 fn completion_seen_late_costs_only_engine_idle_time() {
     for policy in [PolicyKind::Credit, PolicyKind::Band] {
-        // Submissions are given to the second vGPU before the first has ended, in between, or not at all.
+        // The card receives the second submission before the first ends, later, or never.
         for (given, lost) in [(Some(200_000), 0), (Some(600_000), 100_000), (None, 300_000)] {
             let mut events = vec![arrives(0, 0, 1)];
             events.extend(given.map(|at| arrives(at, 0, 2)));
@@ -289,7 +289,7 @@ fn stalled_submission_lets_others_run_and_is_charged_own_time() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.now += MS / 2;
         let started = harness.stall(Ticket(1));
-        // Under these two policies all submissions have started at once.
+        // Under these two policies, all submissions have started immediately.
         let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();

@@ -1,4 +1,4 @@
-//! Properties of the machine under any policy, while everything changes.
+//! Properties of the state machine under any policy, with arbitrary changes.
 
 use super::harness::Harness;
 use crate::{
@@ -144,7 +144,7 @@ proptest! {
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
     }
 
-    /// Edited bytes of a saved scheduler are refused, or result in a harmless scheduler.
+    /// A saved scheduler with edited bytes is rejected, or results in a harmless scheduler.
     #[test]
     fn edited_schedulers_never_panic(
         first in config(),
@@ -244,7 +244,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // By weight, a round of all waiting vGPUs takes this long, plus a few periods for use in advance.
+        // By weight, a round of all waiting vGPUs takes this long. A few periods are added for time used in advance.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());

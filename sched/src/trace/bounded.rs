@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record that is being made. When there is no more room, it ends with the last event that fitted.
+/// A record in progress. If it runs out of space, it ends with the last event that fitted.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,
@@ -34,7 +34,7 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Starts a record of at most `limit` bytes; `turns` if the scheduler gives turns with the whole card.
+    /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants the whole card in turns.
     ///
     /// # Errors
     /// If the scheduler's current state does not fit.

@@ -1,7 +1,7 @@
-//! Computes the outcome of a record's submissions with other settings.
+//! Computes the effect of other settings on a record's submissions.
 //!
-//! The submissions keep their arrivals and their durations; their starts are decided again. The result does not include
-//! the reaction of guests, which would submit sooner or later: [`crate::sim`] has guests that react.
+//! The submissions keep their arrival times and durations, and the scheduler decides their starts again. The result
+//! does not include the reaction of guests, which would submit sooner or later: [`crate::sim`] has guests that react.
 
 use super::Trace;
 use crate::types::{Engine, Ticket};

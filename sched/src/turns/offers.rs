@@ -64,7 +64,7 @@ fn no_tenant_comes_between_holder_and_reserved_turn() {
     assert_eq!(turns.next_after(ONE, Nanos(5 * MS)), Some(GANG));
     turns.ended(ONE, Nanos(7 * MS), true, Nanos(7 * MS));
     assert_eq!(turns.take_orders(), [Order::Grant(GANG)]);
-    // Its gate is closed: the turn is not cut short, and is charged.
+    // The turn's gate is closed, so the turn is not cut short, but it is charged.
     turns.tick(Nanos(25 * MS));
     assert_eq!(turns.take_orders(), []);
     turns.open(GANG, Nanos(27 * MS));

@@ -1,17 +1,17 @@
-//! Turns that a card does not begin by itself: those of tenants that need other cards at the same time.
+//! Turns that a card does not begin by itself, for tenants that need several cards at the same time.
 //!
-//! When such a tenant is next by the card's accounts, it does not get a turn. Its slice leaves the queue, the turn is
-//! *offered* ([`Turns::take_offers`]), and the tenant that is next after it gets the card. So an offer costs the card
-//! nothing, however long it lasts. [`Turns::reserve`] begins the turn: the holder is recalled, and no other tenant
-//! comes between its end and the reserved turn, which is charged from then on.
+//! When such a tenant is next by the card's accounts, it does not get a turn. Its slice leaves the queue, its turn is
+//! *offered* ([`Turns::take_offers`]), and the next tenant after it gets the card. So an offer costs the card nothing,
+//! regardless of how long it lasts. [`Turns::reserve`] recalls the holder. No other turn comes between the end of the
+//! holder's turn and the reserved turn, which is charged from then on.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which another offer to a tenant without a turn keeps others from being offered it.
+/// Number of slices after which another offer to a tenant that has had no turn again keeps others from getting offers.
 const SLICES_PER_PROMISE: u64 = 8;
 
-/// The next slice of a tenant that continues.
+/// The next slice of a tenant that keeps its turn.
 pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
     /// The scheduler with that slice.
@@ -21,14 +21,14 @@ pub(super) struct NextSlice {
 }
 
 impl Turns {
-    /// Sets if a tenant's turns are offered. Call this while the tenant has no work.
+    /// Sets whether a tenant's turns are offered. Call this while the tenant has no work.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.offers = offered;
         }
     }
 
-    /// Takes the tenants whose turn came since the last call, in order. Such a tenant is not in the queue any longer.
+    /// Takes the tenants that became due since the last call, in order. Such a tenant is no longer in the queue.
     pub fn take_offers(&mut self) -> Vec<TenantId> {
         std::mem::take(&mut self.offers)
     }
@@ -82,8 +82,8 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Begins the reserved turn, if all other turns overrun. `leaving` is about to end its turn: the reserved turn must
-    /// be in the scheduler before that, or another one would begin.
+    /// Begins the reserved turn if all other turns overrun. `leaving` is about to end its turn; the reserved turn must
+    /// be in the scheduler before that, because another turn would begin otherwise.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -95,14 +95,15 @@ impl Turns {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.slice = Some(Slice { waits: true, ..Slice::new(ticket, now) });
         self.switches += 1;
-        // A submission that comes from elsewhere and resumes is not subject to the policy's choice.
+        // A submission that is adopted and resumed starts regardless of the policy's choice.
         self.event(now, Event::Adopted { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
         self.event(now, Event::Resumed { ticket });
         self.orders.push(Order::Grant(tenant));
     }
 
-    /// Applies an event, and returns the scheduler's decisions. Tenants whose turns would begin are offered them
-    /// instead, as if their slices had not been queued. `None` if the event is the arrival of such a slice.
+    /// Applies an event, and returns the scheduler's decisions. If the turn of a tenant with offered turns would begin,
+    /// it is offered instead, as if the tenant's slice had not been queued. Returns `None` if the event is the arrival
+    /// of such a slice.
     pub(super) fn decide(&mut self, now: Nanos, event: Event) -> Option<Vec<Decision>> {
         let mut decisions = Vec::new();
         if !self.members.values().any(|member| member.offers && member.queued.is_some()) {
@@ -132,8 +133,8 @@ impl Turns {
         self.take_out(ticket, now);
     }
 
-    /// Takes a slice out of the queue. The holder is charged first, while the tenant competes: its claim on that time
-    /// is the reason for the scheduler's choice.
+    /// Takes a slice out of the queue. First charges the holder while the tenant still competes, because the scheduler
+    /// chose the tenant on the basis of its claim on that time.
     fn take_out(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(since) = self.scheduler.charged_from(ENGINE) {
             self.event(now, Event::Shared { engine: ENGINE, since });
@@ -152,7 +153,7 @@ impl Turns {
         }
     }
 
-    /// Returns the first tenant among those that would start whose turns are offered, and its ticket.
+    /// Returns the first of the tenants that would start and whose turns are offered, with its ticket.
     pub(super) fn first_offer<'a>(
         &self,
         decisions: impl IntoIterator<Item = &'a Decision>,
@@ -168,17 +169,16 @@ impl Turns {
         starts.into_iter().find_map(offered)
     }
 
-    /// Returns true if a tenant was offered the next turn less than a slice ago. Then no other tenant is, as long as
-    /// the holder can continue: one that needs fewer cards would always come before one that needs more. A tenant whose
-    /// other cards are busy does not delay others each time.
+    /// Returns true if a tenant was offered the next turn less than a slice ago. In that case, no other tenant gets an
+    /// offer as long as the holder can continue; otherwise, tenants that need few cards would always come before
+    /// tenants that need many. A tenant whose other cards are busy does not cause such a delay with each offer.
     fn is_promised(&self, now: Nanos) -> bool {
         let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
     }
 
-    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again.
-    /// Tenants that would be chosen, and are offered their turns, get an offer or wait for the next one, and are left
-    /// out.
+    /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again. Skips
+    /// the tenants with offered turns that would be chosen; they get an offer or wait for the next offer.
     pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
         let mut postponed = Vec::new();
         // Each round takes a slice out of the queue.
@@ -205,7 +205,7 @@ impl Turns {
         next
     }
 
-    /// Puts the tenants back into the queue that were left out of it for a choice.
+    /// Puts the tenants that were skipped during a choice back into the queue.
     pub(super) fn requeue_postponed(&mut self, now: Nanos) {
         for tenant in std::mem::take(&mut self.postponed) {
             if self.members.get(&tenant).is_some_and(|member| member.queued.is_none() && !member.paused) {

@@ -1,4 +1,4 @@
-//! Tests of turns with tenants whose kernels have different lengths, on a card that executes one after the other.
+//! Tests of turns with tenants whose kernels have different lengths, on a card that executes one kernel at a time.
 
 use super::*;
 use proptest::prelude::*;
@@ -94,7 +94,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // A program that waits for each result ends its turn with the kernel during which it is asked to.
+        // A program that waits for each result ends its turn after the kernel during which it is asked to yield.
         let mut yields = false;
         if runner.program.ahead == 1 && !recalled {
             let ends = now + runner.program.kernel_ns;

@@ -19,7 +19,8 @@ const MAX_BARRIERS: i64 = 16;
 /// Maximum size of the parameters in bytes.
 const MAX_PARAMS: i64 = 4096;
 
-/// First pass over a directive. `start` is the position of `word`, its name, and `cursor` is behind it.
+/// Handles a directive in the first pass. `start` is the position of its name `word`, and `cursor` is the position
+/// after the name.
 pub(super) fn first_pass<'a>(
     layout: &mut Layout<'a>,
     word: &str,
@@ -93,8 +94,8 @@ pub(super) fn first_pass<'a>(
     }
 }
 
-/// Reads the size of all parameters; or the size of each of them, separated by commas. Each is then aligned to its size
-/// if that is 1, 2, 4, 8 or 16 bytes, otherwise to 4 bytes.
+/// Reads the total size of the parameters, or the sizes of the individual parameters, separated by commas. An
+/// individual parameter is aligned to its size if this is 1, 2, 4, 8 or 16 bytes, and to 4 bytes otherwise.
 fn parameters(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<(u32, Vec<Parameter>), Failure> {
     let first = ranged(cursor, symbols, MAX_PARAMS)?;
     if !cursor.eat(",") {

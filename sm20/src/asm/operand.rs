@@ -1,4 +1,4 @@
-//! An instruction's text: guard, mnemonic, suffixes, operands.
+//! Reads an instruction's text: guard, mnemonic, suffixes, operands.
 
 use super::cursor::{Cursor, Failure};
 use super::expression::expression;
@@ -251,7 +251,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if an operand that allows the prefix follows, and not a name that is part of a number.
+    /// Returns true if the next text is an operand that allows the prefix, and not a name that is part of a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,

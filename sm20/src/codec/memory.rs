@@ -9,8 +9,8 @@ const VALUE: Reg = Reg(14);
 const ATOM_DST: Reg = Reg(43);
 const NO_C: Fixed<Register> = Fixed(Register::ZERO);
 
-/// The first eight operations, or only ADD, MIN and MAX: MAX has code 2, so that two bits exclude all others except
-/// INC, which [`check`] refuses.
+/// The first eight operations, or only ADD, MIN and MAX. MAX has code 2, so two bits exclude all other operations
+/// except INC, which [`check`] rejects.
 const OPERATION: Coded<AtomicOp> = narrow(5, 3);
 const SIGNED_OPERATION: Coded<AtomicOp> = narrow(5, 2);
 
@@ -78,7 +78,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Refuses combinations that the fields can express but that the instructions do not support.
+/// Rejects combinations that the fields can express but that the instructions do not support.
 pub(super) fn check(op: &Op) -> Result<(), (&'static str, Reason)> {
     match op {
         Op::Atom { operation: AtomicOp::Inc, kind: AtomicType::S32, .. }

@@ -31,7 +31,7 @@ pub(super) struct Row {
     pub guarding: Guarding,
     /// Set if bit 4 is the join flag.
     pub joins: bool,
-    /// The bits of the fields, and the bits that several fields share (tests check that no such bits exist).
+    /// The bits of the fields, and the bits that several fields share. Tests check that no shared bits exist.
     pub fields: fn() -> (u64, u64),
     /// Decodes a matching word.
     pub decode: fn(u64) -> Result<Op, FieldError>,
@@ -100,7 +100,7 @@ macro_rules! group {
     };
 }
 
-/// Expands to the type that one reference refers to, or several as a tuple.
+/// Expands to the type of one reference's target, or of several targets as a tuple.
 macro_rules! values {
     ($field:ident) => {
         *$field

@@ -9,7 +9,7 @@ fn tables() -> impl Iterator<Item = (Form, &'static Row)> {
     long.chain(SHORT_TABLES.iter().flat_map(|table| table.iter()).map(|row| (Form::Short, row)))
 }
 
-/// Returns the encoding of a word that decodes: the same word, without a guard that has no meaning.
+/// Returns the encoding of a valid word: the same word, without a guard that has no effect.
 fn canonical(word: u64) -> u64 {
     let index = if word & SHORT_FORM_BIT != 0 { &SHORT_INDEX } else { &LONG_INDEX };
     match index.find(word) {
@@ -18,7 +18,7 @@ fn canonical(word: u64) -> u64 {
     }
 }
 
-/// Returns words that decode: for every row, `each` words with random operands.
+/// Returns valid words: for every row, `each` words with random operands.
 pub(crate) fn samples(random: &mut Rng, each: usize) -> Vec<u64> {
     let mut words = Vec::new();
     for (_, row) in tables() {

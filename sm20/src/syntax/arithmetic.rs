@@ -1,4 +1,5 @@
-//! Integers, logic, floats, conversions. Each function returns true if it handles the operation.
+//! Syntax of operations on integers, logic, floats, and conversions. Each function returns true if it handles the
+//! operation.
 
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;

@@ -1,4 +1,4 @@
-//! Moves, memory, control. Each function returns true if it handles the operation.
+//! Syntax of moves, memory accesses and control instructions. Each function returns true if it handles the operation.
 
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;

@@ -91,7 +91,7 @@ impl Op {
     }
 }
 
-/// Collects suffixes and operands, which a visit may mix.
+/// Collects suffixes and operands, which a visit may report in any order.
 #[derive(Default)]
 struct Printer {
     suffixes: String,

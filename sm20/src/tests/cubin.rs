@@ -1,4 +1,5 @@
-//! Tests of cubins: valid ones in the layout of NVIDIA's compilers, damaged ones, and those of other architectures.
+//! Tests of cubins: valid cubins in the layout of NVIDIA's compilers, damaged cubins, and cubins for other
+//! architectures.
 
 use object::elf::{ELFCLASS64, EM_CUDA, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, SHT_REL};
 use object::write::elf::{FileHeader, SectionHeader, Writer};

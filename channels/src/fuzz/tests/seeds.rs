@@ -144,7 +144,7 @@ fn bound(second: bool, channel: u8, log2: u8) -> [Op; 2] {
     [Op::Bind(second, channel, log2, 0, 0), Op::Enable(second, channel, true)]
 }
 
-/// Returns an instance block as a driver writes it, with these words written in addition.
+/// Returns an instance block as a driver writes it, with the given additional words.
 fn block(words: &[(u64, u32)]) -> Vec<u8> {
     let mut world = World::new();
     let at = World::instance_of(1);
@@ -182,7 +182,8 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Doorbells of two VMs are stored and pulled in another order; one of them after its channel was bound again.
+        // Doorbells of two VMs are stored, and are pulled in another order. One of them is pulled after its channel was
+        // bound again.
         (
             "two_vms",
             [
@@ -284,7 +285,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // A channel is unbound with work in the ring, and bound again at its position.
+        // A channel is unbound while its ring contains work, and is bound again at its position.
         (
             "rebind",
             [
@@ -296,7 +297,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Submissions wait for a slice, some of them from a channel that was unbound meanwhile.
+        // Submissions wait for a slice. Some of them belong to a channel that is unbound in the meantime.
         (
             "gated",
             [

@@ -1,4 +1,4 @@
-//! Saved channels: restored unchanged, or refused.
+//! Tests that saved channels are restored unchanged, or rejected.
 
 use super::*;
 use crate::Completion;

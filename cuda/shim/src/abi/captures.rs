@@ -10,7 +10,7 @@ use crate::driver::{self, Object, SUCCESS};
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// Begins a capture in `stream`, but not while a drain synchronises contexts: that would end the capture.
+/// Begins a capture in `stream`. Waits while a drain synchronises contexts, because that would end the capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let stripe = shim.pass();
@@ -25,7 +25,7 @@ fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
 
 fn end(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let result = call();
-    // A failed capture is over as well, regardless of the call's result.
+    // The capture is over even if the call returns an error.
     let captures = &shim().captures;
     if captures.any() && !stream.is_capturing() {
         captures.stream_ended(stream);
@@ -79,7 +79,7 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
     end(Stream::named(stream as u64, true), || unsafe { driver::stream_end_capture_to_cig_per_thread(stream) })
 }
 
-/// Destroys a stream: its work continues, but a capture of it ends.
+/// Destroys a stream. The stream's work continues, but a capture that began in it ends.
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let named = Stream::named(stream as u64, false);
@@ -102,7 +102,6 @@ unsafe extern "C" fn stream_destroy_first(stream: Object) -> c_int {
     destroy(stream, || unsafe { driver::stream_destroy_first(stream) })
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuStreamBeginCapture => begin_first as *mut (),

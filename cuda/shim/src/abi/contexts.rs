@@ -1,4 +1,4 @@
-//! The driver's functions that make and destroy contexts, which are noted for drains.
+//! The driver's functions that create and destroy contexts. Drains need the list of contexts.
 //!
 //! UNSAFETY: forwards calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -29,7 +29,7 @@ made!(ctx_create(flags: u32, device: c_int));
 made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
 made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
 
-/// Forgets the records about a context that is about to end.
+/// Removes the records about a context that is about to end.
 fn ends(context: Object) {
     let shim = shim();
     shim.contexts.forget(context as u64);
@@ -51,7 +51,8 @@ unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     unsafe { driver::ctx_destroy_first(context) }
 }
 
-/// Unmarks memory that streams of a context have freed, and forgets the context's events.
+/// Prepares for the possible end of a context: streams can no longer reuse the memory that they freed, and the
+/// context's events are forgotten.
 fn may_end() {
     let pacing = &shim().pacing;
     memory().contexts_end();
@@ -74,7 +75,7 @@ macro_rules! primary_ends {
             let (mut flags, mut active) = (0, 0);
             // SAFETY: the pointers point to locals.
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
-            // Other threads may still have a reference; in this case work continues.
+            // Other threads may still have a reference; in this case, their work continues.
             if told == SUCCESS && active == 0 {
                 shim().pacing.fences.contexts_ended();
                 shim().captures.context_ended(None);
@@ -89,7 +90,6 @@ primary_ends!(primary_ctx_release_first);
 primary_ends!(primary_ctx_reset);
 primary_ends!(primary_ctx_reset_first);
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuDevicePrimaryCtxRetain => primary_ctx_retain as *mut (),

@@ -1,6 +1,6 @@
 //! Passes submissions through the gate.
 //!
-//! UNSAFETY: reads arguments of calls by their positions.
+//! UNSAFETY: reads the arguments of calls by position.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_int;
@@ -10,16 +10,17 @@ use crate::shim::Shim;
 use crate::streams::{self, stream};
 use crate::symbols::{Arguments, COPIES, at};
 
-/// Token from [`enter`] to [`leave`] of a submission that the gate does not count.
+/// Token that [`enter`] returns and [`leave`] receives for a submission that the gate does not count.
 const UNGATED_TOKEN: u64 = u64::MAX;
 
-/// Mixes a function with the size of its grid.
+/// Combines a function and the size of its grid into a key.
 fn shaped(function: u64, grid: [u32; 3]) -> u64 {
     let mix = |key: u64, size: u32| (key.rotate_left(23) ^ u64::from(size)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     grid.into_iter().fold(function, mix)
 }
 
-/// Returns a key that repeated submissions of the same work share, for estimates of its length.
+/// Returns a key that is the same for repeated submissions of the same work. The key identifies the work for estimates
+/// of its length.
 fn key(index: usize, arguments: Arguments) -> u64 {
     // SAFETY: the positions are those in the headers' declarations.
     let get = |n| unsafe { arguments.get(n) };
@@ -39,19 +40,19 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Prepares a submission. Waits while the gate is closed, and while too much of this program's work is in flight.
+/// Prepares a submission. Waits while the gate is closed or too much of this program's work is in flight.
 #[inline(always)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
     let (captures, pacing) = (&shim.captures, &shim.pacing);
     if captures.any() && stream(index, arguments).is_capturing() {
-        // The driver checks addresses when it records a copy.
+        // The driver checks the addresses when it captures a copy.
         shim.memory().present();
         return UNGATED_TOKEN;
     }
     let measured = pacing.wait(captures, &shim.gate, || stream(index, arguments));
     let held = !measured || shim.gate.is_closed();
     let stripe = shim.pass();
-    // The slice that begins while this thread is blocked may use the other mode.
+    // A slice that begins while this thread is blocked may use the other mode.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
     }

@@ -1,4 +1,4 @@
-//! Finding and loading the real libraries.
+//! Finds and loads the real libraries.
 //!
 //! UNSAFETY: calls the dynamic loader.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,11 +28,11 @@ const FOLDERS: [&str; 6] = [
     "/usr/lib",
 ];
 
-/// Returns the function that a call of a symbol runs in this process. Loads the driver and fills every slot, once.
+/// Returns the function that this process runs for a symbol. The first call loads the driver and fills all slots.
 pub fn resolve(index: usize) -> *mut () {
     let loaded = super::prepare().is_some_and(|shim| shim.libraries.driver.run(|| load(&shim.settings)));
     let function = stubs::get(index);
-    // In a child, the driver's own functions answer, because some of them work without initialisation.
+    // In a child, calls go to the driver's own functions, because some of them work without initialisation.
     let is_drivers = || real(index).is_null() || function == real(index);
     if loaded && (fork::is_own() || is_drivers() || lookup::ours(index).is_some()) {
         return function;
@@ -57,8 +57,8 @@ fn load(settings: &Settings) {
     }
 }
 
-/// Loads the library of this name, or the file `named`, and notes its functions for these symbols. Returns true if it
-/// exists.
+/// Loads the library called `name`, or the file `named`, and records its functions for `symbols`. Returns true if the
+/// library exists.
 pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> bool {
     let library = candidates(name, named).find_map(|path| open(&path));
     if library.is_none() {
@@ -71,7 +71,7 @@ pub fn library(name: &str, named: Option<PathBuf>, symbols: Range<usize>) -> boo
     library.is_some()
 }
 
-/// Returns the reason that programs find no card.
+/// Returns a message that explains why programs find no card.
 fn no_driver(name: &str) -> String {
     let variable = cuda_protocol::DRIVER_VARIABLE;
     format!("no {name} of NVIDIA's driver was found; install the driver, or name its library in {variable}")
@@ -84,7 +84,7 @@ fn find(library: *mut c_void, name: &CStr) -> *mut () {
 
 fn open(path: &Path) -> Option<*mut c_void> {
     let name = CString::new(path.as_os_str().as_bytes()).ok()?;
-    // SAFETY: loads the driver's library, as the program itself would have.
+    // SAFETY: loads the driver's library, as the program itself would do without this library.
     let library = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if library.is_null() {
         report!("{} cannot be loaded", path.display());
@@ -94,7 +94,7 @@ fn open(path: &Path) -> Option<*mut c_void> {
     Some(library)
 }
 
-/// Paths of libraries that may be the real one of this name, in the order of the loader's search; never this library.
+/// Returns the paths where the real library called `name` may be, in the loader's search order. Omits this library.
 fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBuf> {
     let own = own_file();
     let searched = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
@@ -105,7 +105,7 @@ fn candidates(name: &str, named: Option<PathBuf>) -> impl Iterator<Item = PathBu
     })
 }
 
-/// Paths of the library in the loader's cache: strings of the file that end with its name.
+/// Returns the library's paths in the loader's cache: the strings in the cache file that end with the library's name.
 fn cached(name: &str) -> Vec<PathBuf> {
     let cache = std::fs::read("/etc/ld.so.cache").unwrap_or_default();
     let suffix = format!("/{name}");
@@ -113,7 +113,7 @@ fn cached(name: &str) -> Vec<PathBuf> {
     strings.filter(|text| text.starts_with(b"/")).map(|text| PathBuf::from(OsStr::from_bytes(text))).collect()
 }
 
-/// Device and inode of the file from which this library was loaded.
+/// Returns the device and inode of the file from which this library was loaded.
 fn own_file() -> Option<(u64, u64)> {
     // SAFETY: an all-zero `Dl_info` is valid, and the address lies in this library.
     let info = unsafe {

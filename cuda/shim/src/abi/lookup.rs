@@ -1,4 +1,5 @@
-//! `cuGetProcAddress`: the driver looks up the function, and our function, if any, replaces it.
+//! `cuGetProcAddress`: the driver looks up a function, and this library replaces the result if it has a function of its
+//! own.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -11,7 +12,7 @@ use super::stubs::{ENTRIES, get};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{COUNT, FAMILIES, at, real};
 
-/// Flag of the call: functions work on the per-thread default stream.
+/// Flag of the call that requests functions for the per-thread default stream.
 const PER_THREAD: u64 = 1 << 1;
 
 /// Sorts the real functions by their addresses. Called once, before any other function of this module.
@@ -41,7 +42,7 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     if name.is_null() || function.is_null() {
         return;
     }
-    // SAFETY: the driver has written a function here.
+    // SAFETY: the driver has written a function to this pointer.
     let found = unsafe { *function };
     if found.is_null() {
         return;
@@ -59,14 +60,14 @@ unsafe fn substitute(name: *const c_char, function: *mut *mut c_void, version: c
     if ours.is_null() || ours == real(index) {
         return;
     }
-    // Return the exported entry instead of the function itself: the program may call it in a child.
+    // Return the exported entry instead of the function itself, because the program may call it in a child.
     if let Some(entry) = ENTRIES.get(index) {
         // SAFETY: as above.
         unsafe { *function = (*entry as *mut ()).cast() };
     }
 }
 
-/// `cuGetProcAddress`, first version.
+/// The first version of `cuGetProcAddress`.
 ///
 /// # Safety
 /// Same as for the driver's function.
@@ -125,7 +126,6 @@ pub unsafe extern "C" fn get_proc_address_v2_per_thread(
     result
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     match index {
         at::cuGetProcAddress => Some(get_proc_address as *mut ()),

@@ -1,4 +1,4 @@
-//! The driver's functions for memory, answered from the program's memory.
+//! The driver's memory functions, implemented on the program's memory.
 
 mod calls;
 mod fixed;
@@ -6,7 +6,6 @@ mod graphs;
 mod opened;
 mod own;
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     let of_chunks = || calls::ours(index).or_else(|| own::ours(index)).or_else(|| opened::ours(index));
     of_chunks().or_else(|| fixed::ours(index)).or_else(|| graphs::ours(index))

@@ -1,9 +1,10 @@
-//! NVML, the management library: its calls pass, but the memory of a card that it reports is the tenant's quota.
+//! NVML, the management library. Its calls go to the real library, but the card memory that it reports is the tenant's
+//! quota.
 //!
-//! Programs and tools that ask NVML need no context and never call the driver, and a child after `fork` may query it as
-//! well. So each query uses its own connection to the owner, like a program without work. Only the tenant's cards are
-//! found, and no card is found before an owner has answered once. If the owner does not answer later, NVML's own answer
-//! about the tenant's card is returned. A tenant sees only its own processes on a card.
+//! Programs and tools that use NVML need no context and never call the driver, and a forked child may also use NVML.
+//! Therefore, each query uses a separate connection to the owner, like a program without work. NVML reports only the
+//! tenant's cards, and none before an owner has answered once. If the owner fails to answer a later query, the program
+//! gets NVML's own answer about the tenant's card. A tenant sees only its own processes on a card.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -38,13 +39,13 @@ const NO_LIBRARY: c_int = 12;
 /// `NVML_ERROR_FUNCTION_NOT_FOUND`.
 const NO_FUNCTION: c_int = 13;
 /// Time limit for an owner to answer, in milliseconds.
-// TIMEOUT: a tool shows NVML's own answer rather than nothing while an owner is stuck.
+// TIMEOUT: if an owner is stuck, a tool should show NVML's own answer instead of hanging.
 const PATIENCE_MS: c_int = 2000;
 
 /// `nvmlDevice_t`.
 type Device = *mut c_void;
 
-/// `nvmlMemory_t`: bytes.
+/// `nvmlMemory_t`, in bytes.
 #[repr(C)]
 struct Memory {
     total: u64,
@@ -52,7 +53,7 @@ struct Memory {
     used: u64,
 }
 
-/// `nvmlMemory_v2_t`: bytes.
+/// `nvmlMemory_v2_t`, in bytes.
 #[repr(C)]
 struct MemoryV2 {
     version: u32,
@@ -62,8 +63,8 @@ struct MemoryV2 {
     used: u64,
 }
 
-/// Returns the function that a call of a symbol runs in this process, also in a child: in a child NVML works once it
-/// was initialised again. Loads the real library and fills its slots, once.
+/// Returns the function that this process runs for a symbol, even if the process is a child: NVML works in a child that
+/// initialises it again. The first call loads the real library and fills its slots.
 pub fn resolve(index: usize) -> *mut () {
     if super::prepare().is_some_and(|shim| shim.libraries.nvml.run(|| load(&shim.settings))) {
         stubs::get(index)
@@ -73,7 +74,7 @@ pub fn resolve(index: usize) -> *mut () {
 }
 
 fn load(settings: &Settings) {
-    // NVML is in the folder of the driver's library.
+    // NVML is in the same folder as the driver's library.
     let named = settings.driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
     let mediated = settings.socket.is_some();
@@ -152,7 +153,7 @@ fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     Some((link, u8::try_from(card).ok()?, welcome.version))
 }
 
-/// A connection to the owner, with its terms.
+/// Connects to the owner. Returns the connection and the owner's terms.
 fn hello() -> Option<(Connection, Welcome)> {
     let shim = shim();
     let link = Connection::open(shim.settings.socket.as_ref()?).ok()?;
@@ -177,7 +178,7 @@ fn answer(link: &Link) -> Option<FromOwner> {
     (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
 }
 
-/// Returns the driver's identity of a device.
+/// Returns the UUID of a device.
 fn uuid(device: Device) -> Option<[u8; 16]> {
     let function = real(at::nvmlDeviceGetUUID);
     if function.is_null() {
@@ -192,7 +193,7 @@ fn uuid(device: Device) -> Option<[u8; 16]> {
     (result == SUCCESS).then(|| parsed(CStr::from_bytes_until_nul(&text).ok()?.to_str().ok()?)).flatten()
 }
 
-/// Parses `GPU-` and 32 digits in groups; a part of a card (`MIG-`) is not accepted.
+/// Parses a UUID of the form `GPU-` and 32 digits in groups. Rejects the UUID of a part of a card (`MIG-`).
 fn parsed(text: &str) -> Option<[u8; 16]> {
     let digits: String = text.strip_prefix("GPU-")?.chars().filter(|digit| *digit != '-').collect();
     let number = u128::from_str_radix(&digits, 16).ok()?;

@@ -1,6 +1,6 @@
 //! The exported functions: a slot for each symbol, and the code that jumps through it.
 //!
-//! The slots and the tables of functions are static, because the code names them by their addresses.
+//! The slots and the function tables are static, because the code refers to them by address.
 //!
 //! UNSAFETY: functions of unknown signatures are called with unchanged registers and stack.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -26,8 +26,8 @@ pub fn get(index: usize) -> *mut () {
     SLOTS.get(index).map_or(std::ptr::null_mut(), |slot| slot.load(Ordering::Acquire))
 }
 
-/// Handles the first call of a symbol in a process or in a forked child: loads the library if necessary, then continues
-/// through the slot, or fails.
+/// Handles the first call of a symbol in a process or in a forked child. Loads the library if necessary, and then
+/// continues through the slot, or fails.
 #[unsafe(naked)]
 unsafe extern "C" fn lazy_common() {
     // Input: [rsp] number of the symbol, [rsp + 8] return address. The argument registers are restored.
@@ -53,8 +53,8 @@ extern "C" fn resolve(index: usize) -> *mut () {
     if index < COUNT { super::loader::resolve(index) } else { super::nvml::resolve(index) }
 }
 
-/// Handles a call that may name addresses and does not wait for a slice: maps evicted chunks, then calls the real
-/// function.
+/// Handles a call that may refer to addresses and does not wait for a slice. Maps evicted chunks, and then calls the
+/// real function.
 #[unsafe(naked)]
 unsafe extern "C" fn present_common() {
     // Input: as for `lazy_common`.
@@ -81,12 +81,12 @@ extern "C" fn present(index: usize) -> *mut () {
     real(index)
 }
 
-/// Stub of a submission: checks the gate, calls the real function with a copy of the caller's stack arguments, and
+/// Handles a submission. Passes the gate, calls the real function with a copy of the caller's stack arguments, and
 /// notifies the gate.
 #[unsafe(naked)]
 unsafe extern "C" fn gate_common() {
     // Input: [rsp] number of the symbol, [rsp + 8] return address, [rsp + 16] arguments starting at the seventh. Copies
-    // at most ten of them: the longest gated signature has eleven arguments.
+    // ten stack arguments; the longest gated signature has eleven arguments in total.
     core::arch::naked_asm!(
         "push rbp",
         "mov rbp, rsp",

@@ -1,11 +1,11 @@
-//! Descriptors and their numbers.
+//! Tests of descriptors and their numbers.
 //!
 //! UNSAFETY: forks.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use super::*;
 
-/// Returns a descriptor as if it was received with a message.
+/// Returns a descriptor as if it had been received with a message.
 pub fn kept(descriptor: OwnedFd) -> ChunkDescriptor {
     let mut all = moved(vec![(Mark::new(descriptor.as_raw_fd()), descriptor)]);
     let (mark, descriptor) = all.remove(0);
@@ -21,7 +21,7 @@ fn one() -> OwnedFd {
     OwnedFd::from(std::os::unix::net::UnixStream::pair().expect("a pair").0)
 }
 
-/// Runs `work` in a child, which has its own limit of open files. Returns true if `work` succeeds there.
+/// Runs `work` in a child with its own limit on open files. Returns true if `work` succeeds.
 fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
     // SAFETY: the child runs `work` and ends without running the parent's code. It shares no limit with other
     // tests.
@@ -47,7 +47,7 @@ fn descriptor_number_is_above_limit_and_unmarked_on_drop() {
         let is_high =
             |kept: &ChunkDescriptor| number(kept) >= LOWEST && kept.lasting().is_some() && is_marked(number(kept));
         let are_high = all.iter().all(is_high);
-        // Any of the descriptors will do, and the limit belongs to the program.
+        // All descriptors must work, and the program's limit must be unchanged.
         let are_good = all.iter().all(|kept| kept.as_fd().try_clone_to_owned().is_ok());
         let is_kept = limit().is_some_and(|limit| limit.rlim_cur == 512);
         let numbers: Vec<i32> = all.iter().map(number).collect();
@@ -70,7 +70,8 @@ fn descriptors_are_sent_beyond_the_limit_of_a_user() {
     };
     let message = FromTenant::Adopt { chunks: (0..64).map(chunk).collect(), more: true };
     assert!(in_child(64, || {
-        // Root may have any number in flight. SAFETY: only this child has this user.
+        // Root may have any number of descriptors in flight, so use another user. SAFETY: only this child has this
+        // user.
         unsafe { libc::setuid(54_321) };
         let direct = (0..3).all(|_| tenant.link.send_now(&message, &borrowed).is_ok());
         !direct && (0..3).all(|_| tenant.send_many(&message, &borrowed).is_ok())
@@ -85,7 +86,7 @@ fn descriptors_are_received_when_program_has_no_free_number() {
     let sent = FromOwner::Granted { request: 1, chunks: vec![chunk; 3], more: false };
     let descriptors = [one(), one(), one()];
     owner.try_send(&sent, &descriptors.each_ref().map(|one| one.as_fd())).expect("sent");
-    // If a number below the limit were free, it would be found.
+    // The limit leaves no free number.
     assert!(in_child(3, || {
         let Ok((message, kept)) = tenant.receive_with_descriptors(true) else { return false };
         message == sent && kept.len() == 3 && kept.iter().all(|kept| kept.lasting().is_some())

@@ -1,4 +1,4 @@
-//! Fences of streams next to an open capture.
+//! Tests of fences in streams while a capture is open.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -1,4 +1,4 @@
-//! The gate under several threads.
+//! Tests of the gate with several threads.
 
 use super::*;
 

@@ -1,7 +1,7 @@
-//! Placing of allocations in a range of addresses that chunks back.
+//! Places allocations in a range of addresses that chunks back.
 //!
-//! Best fit: chooses the smallest hole that is large enough, so that small allocations fill chunks that are already in
-//! use.
+//! The strategy is best fit: it chooses the smallest hole that is large enough, so that small allocations fill chunks
+//! that are already in use.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ const ALIGN: u64 = 512;
 /// Alignment of allocations of at least this size.
 const LARGE_ALIGN: u64 = 2 << 20;
 
-/// Returns the number of bytes that an allocation takes; `None` if it exceeds every range.
+/// Returns the number of bytes that an allocation takes, or `None` if no range can be large enough.
 pub fn rounded(bytes: u64) -> Option<u64> {
     bytes.max(1).checked_next_multiple_of(align(bytes))
 }
@@ -36,14 +36,13 @@ pub struct Arena {
 /// A place for an allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
-    /// Offset in the range.
     pub offset: u64,
     /// Previously empty chunks that the allocation uses, in ascending order.
     pub chunks: Vec<u32>,
 }
 
 impl Arena {
-    /// An empty range of `bytes`, a whole number of chunks.
+    /// Creates an empty range of `bytes`, which must be a multiple of the chunk size.
     pub fn new(bytes: u64, chunk_bytes: u64) -> Self {
         let mut arena = Self {
             chunk_bytes,
@@ -56,7 +55,7 @@ impl Arena {
         arena
     }
 
-    /// Places `bytes`; returns `None` if no hole is large enough.
+    /// Places an allocation of `bytes`. Returns `None` if no hole is large enough.
     pub fn place(&mut self, bytes: u64) -> Option<Placed> {
         let (align, bytes) = (align(bytes), rounded(bytes)?);
         let fits = |&(length, at): &(u64, u64)| {
@@ -107,7 +106,7 @@ impl Arena {
         Some(chunks)
     }
 
-    /// Returns offset and length of the allocation that contains `offset`.
+    /// Returns the offset and length of the allocation that contains `offset`.
     pub fn find(&self, offset: u64) -> Option<(u64, u64)> {
         let (&start, &bytes) = self.used.range(..=offset).next_back()?;
         (offset < start + bytes).then_some((start, bytes))

@@ -23,11 +23,11 @@ use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::link::Answer;
 use crate::log::report;
 
-/// Size of a card's region of addresses, per byte of the card's memory.
+/// Size of a card's address region, in bytes per byte of the card's memory.
 const REGION_BYTES_PER_CARD_BYTE: u64 = 4;
 /// Maximum total size of the empty chunks that a card's region keeps for later allocations, in bytes.
 const MAX_SPARE_BYTES: u64 = 256 << 20;
-/// Memory of the program in chunks.
+/// The program's memory that consists of chunks.
 #[derive(Debug, Default)]
 pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
@@ -45,23 +45,21 @@ pub struct ChunkMemory {
 /// Chunks of an allocation.
 #[derive(Debug)]
 pub struct Backed {
-    /// Card.
     pub card: u8,
     /// The chunks, in the order of their addresses.
     pub chunks: Vec<ChunkId>,
     /// Offset of the allocation in its first chunk, in bytes.
     pub offset: u64,
-    /// Size of the allocation in bytes.
     pub bytes: u64,
 }
 
 impl<'a> Operations<'a> {
-    /// Notifies [`Self::redirect`] of arriving chunks, before the requesting thread is notified.
+    /// Announces arriving chunks to [`Self::redirect`]. Call this before the requesting thread is notified.
     pub fn arriving(self) {
         self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Allocates `bytes` on card `card` of the owner's list, which is device `device` of the driver.
+    /// Allocates `bytes` on card `card` in the owner's list, which is device `device` of the driver.
     pub fn allocate(self, device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
         self.memory.touched.store(true, Ordering::Relaxed);
         self.contexts.note_current();
@@ -101,8 +99,8 @@ impl<'a> Operations<'a> {
         result
     }
 
-    /// Frees pending memory if an allocation would take chunks that a region does not have. Memory that streams have
-    /// freed stays available to them until it exceeds a bound.
+    /// Frees pending memory if an allocation would need chunks that a region does not have. Memory that streams have
+    /// freed stays available to them until its size exceeds a bound.
     fn save_chunks(self, at: usize, bytes: u64) {
         let lacks = || self.with(|memory| !memory.ordered.is_empty() && memory.lacks(at, bytes));
         if lacks() {
@@ -113,8 +111,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Requests chunks of a card and passes them to `take`, or passes the refusal to it. Chunks that `take` returns go
-    /// back to the owner.
+    /// Requests chunks of a card, and passes the chunks or the refusal to `take`. Chunks that `take` returns go back to
+    /// the owner.
     pub fn obtain(
         self,
         card: u8,
@@ -164,10 +162,10 @@ impl<'a> Operations<'a> {
         work(&mut self.lock())
     }
 
-    /// Runs `attempt` again if it finds no memory and some can be freed without the owner.
+    /// Runs `attempt`. Runs it again if it finds no memory, and memory can be freed without the owner.
     pub fn persist<T>(self, attempt: impl Fn() -> Result<T, c_int>) -> Result<T, c_int> {
         let mut done = attempt();
-        // First free the memory that does not wait for work.
+        // First, free the memory that does not wait for work.
         for wait in [false, true] {
             if matches!(done, Err(OUT_OF_MEMORY)) && (self.free_released(wait) | (wait && self.trim())) {
                 done = attempt();
@@ -176,7 +174,8 @@ impl<'a> Operations<'a> {
         done
     }
 
-    /// Frees the allocation at `address`, after all work of the context; returns false if it is not our memory.
+    /// Frees the allocation at `address` after all work of the context. Returns false if the memory does not belong to
+    /// this library.
     pub fn free(self, address: Address) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -189,13 +188,13 @@ impl<'a> Operations<'a> {
             return true;
         }
         drop(guard);
-        // SAFETY: the call takes no pointers. As with the driver's own function, memory is freed once no work uses it.
+        // SAFETY: the call takes no pointers. As in the driver's own function, memory is freed once no work uses it.
         unsafe { driver::ctx_synchronize() };
         self.release(address);
         true
     }
 
-    /// Returns true if our memory was freed before.
+    /// Returns true if memory of this library at `address` has already been freed.
     pub fn is_freed(self, address: Address) -> bool {
         self.lock().ordered.is_freed(address)
     }
@@ -206,7 +205,8 @@ impl<'a> Operations<'a> {
         self.lock().ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
     }
 
-    /// Frees the allocation at `address` after the work in `stream`; returns false if it is not our memory.
+    /// Frees the allocation at `address` after the work in `stream`. Returns false if the memory does not belong to
+    /// this library.
     pub fn free_after(self, address: Address, stream: Object, per_thread: bool) -> bool {
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -222,7 +222,8 @@ impl<'a> Operations<'a> {
         true
     }
 
-    /// Gives up the memory that a stream has freed, after its work, before the stream is destroyed.
+    /// Queues the memory that a stream has freed, to be released after the stream's work. Call this before the stream
+    /// is destroyed.
     pub fn stream_ends(self, stream: u64) {
         let mut memory = self.lock();
         for lane in memory.ordered.lanes().into_iter().filter(|lane| lane.stream == stream) {
@@ -240,13 +241,14 @@ impl<'a> Operations<'a> {
         self.lock().ordered.forget_all();
     }
 
-    /// Frees pending memory, or with `wait` all freed memory. Returns true if any was freed. A context must be current.
+    /// Frees pending memory, or with `wait` all freed memory. Returns true if any memory was freed. A context must be
+    /// current.
     fn free_released(self, wait: bool) -> bool {
         self.gather();
         self.collect(wait)
     }
 
-    /// Queues memory that streams have freed after their work. A context must be current.
+    /// Queues the memory that streams have freed, to be released after their work. A context must be current.
     fn gather(self) {
         let mut memory = self.lock();
         if !self.captures.any() {
@@ -263,15 +265,15 @@ impl<'a> Operations<'a> {
         let wait = wait || memory.ordered.waits_for_all();
         drop(memory);
         if wait {
-            // SAFETY: no pointers; no stream captures.
+            // SAFETY: the call takes no pointers, and no stream captures.
             unsafe { driver::ctx_synchronize() };
         }
-        // SAFETY: our own event.
+        // SAFETY: the event belongs to this library.
         let passed = |event| match unsafe { driver::event_query(event as Object) } {
             driver::NOT_READY => false,
             // A capture began while the event was recorded.
             driver::CAPTURED_EVENT => wait,
-            // No further chunks will arrive.
+            // The requests have ended, so no more chunks will arrive.
             _ => true,
         };
         let done = self.lock().ordered.passed(passed, wait);
@@ -288,7 +290,7 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Evicted chunks of the program that must not be requested from the card.
+    /// Returns true if chunks of the program are evicted.
     fn any_away(self) -> bool {
         self.memory.away.load(Ordering::SeqCst) > 0
     }
@@ -298,14 +300,14 @@ impl<'a> Operations<'a> {
         !self.any_away() || self.with(|memory| driver::relaxed(|| memory.bring()))
     }
 
-    /// Maps evicted chunks, for a call that names addresses and does not wait for the program's slice.
+    /// Maps evicted chunks, for a call that refers to addresses and does not wait for the program's slice.
     pub fn present(self) {
         if self.any_away() && !self.bring() {
             report!("memory that is away cannot be mapped");
         }
     }
 
-    /// Returns the cached chunks, if no memory was allocated since the last call.
+    /// Returns the cached chunks to the owner, if no memory has been allocated since the last call.
     pub fn tidy(self) {
         if !self.memory.touched.swap(false, Ordering::Relaxed) {
             self.begin_to_empty();
@@ -313,15 +315,16 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Starts to release memory that streams have freed, after their work. The thread that obeys the owner must not
-    /// wait for work.
+    /// Starts to release memory that streams have freed, but does not wait for their work, because the thread that
+    /// carries out the owner's orders must not block.
     pub fn begin_to_empty(self) {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.gather();
         }
     }
 
-    /// Returns the empty chunks to the owner. Returns true if completed work leaves no further empty chunks.
+    /// Returns the empty chunks to the owner. Returns true if no memory waits for work that would leave more empty
+    /// chunks.
     pub fn give_up_empty(self) -> bool {
         if self.with(|memory| !memory.ordered.waits_for_all()) {
             self.collect(false);
@@ -367,8 +370,8 @@ impl<'a> Operations<'a> {
         }
     }
 
-    /// Maps chunks at the same addresses to their new memory. Returns the number of mapped chunks, counted from the
-    /// first. No work may be in flight.
+    /// Maps the new memory of chunks at the same addresses. Returns the number of chunks that succeeded before the
+    /// first failure. No work may be in flight.
     pub fn redirect(self, moves: Vec<(Chunk, ChunkDescriptor)>) -> u32 {
         let mut guard = self.mapped_memory();
         let memory = &mut *guard;
@@ -403,9 +406,9 @@ impl<'a> Operations<'a> {
         u32::try_from(moves.len() - rest.len()).unwrap_or(u32::MAX)
     }
 
-    /// Reports all chunks through `tell` in parts, each with a flag that is set if more follow, and then calls
-    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between, so after
-    /// `connected` the program names only chunks that the owner knows.
+    /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
+    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between, so from
+    /// `connected` on, the program refers only to chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,
@@ -422,7 +425,7 @@ impl<'a> Operations<'a> {
         let told = (0..parts).all(|part| {
             let (mut chunks, mut descriptors) = (Vec::new(), Vec::new());
             for &(card, chunk) in all.iter().skip(part * MAX_CHUNKS).take(MAX_CHUNKS) {
-                // Another process also uses a shared chunk, so the chunk must not be moved.
+                // A shared chunk must not be moved, because another process also uses it.
                 let descriptor = chunk.descriptor.as_ref().filter(|_| !chunk.shared);
                 chunks.push(chunk.adopted(card, descriptor.is_some()));
                 descriptors.extend(descriptor.cloned());
@@ -435,8 +438,8 @@ impl<'a> Operations<'a> {
         told
     }
 
-    /// Locks the memory when every delivered chunk is mapped. A thread with an answer maps its chunks without waiting
-    /// for another thread.
+    /// Locks the memory once every delivered chunk is mapped. This wait is short, because a thread that has received an
+    /// answer maps its chunks without waiting for another thread.
     fn mapped_memory(self) -> MutexGuard<'a, ChunkMemory> {
         loop {
             let guard = self.lock();
@@ -459,19 +462,18 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Returns empty memory, which counts its evicted chunks in `away`.
+    /// Creates memory without allocations, which counts its evicted chunks in `away`.
     pub fn new(away: Arc<AtomicUsize>) -> Self {
         Self { away, ..Self::default() }
     }
 
-    /// Returns base and length of the allocation that contains an address, with its device.
+    /// Returns the base, length and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
     }
 
-    /// Returns the chunks of an allocation, in the order of their addresses, with its card, base, length and offset in
-    /// the first of them.
+    /// Returns the chunks that back the allocation at an address.
     pub fn backing(&self, address: Address) -> Option<Backed> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
         let (offset, bytes) = region.arena.find(address - region.base)?;
@@ -481,7 +483,7 @@ impl ChunkMemory {
         Some(Backed { card: region.card, chunks, offset: offset % region.chunk_bytes, bytes })
     }
 
-    /// Records that other processes may have these chunks as well.
+    /// Records that other processes may also use these chunks.
     pub fn mark_shared(&mut self, chunks: &[ChunkId]) {
         for id in chunks {
             if let Some(slot) = self.places.get(id).and_then(|(at, number)| self.regions[*at].slot_mut(*number)) {
@@ -490,7 +492,7 @@ impl ChunkMemory {
         }
     }
 
-    /// Returns true if a range may hold allocations: the program does not manage it itself.
+    /// Returns true if a range may contain allocations, so that it is not a range that the program manages itself.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.regions.iter().any(|r| at < r.base + r.bytes && end > r.base) || self.opened.reserved(at, bytes)
@@ -516,7 +518,7 @@ impl ChunkMemory {
         Ok(self.regions.len() - 1)
     }
 
-    /// Returns true if an allocation would take chunks that a region does not have.
+    /// Returns true if an allocation would need chunks that a region does not have.
     fn lacks(&mut self, at: usize, bytes: u64) -> bool {
         let region = &mut self.regions[at];
         let Some(placed) = region.arena.place(bytes) else { return true };
@@ -562,7 +564,7 @@ impl ChunkMemory {
         ids
     }
 
-    /// Maps evicted chunks that contain an address, because a driver query for it follows.
+    /// Maps the evicted chunks if one of them contains an address, because a driver query about the address follows.
     pub fn bring_for(&mut self, address: Address) {
         if self.regions.iter().any(|region| region.is_away(address)) {
             driver::relaxed(|| self.bring());
@@ -571,7 +573,7 @@ impl ChunkMemory {
 
     /// Maps evicted chunks. Returns true if all are mapped.
     fn bring(&mut self) -> bool {
-        // Maps each chunk, even after a failure.
+        // Try each region, even after a failure.
         let mut all = true;
         for region in &mut self.regions {
             all &= region.bring(&mut Driver);
@@ -584,27 +586,28 @@ impl ChunkMemory {
         self.away.store(self.regions.iter().map(Region::away).sum(), Ordering::SeqCst);
     }
 
-    /// Returns the size of the allocation that starts at an address, if it is ours and not freed yet.
+    /// Returns the size of the allocation that starts at an address, or `None` if no allocation of this library starts
+    /// there or it has been freed.
     fn freeable(&self, address: Address) -> Option<u64> {
         let (base, bytes, _) = self.find(address)?;
         (base == address && !self.ordered.is_freed(address)).then_some(bytes)
     }
 
-    /// Records an event in a lane. Returns `None` if the driver refuses the event.
+    /// Records an event in a lane. Returns `None` if the driver rejects the event.
     fn record(&mut self, lane: Lane) -> Option<u64> {
         let event = self.ordered.spare(lane.context).or_else(|| {
             let mut event = std::ptr::null_mut();
-            // SAFETY: the pointer is valid. The event has no time.
+            // SAFETY: the pointer is valid. The event has timing disabled.
             (unsafe { driver::event_create(&raw mut event, 2) } == SUCCESS).then_some(event as u64)
         });
         event.filter(|event| {
             let record = if lane.per_thread { driver::event_record_per_thread } else { driver::event_record };
-            // SAFETY: our own event, and a live stream of the program.
+            // SAFETY: this is an event of this library, and a live stream of the program.
             unsafe { record(*event as Object, lane.stream as Object) == SUCCESS }
         })
     }
 
-    /// Queues memory that a lane has freed after its work, which may have ended.
+    /// Queues the memory that a lane has freed, to be released after the lane's work, which may already have ended.
     fn gather(&mut self, captures: &Captures, lane: Lane) {
         let before = driver::current_context();
         if before as u64 != lane.context {
@@ -614,7 +617,7 @@ impl ChunkMemory {
         let query = if lane.per_thread { driver::stream_query_per_thread } else { driver::stream_query };
         let behind = if captures.any() {
             Behind::All
-        // SAFETY: a live stream of the program.
+        // SAFETY: this is a live stream of the program.
         } else if unsafe { query(lane.stream as Object) } == SUCCESS {
             Behind::Nothing
         } else {

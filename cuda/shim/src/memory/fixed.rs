@@ -1,6 +1,6 @@
-//! Memory that the driver allocates itself: it is counted but never moves.
+//! Memory that the driver allocates itself. This library counts it, and it never moves.
 //!
-//! UNSAFETY: forwards calls of the program.
+//! UNSAFETY: forwards the program's calls.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::HashMap;
@@ -13,16 +13,16 @@ use super::Operations;
 use super::foreign::{Foreign, Target};
 use crate::driver::{self, Address, Handle, INVALID_CONTEXT, INVALID_DEVICE, OUT_OF_MEMORY, Object, SUCCESS};
 
-/// A thing that is counted, by the kind of its handle and its value.
+/// An object whose memory is counted, identified by the kind and value of its handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Thing {
-    /// An address of the card.
+    /// Memory at an address on the card.
     Address(u64),
     /// An array.
     Array(u64),
     /// An array with mipmaps.
     Mipmap(u64),
-    /// An address of the host.
+    /// Memory at an address on the host.
     Host(u64),
 }
 
@@ -33,12 +33,12 @@ struct Counted {
     bytes: u64,
 }
 
-/// Counted memory of the driver.
+/// Driver memory that is counted.
 #[derive(Debug, Default)]
 pub struct Fixed {
     counted: Mutex<HashMap<Thing, Counted>>,
     /// Handles of the driver. Locked during driver calls for these objects, because the driver reuses the numbers of
-    /// ended ones.
+    /// ended objects.
     handles: Mutex<Foreign<Counted>>,
     /// Pools whose memory may be shared with other processes.
     pools: Mutex<Vec<u64>>,
@@ -65,13 +65,14 @@ impl Operations<'_> {
         }
     }
 
-    /// Requests that memory be counted, and gives empty chunks back if necessary. Returns true if the owner allows it.
+    /// Asks the owner to count memory, and returns empty chunks if necessary. Returns true if the owner allows the
+    /// memory.
     pub fn fix(self, card: u8, kind: FixedKind, bytes: u64) -> bool {
         self.persist(|| if self.link.fix(card, kind, bytes) { Ok(()) } else { Err(OUT_OF_MEMORY) }).is_ok()
     }
 
-    /// Requests `bytes` on the current card, calls the driver, and records the result, or gives the bytes back on
-    /// failure.
+    /// Requests `bytes` on the current card, calls the driver, and records the result. Returns the bytes to the owner
+    /// on failure.
     pub fn count(self, kind: FixedKind, bytes: u64, make: impl FnOnce() -> (c_int, Thing)) -> c_int {
         let Some((_, card)) = self.link.current_card() else { return INVALID_CONTEXT };
         if !self.fix(card, kind, bytes) {
@@ -86,7 +87,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Records that a thing that may be counted has ended.
+    /// Records that an object, which may have been counted, has ended.
     pub fn uncount(self, thing: Thing) {
         let ended = self.memory.fixed.counted().remove(&thing);
         self.return_counted(ended);
@@ -107,7 +108,7 @@ impl Operations<'_> {
         self.memory.fixed.pools().retain(|known| *known != pool as u64);
     }
 
-    /// Allocates from a pool that may be shared through `make`, counted until the address is freed.
+    /// Allocates with `make` from a pool whose memory may be shared. The memory counts until the address is freed.
     pub fn allocate_of_pool(self, bytes: usize, make: impl FnOnce() -> (c_int, Address)) -> c_int {
         self.count(FixedKind::Shared, bytes as u64, || {
             let (result, address) = make();
@@ -128,7 +129,7 @@ impl Operations<'_> {
         let (kind, card) = match (location, self.link.card(device)) {
             (1, Some(card)) => (FixedKind::Driver, card),
             (1, None) => return INVALID_DEVICE,
-            // Host memory belongs to no card, so it counts for the first card.
+            // Host memory belongs to no card, so it counts for the current card.
             _ => (FixedKind::Host, self.link.current_card().map_or(0, |(_, card)| card)),
         };
         let counted = Counted { card, kind, bytes: bytes as u64 };
@@ -176,7 +177,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Records that the driver has unmapped everything in a range.
+    /// Records that the driver has unmapped all mappings in a range.
     pub fn unmapped_fixed(self, address: Address, bytes: u64) {
         let ended = self.memory.fixed.handles().unmap(address, bytes);
         self.return_counted(ended);

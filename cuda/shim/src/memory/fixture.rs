@@ -1,4 +1,4 @@
-//! A driver for tests that tracks all mappings.
+//! A driver for tests, which tracks all mappings.
 
 use std::collections::BTreeMap;
 use std::ffi::c_int;
@@ -7,16 +7,16 @@ use std::os::fd::BorrowedFd;
 use super::handles::Pages;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 
-/// A driver that tracks all mappings, and refuses to map on demand.
+/// A driver that tracks all mappings, and can be told to refuse mappings.
 #[derive(Debug, Default)]
 pub struct Model {
-    /// Mappings by their addresses: bytes, handle and access.
+    /// Mappings by address, with their size in bytes, handle and access.
     pub mapped: BTreeMap<Address, (u64, Handle, Vec<Access>)>,
     /// Released handles.
     pub released: Vec<Handle>,
     /// Handles that were imported.
     pub imported: Vec<Handle>,
-    /// Number of calls of `map` that will still succeed.
+    /// Number of further calls of `map` that succeed; `None` for all.
     pub left: Option<usize>,
     /// Number of calls of `unmap`.
     pub unmaps: usize,

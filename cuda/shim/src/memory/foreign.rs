@@ -1,4 +1,5 @@
-//! Handles of memory that only the driver can provide: compressed, sparse, on the host, or for other processes.
+//! Handles of memory that only the driver can provide: memory that is compressed, sparse, on the host, or shared with
+//! other processes.
 //!
 //! Such memory lives, and is counted, until its last reference, mapping and binding are gone.
 
@@ -6,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::driver::{Address, Handle};
 
-/// An object, other than an address, that memory is bound to: an array, or an offset of a multicast object.
+/// An object to which memory is bound, other than an address: an array, or an offset of a multicast object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Target {
     /// A sparse array, by its handle.
@@ -22,7 +23,7 @@ struct Known<T> {
     mappings: u32,
 }
 
-/// A program's driver handles, each with its account entry.
+/// A program's driver handles, each with its entry in the accounts.
 #[derive(Debug)]
 pub struct Foreign<T> {
     known: HashMap<Handle, Known<T>>,
@@ -37,21 +38,21 @@ impl<T> Default for Foreign<T> {
 }
 
 impl<T> Foreign<T> {
-    /// Notes a handle that the driver has made. Returns the account entry of an ended handle with the same number.
+    /// Records a handle that the driver has created. Returns the entry of an ended handle with the same number.
     #[must_use]
     pub fn add(&mut self, handle: Handle, counted: T) -> Option<T> {
         let known = Known { counted, references: 1, mappings: 0 };
         self.known.insert(handle, known).map(|old| old.counted)
     }
 
-    /// Records that the program has one more reference.
+    /// Records that the program has one more reference to a handle.
     pub fn retain(&mut self, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {
             known.references += 1;
         }
     }
 
-    /// Records that the program has released a reference. Returns the account entry if the memory has ended.
+    /// Records that the program has released a reference. Returns the entry if the memory has been freed by this.
     #[must_use]
     pub fn release(&mut self, handle: Handle) -> Option<T> {
         let known = self.known.get_mut(&handle)?;
@@ -67,7 +68,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that a range is no longer mapped. Returns the account entries of memory that ended with it.
+    /// Records that a range is no longer mapped. Returns the entries of the memory that was freed by this.
     #[must_use]
     pub fn unmap(&mut self, at: Address, bytes: u64) -> Vec<T> {
         let starts: Vec<Address> = self.mapped.range(at..at.saturating_add(bytes)).map(|(start, _)| *start).collect();
@@ -84,7 +85,8 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that a target no longer has memory bound. Returns the account entries of memory that ended with it.
+    /// Records that a target no longer has memory bound to it. Returns the entries of the memory that was freed by
+    /// this.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();

@@ -1,8 +1,8 @@
-//! Memory that the driver reserves for graphs with nodes that allocate: it is counted but never moves.
+//! Memory that the driver reserves for graphs with nodes that allocate. This library counts it, and it never moves.
 //!
-//! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. So each
-//! launch uploads first and requests the added memory from the owner: a tenant over its limit gets the error before the
-//! graph runs.
+//! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. Therefore,
+//! each launch first uploads the graph and requests the added memory from the owner, so that a tenant over its limit
+//! gets the error before the graph runs.
 //!
 //! UNSAFETY: queries the driver about graphs of the program.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,7 +17,7 @@ use cuda_protocol::FixedKind;
 use super::Operations;
 use crate::driver::{self, Object, SUCCESS};
 
-/// `CU_GRAPH_NODE_TYPE_*`: a graph in a graph, an allocation, and a condition with its own graphs.
+/// `CU_GRAPH_NODE_TYPE_*`: a child graph, an allocation, and a condition with its own graphs.
 const CHILD: c_int = 4;
 const ALLOCATION: c_int = 10;
 const CONDITION: c_int = 13;
@@ -25,15 +25,15 @@ const CONDITION: c_int = 13;
 const RESERVED: c_int = 2;
 /// Size of `CUDA_MEM_ALLOC_NODE_PARAMS` in 64-bit words, and the index of its size field.
 const PARAMETERS: (usize, usize) = (15, 13);
-/// Maximum depth of nested graphs that are examined.
+/// Maximum depth to which nested graphs are examined.
 const MAX_GRAPH_DEPTH: u32 = 16;
 
 /// Graphs with nodes that allocate.
 #[derive(Debug, Default)]
 pub struct Graphs {
-    /// Graphs that can be launched and that allocate.
+    /// Executable graphs that allocate.
     allocating: Mutex<HashSet<u64>>,
-    /// True once a graph with memory nodes existed.
+    /// True once a graph that allocates has existed.
     any: AtomicBool,
     /// Counted bytes for each of the driver's devices.
     counted: Mutex<HashMap<c_int, u64>>,
@@ -45,14 +45,15 @@ impl Graphs {
     }
 }
 
-/// Returns the size in bytes of the largest allocation of a graph, if it has any, or may have.
+/// Returns the size in bytes of a graph's largest allocation, or `None` if the graph has no allocation. The size is 0
+/// if the graph may allocate an unknown amount.
 pub fn largest_allocation(graph: Object) -> Option<u64> {
     largest(graph, MAX_GRAPH_DEPTH)
 }
 
 fn largest(graph: Object, depth: u32) -> Option<u64> {
     let mut count = 0;
-    // SAFETY: the program's graph; without a list the driver counts.
+    // SAFETY: this is the program's graph; without a list, the driver returns the number of nodes.
     if unsafe { driver::graph_get_nodes(graph, std::ptr::null_mut(), &raw mut count) } != SUCCESS {
         return None;
     }
@@ -67,7 +68,7 @@ fn largest(graph: Object, depth: u32) -> Option<u64> {
 
 fn allocates(node: Object, depth: u32) -> Option<u64> {
     let mut kind = 0;
-    // SAFETY: a node of the program, and a valid pointer.
+    // SAFETY: this is a node of the program, and the pointer is valid.
     if unsafe { driver::graph_node_get_type(node, &raw mut kind) } != SUCCESS {
         return None;
     }
@@ -90,8 +91,8 @@ fn allocates(node: Object, depth: u32) -> Option<u64> {
 }
 
 impl Operations<'_> {
-    /// Requests memory that the driver reserved on the current card since the last call, or returns memory that it
-    /// released. Returns true if the tenant may have it.
+    /// Asks the owner to count the memory that the driver has reserved on the current card since the last call, or to
+    /// uncount memory that the driver has released. Returns true if the owner allows it.
     pub fn count_graphs(self) -> bool {
         let Some((device, card)) = self.link.current_card() else { return true };
         let mut counted = self.memory.graphs.counted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -120,17 +121,17 @@ impl Operations<'_> {
         self.count_graphs();
     }
 
-    /// Returns true once a graph that allocates existed.
+    /// Returns true once a graph that allocates has existed.
     pub fn any_graphs(self) -> bool {
         self.memory.graphs.any.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a graph that can be launched allocates.
+    /// Returns true if an executable graph allocates.
     pub fn is_allocating_graph(self, graph: Object) -> bool {
         self.any_graphs() && self.memory.graphs.allocating().contains(&(graph as u64))
     }
 
-    /// Records a new graph that can be launched.
+    /// Records a new executable graph.
     pub fn add_graph(self, graph: Object, allocates: bool) {
         let mut graphs = self.memory.graphs.allocating();
         if allocates {

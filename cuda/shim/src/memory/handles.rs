@@ -1,8 +1,8 @@
-//! Handles and mappings of a program that manages its virtual memory itself.
+//! Handles and mappings for programs that manage their virtual memory themselves.
 //!
-//! A handle is one of our numbers. It represents whole chunks of the owner and, if its length is not a multiple of a
-//! chunk, an allocation of the driver for the rest. Each of these pieces is mapped separately within a mapping of the
-//! program; the program's own mappings decide its access, as in the driver.
+//! This library chooses the number of a handle. A handle represents whole chunks of the owner and, if its length is not
+//! a multiple of a chunk, a driver allocation for the remainder. Each of these pieces is mapped separately within a
+//! mapping of the program. As in the driver, the program sets the access for each of its mappings.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_int;
@@ -16,7 +16,7 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First of our handle numbers, outside the addresses that the driver uses as handles.
+/// First handle number of this library, outside the addresses that the driver uses as handles.
 const FIRST: Handle = 0x6d65_6469_0000_0000;
 
 /// The driver's functions that handles need.
@@ -42,27 +42,23 @@ pub struct Backing {
     pub place: Place,
     /// Descriptor for the next owner.
     pub descriptor: Option<ChunkDescriptor>,
-    /// Set if other processes may have the chunk as well.
+    /// True if other processes may also have the chunk.
     pub shared: bool,
 }
 
-/// Driver memory that is mapped completely.
+/// A piece of driver memory, which is always mapped as a whole.
 #[derive(Debug)]
 pub struct Piece {
-    /// The driver's handle.
     pub handle: Handle,
-    /// Size in bytes.
     pub bytes: u64,
     /// The chunk; `None` for memory allocated by the driver.
     pub chunk: Option<Backing>,
 }
 
-/// Remains of a handle that is no longer needed.
+/// The memory of a handle that is no longer needed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Freed {
-    /// Card.
     pub card: u8,
-    /// Chunks.
     pub chunks: Vec<ChunkId>,
     /// Number of bytes that the driver had allocated.
     pub fixed: u64,
@@ -73,13 +69,11 @@ pub struct Freed {
 /// A handle to export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Described {
-    /// Card.
     pub card: u8,
-    /// The description that the handle was created with.
+    /// The description with which the handle was created.
     pub property: Property,
-    /// Length in bytes.
     pub bytes: u64,
-    /// The driver's handle for the whole range, if it can be exported already.
+    /// The driver's handle for the whole range, if the handle can already be exported.
     pub whole: Option<Handle>,
 }
 
@@ -88,12 +82,12 @@ struct Made {
     card: u8,
     property: Property,
     bytes: u64,
-    /// Number of references of the program: from creation and from `cuMemRetainAllocationHandle`.
+    /// Number of the program's references, from creation and from `cuMemRetainAllocationHandle`.
     references: u32,
     /// Mappings by their addresses.
     mapped: Vec<Address>,
     pieces: Vec<Piece>,
-    /// Set if the handle is a single driver allocation, which may be exported.
+    /// True if the handle is a single driver allocation, which may be exported.
     exported: bool,
 }
 
@@ -103,11 +97,11 @@ struct Mapping {
     id: u64,
     handle: Handle,
     bytes: u64,
-    /// The last access rights set for each location.
+    /// The last access that was set for each location.
     access: Vec<Access>,
 }
 
-/// Relation of a range of addresses to our mappings.
+/// Relation of a range of addresses to the mappings of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cover {
     /// The range contains no mapping.
@@ -121,13 +115,11 @@ pub enum Cover {
 /// A mapping that contains an address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// First address.
     pub start: Address,
-    /// Size in bytes.
     pub bytes: u64,
-    /// Our number of the handle.
+    /// This library's number of the handle.
     pub handle: Handle,
-    /// Our number of the mapping.
+    /// This library's number of the mapping.
     pub id: u64,
     /// The driver's device that has the memory.
     pub device: c_int,
@@ -143,7 +135,7 @@ pub struct Handles {
 }
 
 impl Handles {
-    /// Makes a handle of these pieces, with one reference.
+    /// Creates a handle from pieces, with one reference.
     pub fn add(&mut self, card: u8, property: Property, pieces: Vec<Piece>) -> Handle {
         self.next += 1;
         let handle = FIRST + self.next;
@@ -156,12 +148,12 @@ impl Handles {
         handle
     }
 
-    /// Returns true if a number may be one of our handles, which the driver must not see.
+    /// Returns true if a number may be a handle of this library, which the driver must not see.
     pub fn is_ours(handle: Handle) -> bool {
         handle & !0xffff_ffff == FIRST
     }
 
-    /// Returns the description that a handle was made with, while the program has a reference.
+    /// Returns the description with which a handle was created, while the program has a reference to it.
     pub fn property(&self, handle: Handle) -> Option<Property> {
         self.made.get(&handle).filter(|made| made.references > 0).map(|made| made.property)
     }
@@ -198,7 +190,7 @@ impl Handles {
         before.into_iter().chain(self.mappings.range(at..end)).map(|(start, mapping)| (*start, mapping.bytes))
     }
 
-    /// Returns the relation of a range to our mappings.
+    /// Returns the relation of a range to the mappings of this library.
     pub fn cover(&self, at: Address, bytes: u64) -> Cover {
         let mut cover = Cover::None;
         for (start, length) in self.within(at, bytes) {
@@ -236,7 +228,7 @@ impl Handles {
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
         match self.cover(at, bytes) {
             Cover::Part => return INVALID_VALUE,
-            // A part in host memory would give the host access, and lose that access when it moves.
+            // A piece in host memory would grant the host access, and lose the access when it moves.
             Cover::Whole if access.iter().any(|access| !access.is_device()) => return NOT_SUPPORTED,
             Cover::Whole | Cover::None => {}
         }
@@ -255,7 +247,7 @@ impl Handles {
         SUCCESS
     }
 
-    /// Returns a location's access rights to our mapping at an address.
+    /// Returns the access that a location has to the mapping of this library at an address.
     pub fn access(&self, at: Address, location: Access) -> Option<c_int> {
         let mapping = self.mappings.get(&self.find(at)?.start)?;
         Some(mapping.access.iter().find(|known| known.same_location(&location)).map_or(0, Access::flags))
@@ -291,7 +283,7 @@ impl Handles {
         Some(self.ended(pages, made.card, made.pieces, made.exported))
     }
 
-    /// Releases pieces that no handle or mapping names.
+    /// Releases pieces to which no handle or mapping refers.
     fn ended(&mut self, pages: &mut impl Pages, card: u8, pieces: Vec<Piece>, exported: bool) -> Freed {
         let mut freed = Freed { card, ..Freed::default() };
         for piece in pieces {
@@ -308,22 +300,22 @@ impl Handles {
         freed
     }
 
-    /// Returns the description of a handle that an export needs, while the program has a reference.
+    /// Returns the data of a handle that an export needs, while the program has a reference to the handle.
     pub fn described(&self, handle: Handle) -> Option<Described> {
         let made = self.made.get(&handle).filter(|made| made.references > 0)?;
         let whole = made.pieces.first().filter(|_| made.exported).map(|piece| piece.handle);
         Some(Described { card: made.card, property: made.property, bytes: made.bytes, whole })
     }
 
-    /// Returns the pieces of a handle, by the driver's handle and length in bytes.
+    /// Returns the pieces of a handle, as the driver's handle and the length in bytes of each.
     pub fn pieces(&self, handle: Handle) -> Vec<(Handle, u64)> {
         let made = self.made.get(&handle);
         made.into_iter().flat_map(|made| &made.pieces).map(|piece| (piece.handle, piece.bytes)).collect()
     }
 
-    /// Replaces a handle's pieces wherever they are mapped by one piece of the driver, which can be exported and has
-    /// the same contents. Returns the replaced pieces. Returns `None` if it failed without a change; `whole` is then
-    /// unused.
+    /// Replaces a handle's pieces, wherever they are mapped, with a single driver allocation that can be exported and
+    /// has the same contents. Returns the replaced pieces. On failure, returns `None`, changes nothing, and leaves
+    /// `whole` unused.
     pub fn unite(&mut self, pages: &mut impl Pages, handle: Handle, whole: Handle) -> Option<Freed> {
         let made = self.made.get_mut(&handle)?;
         let (bytes, mapped) = (made.bytes, made.mapped.clone());
@@ -353,7 +345,7 @@ impl Handles {
         Some(self.ended(pages, card, pieces, false))
     }
 
-    /// Restores the access to whole mappings that were exchanged.
+    /// Restores the access to mappings whose memory was replaced as a whole.
     fn permit(&self, pages: &mut impl Pages, starts: impl Iterator<Item = Address>, bytes: u64) {
         for start in starts {
             let access = self.mappings.get(&start).map(|mapping| mapping.access.as_slice()).unwrap_or_default();
@@ -363,13 +355,13 @@ impl Handles {
         }
     }
 
-    /// Returns the handle and the piece of a chunk.
+    /// Returns a chunk's handle and the index of its piece.
     pub fn place(&self, chunk: ChunkId) -> Option<(Handle, usize)> {
         self.places.get(&chunk).copied()
     }
 
-    /// Replaces a chunk's part by the driver's handle `new` wherever it is mapped. The memory cannot be accessed before
-    /// [`Handles::restore`]. Returns false if it failed without a change; `new` is then unused.
+    /// Replaces a chunk's piece, wherever it is mapped, with the driver's handle `new`. The memory cannot be accessed
+    /// before [`Handles::restore`]. On failure, returns false, changes nothing, and leaves `new` unused.
     pub fn replace(
         &mut self,
         pages: &mut impl Pages,
@@ -439,12 +431,12 @@ impl Handles {
 }
 
 impl Backing {
-    /// Creates a chunk that no other process has.
+    /// Creates an entry for a chunk that no other process has.
     pub fn new(chunk: Chunk, descriptor: Option<ChunkDescriptor>) -> Self {
         Self { id: chunk.id, place: chunk.place, descriptor, shared: false }
     }
 
-    /// Returns the report about the chunk to the next owner.
+    /// Returns the report that tells the next owner about the chunk.
     pub fn adopted(&self, card: u8, descriptor: bool) -> Adopted {
         Adopted { card, id: self.id, place: self.place, descriptor }
     }

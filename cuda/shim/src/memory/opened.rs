@@ -1,8 +1,8 @@
 //! Memory in chunks that processes of one tenant share through `cuIpcGetMemHandle` and `cuIpcOpenMemHandle`.
 //!
-//! The owner keeps such chunks where they are and hands them to the other process. Contents of one of our handles: the
-//! owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks and
-//! the card. The driver's own handles pass.
+//! The owner keeps such chunks where they are, and passes them to the other process. A handle of this library contains
+//! the owner's token (32 bytes), [`MARK`], the offset and the length of the allocation in bytes, the number of chunks,
+//! and the card. The driver's own handles go to the driver unchanged.
 //!
 //! UNSAFETY: maps and unmaps memory of the card.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -18,7 +18,7 @@ use super::pages::Driver;
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Access, Address, Handle, Ipc, SUCCESS};
 
-/// Mark of our handles.
+/// Mark of this library's handles.
 const MARK: u64 = u64::from_le_bytes(*b"mediated");
 
 /// Memory of another process that is mapped here.
@@ -48,15 +48,11 @@ pub struct Opened {
 /// A decoded handle of this library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// The owner's token.
     pub share: Share,
     /// Offset of the allocation in its first chunk.
     pub offset: u64,
-    /// Length of the allocation.
     pub bytes: u64,
-    /// Number of chunks.
     pub chunks: u32,
-    /// Card.
     pub card: u8,
 }
 
@@ -73,7 +69,7 @@ impl Token {
         Ipc(all)
     }
 
-    /// Decodes a handle; returns `None` for a handle of the driver.
+    /// Decodes a handle. Returns `None` for a handle of the driver.
     pub fn read(handle: &Ipc) -> Option<Self> {
         let word = |at: usize| Some(u64::from_le_bytes(handle.0.get(at..at + 8)?.try_into().ok()?));
         (word(32)? == MARK).then_some(())?;
@@ -82,7 +78,8 @@ impl Token {
         Some(Self { share, offset: word(40)?, bytes: word(48)?, chunks: u32::from_le_bytes(chunks), card })
     }
 
-    /// Returns true if the allocation is within the chunks: necessary because the handle came from another process.
+    /// Returns true if the allocation is within its chunks. The handle comes from another process, so it must be
+    /// checked.
     pub fn fits(&self, chunk_bytes: u64) -> bool {
         let all = u64::from(self.chunks).saturating_mul(chunk_bytes);
         self.bytes > 0 && self.offset < chunk_bytes && self.offset.saturating_add(self.bytes) <= all
@@ -90,7 +87,7 @@ impl Token {
 }
 
 impl Opened {
-    /// Returns first address, bytes and device of the allocation that contains an address.
+    /// Returns the first address, size in bytes, and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let (&start, foreign) = self.foreign.range(..=address).next_back()?;
         (address - start < foreign.bytes).then_some((start, foreign.bytes, foreign.device))
@@ -116,13 +113,13 @@ impl Opened {
         self.foreign.values().flat_map(|f| f.pieces.iter().map(|(_, chunk)| (f.card, chunk)))
     }
 
-    /// Returns true if a range contains our addresses.
+    /// Returns true if a range contains addresses of opened memory.
     pub fn reserved(&self, at: Address, bytes: u64) -> bool {
         let end = at.saturating_add(bytes);
         self.foreign.values().any(|f| at < f.base + f.pieces.len() as u64 * f.chunk_bytes && end > f.base)
     }
 
-    /// Opens an already open share once more.
+    /// Increments the count of a share that is already open. Returns its address.
     pub fn again(&mut self, share: Share) -> Option<Address> {
         let (start, foreign) = self.foreign.iter_mut().find(|(_, foreign)| foreign.share == share)?;
         foreign.count += 1;
@@ -162,8 +159,8 @@ impl Opened {
         Ok(base + token.offset)
     }
 
-    /// Closes one opening of the memory at an address. Returns the chunks to give back, or `None` if none of our memory
-    /// starts there.
+    /// Closes the memory at an address once. Returns the chunks to return to the owner, or `None` if no opened memory
+    /// starts at the address.
     pub fn close(&mut self, address: Address) -> Option<Vec<ChunkId>> {
         let foreign = self.foreign.get_mut(&address)?;
         foreign.count -= 1;

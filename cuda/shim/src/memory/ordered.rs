@@ -1,25 +1,25 @@
-//! Memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
+//! Manages memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
 //!
-//! A stream may immediately reuse memory that it has freed, because its work is in order. This needs no driver call.
-//! Other streams get the memory when an event after the work has passed. This event is recorded only when an allocation
-//! needs memory.
+//! A stream may immediately reuse memory that it has freed, because its work runs in order. This needs no driver call.
+//! Other streams get the memory when an event after the work has completed. This event is recorded only when an
+//! allocation needs memory.
 
 use foldhash::{HashMap, HashSet};
 
 use crate::driver::Address;
 
-/// A stream, as identified in a free.
+/// A stream, as identified in a call that frees memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lane {
     /// Context.
     pub context: u64,
     /// Handle; null means the context's default stream.
     pub stream: u64,
-    /// Set if the call used the per-thread form.
+    /// True if the call used the per-thread form.
     pub per_thread: bool,
 }
 
-/// Work that must have ended before memory is released.
+/// The work that must end before memory is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Behind {
     /// All of the work has already ended.
@@ -38,10 +38,10 @@ struct Waits {
     addresses: Vec<Address>,
 }
 
-/// Memory that was freed but not given up yet.
+/// Memory that was freed, but is not released yet.
 #[derive(Debug, Default)]
 pub struct Ordered {
-    /// Freed memory, by its stream and length.
+    /// Freed memory that its lane may reuse, by lane and length.
     loose: HashMap<Lane, HashMap<u64, Vec<Address>>>,
     loose_bytes: u64,
     waits: Vec<Waits>,
@@ -52,17 +52,17 @@ pub struct Ordered {
 }
 
 impl Ordered {
-    /// Returns true if memory was freed and is not in use again.
+    /// Returns true if memory was freed and has not been reused.
     pub fn is_freed(&self, address: Address) -> bool {
         self.freed.contains(&address)
     }
 
-    /// Returns all memory that was freed and is not in use again.
+    /// Returns all memory that was freed and has not been reused.
     pub fn freed(&self) -> impl Iterator<Item = Address> {
         self.freed.iter().copied()
     }
 
-    /// Returns true if memory is given up as soon as an event has passed.
+    /// Returns true if any memory waits for an event.
     pub fn waits_for_events(&self) -> bool {
         self.waits.iter().any(|waits| matches!(waits.behind, Behind::Event(_)))
     }
@@ -84,7 +84,7 @@ impl Ordered {
         self.loose.entry(lane).or_default().entry(bytes).or_default().push(address);
     }
 
-    /// Queues memory that is given up after work of a context.
+    /// Queues memory to be released after work of a context.
     pub fn put_behind(&mut self, context: u64, behind: Behind, address: Address) {
         self.freed.insert(address);
         self.waits.push(Waits { context, behind, addresses: vec![address] });
@@ -98,7 +98,7 @@ impl Ordered {
         Some(address)
     }
 
-    /// Returns an unused event of a context, if any.
+    /// Returns an unused event of a context, or `None` if there is none.
     pub fn spare(&mut self, context: u64) -> Option<u64> {
         let at = self.spare.iter().position(|(of, _)| *of == context)?;
         Some(self.spare.swap_remove(at).1)
@@ -113,7 +113,7 @@ impl Ordered {
             .collect()
     }
 
-    /// Queues all memory that a lane has freed after work of its context.
+    /// Queues all memory that a lane has freed, to be released after work of its context.
     pub fn gather(&mut self, lane: Lane, behind: Behind) {
         let lengths = self.loose.remove(&lane).unwrap_or_default();
         self.loose_bytes -= lengths.iter().map(|(bytes, list)| bytes * list.len() as u64).sum::<u64>();
@@ -126,7 +126,7 @@ impl Ordered {
         self.waits.iter().any(|waits| waits.behind == Behind::All)
     }
 
-    /// Gives up memory whose event has passed, according to `passed`, or if all work has ended, according to `ended`.
+    /// Releases the memory whose event has completed, according to `passed`. With `ended`, all work has ended.
     pub fn passed(&mut self, passed: impl Fn(u64) -> bool, ended: bool) -> Vec<Address> {
         let is_done = |behind| match behind {
             Behind::Nothing => true,
@@ -155,7 +155,7 @@ impl Ordered {
         all.into_iter().for_each(|context| self.forget(context));
     }
 
-    /// Called when a context ends, together with its events.
+    /// Forgets a context that ends together with its events.
     pub fn forget(&mut self, context: u64) {
         self.spare.retain(|(of, _)| *of != context);
         for waits in self.waits.iter_mut().filter(|waits| waits.context == context) {

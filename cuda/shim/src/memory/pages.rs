@@ -1,6 +1,6 @@
 //! The driver's functions that map memory.
 //!
-//! UNSAFETY: calls them with addresses and handles that the callers guarantee.
+//! UNSAFETY: calls these functions with addresses and handles whose validity the callers guarantee.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -21,7 +21,7 @@ impl Pages for Driver {
     fn import(&mut self, descriptor: BorrowedFd<'_>) -> Option<Handle> {
         let mut handle = 0;
         let source = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the descriptor is open; the driver takes its value in place of a pointer.
+        // SAFETY: the descriptor is open; the driver takes its value instead of a pointer.
         let result = unsafe { driver::mem_import(&raw mut handle, source, POSIX) };
         if result != SUCCESS {
             report!("a chunk cannot be imported: error {result}");
@@ -30,7 +30,7 @@ impl Pages for Driver {
     }
 
     fn map(&mut self, at: Address, bytes: u64, handle: Handle) -> c_int {
-        // SAFETY: no pointers; the driver refuses wrong arguments.
+        // SAFETY: the call takes no pointers, and the driver rejects wrong arguments.
         unsafe { driver::mem_map(at, bytes as usize, 0, handle, 0) }
     }
 
@@ -46,7 +46,7 @@ impl Pages for Driver {
     }
 
     fn release(&mut self, handle: Handle) {
-        // SAFETY: our own imported or created handle, which is no longer used.
+        // SAFETY: this library imported or created the handle, and no longer uses it.
         unsafe { driver::mem_release(handle) };
     }
 }

@@ -1,8 +1,8 @@
 //! Manages the addresses of one card and the chunks that back them.
 //!
-//! A chunk that moves to host memory is unmapped, and mapped again when the program's work may run. Mapping 16 MiB of
-//! host memory takes the driver 0.3 ms and unmapping 0.08 ms; each turn would wait for both, although the chunk is
-//! usually back on the card before its next use.
+//! A chunk that moves to host memory is unmapped, and is mapped again when the program's work may run. The driver takes
+//! 0.3 ms to map 16 MiB of host memory and 0.08 ms to unmap it. If the new location in host memory were mapped
+//! immediately, each turn would wait for both, although a chunk is usually back on the card before its next use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
@@ -21,7 +21,6 @@ use crate::log::report;
 pub struct Slot {
     /// The driver's handle; `None` while the chunk is evicted.
     handle: Option<Handle>,
-    /// The chunk.
     pub chunk: Backing,
 }
 
@@ -32,22 +31,18 @@ pub struct Region {
     pub device: c_int,
     /// Card in the owner's list.
     pub card: u8,
-    /// First address.
     pub base: Address,
     /// Size of the address range in bytes.
     pub bytes: u64,
-    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Allocations.
     pub arena: Arena,
-    /// Empty chunks.
     pub spare: BTreeSet<u32>,
     slots: BTreeMap<u32, Slot>,
     /// Unmapped chunks, whose memory is on the host.
     away: BTreeSet<u32>,
 }
 
-/// Splits ascending numbers into runs without a gap, each given by its first number and its length.
+/// Splits ascending numbers into runs without gaps. Returns the first number and the length of each run.
 fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
     let mut runs: Vec<(u32, u32)> = Vec::new();
     for number in numbers {
@@ -60,7 +55,7 @@ fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
 }
 
 impl Region {
-    /// Returns a region at reserved addresses, with nothing mapped.
+    /// Creates a region at reserved addresses, with nothing mapped.
     pub fn new(device: c_int, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
         let arena = Arena::new(bytes, chunk_bytes);
         let (slots, spare, away) = Default::default();
@@ -83,12 +78,12 @@ impl Region {
         self.away.len()
     }
 
-    /// Returns the chunk of a number.
+    /// Returns the chunk with a number.
     pub fn slot(&self, number: u32) -> Option<&Slot> {
         self.slots.get(&number)
     }
 
-    /// Like [`Self::slot`], mutable.
+    /// Like [`Self::slot`], but mutable.
     pub fn slot_mut(&mut self, number: u32) -> Option<&mut Slot> {
         self.slots.get_mut(&number)
     }
@@ -102,7 +97,8 @@ impl Region {
         self.base + u64::from(chunk) * self.chunk_bytes
     }
 
-    /// Maps new chunks at unmapped numbers in ascending order, or none of them. Returns true on success.
+    /// Maps new chunks at unmapped numbers, which are in ascending order. On failure, maps none of them and returns
+    /// false.
     pub fn map(&mut self, pages: &mut impl Pages, numbers: &[u32], chunks: &[(Chunk, ChunkDescriptor)]) -> bool {
         let mut mapped = Vec::new();
         for (&number, (chunk, descriptor)) in numbers.iter().zip(chunks) {
@@ -118,7 +114,7 @@ impl Region {
         false
     }
 
-    /// Unmaps chunks that no work uses; returns their ids.
+    /// Unmaps chunks that no work uses. Returns their IDs.
     pub fn unmap(&mut self, pages: &mut impl Pages, numbers: &[u32]) -> Vec<ChunkId> {
         let sorted: BTreeSet<u32> = numbers.iter().copied().filter(|number| self.slots.contains_key(number)).collect();
         self.take_away(pages, sorted.iter().copied());
@@ -130,7 +126,8 @@ impl Region {
         ids
     }
 
-    /// Unmaps the mapped chunks in ascending order, in whole runs, and releases their handles.
+    /// Unmaps those of the given chunks that are mapped, run by run, and releases their handles. The numbers are in
+    /// ascending order.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         for (first, count) in runs(mapped) {
@@ -153,8 +150,8 @@ impl Region {
         None
     }
 
-    /// Replaces the memory of consecutive chunks from `first` on. Returns the number of replaced chunks, counted from
-    /// the first. Evicted chunks cannot be accessed before [`Self::bring`]. No work may be in flight.
+    /// Replaces the memory of consecutive chunks from `first` on. Returns the number of chunks replaced before the
+    /// first failure. Evicted chunks cannot be accessed before [`Self::bring`]. No work may be in flight.
     pub fn redirect(&mut self, pages: &mut impl Pages, first: u32, moves: &[(Chunk, ChunkDescriptor)]) -> usize {
         let mut new: Vec<(Option<Handle>, Backing)> = Vec::new();
         for (chunk, descriptor) in moves {
@@ -179,7 +176,7 @@ impl Region {
             failed |= handle.is_some_and(|handle| !failed && pages.map(at, self.chunk_bytes, handle) != SUCCESS);
             let Some(slot) = self.slots.get_mut(&number) else { continue };
             if failed {
-                // The former mapping stays.
+                // The previous mapping stays.
                 handle.into_iter().for_each(|handle| pages.release(handle));
                 if let Some(old) = slot.handle {
                     pages.map(at, self.chunk_bytes, old);
@@ -230,14 +227,15 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Gives the card access to the mapped chunks in ascending order. Returns true on success.
+    /// Gives the card access to those of the given chunks that are mapped. The numbers are in ascending order. Returns
+    /// true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         let access = [Access::all(self.device)];
         let bytes = |count| u64::from(count) * self.chunk_bytes;
         let mut allow =
             |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
-        // Handles each chunk, even after a failure.
+        // Try each run, even after a failure.
         let mut all = true;
         for run in &runs(mapped) {
             all &= allow(run);

@@ -1,4 +1,4 @@
-//! Groups of work, their lengths, and the polling for their ends.
+//! Tests of groups of work, their lengths, and the polling for their ends.
 //!
 //! UNSAFETY: replaces driver functions.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -23,7 +23,7 @@ extern "C" fn set_current(context: u64) -> i32 {
     SUCCESS
 }
 
-/// As in the driver, an event query without a context fails, and this event's work has not ended.
+/// Fails without a context, as in the driver. Otherwise, reports that the event's work has not ended.
 extern "C" fn not_ended(_: u64) -> i32 {
     if CURRENT.get() == 0 { driver::INVALID_CONTEXT } else { driver::NOT_READY }
 }
@@ -63,7 +63,7 @@ fn work_is_in_flight_for_a_thread_without_a_context_as_well() {
     assert_eq!(CURRENT.get(), 0, "the thread is as it was");
 }
 
-/// Returns groups of one kernel each that are in flight and were submitted at `at`.
+/// Returns groups in flight that were submitted at `at`, each with one kernel.
 fn flying(lengths: &[(f64, bool)], at: Instant) -> Pace {
     let mut pace = Pace { all_measured: true, ..Pace::default() };
     for &(ms, sure) in lengths {
@@ -94,7 +94,8 @@ fn elapsed_part_of_long_kernel_is_not_counted_as_left() {
     // Work that takes longer than expected is about to end, and the work after it has not begun.
     pace.groups.extend(flying(&[(21.0, true)], at).groups);
     assert!((pace.left_ns(at + Duration::from_millis(50)) - 21e6).abs() < 1e3);
-    // The end of the first group was noticed late: the estimate assumes that the second has run since then.
+    // The end of the first group was noticed late, so the estimate assumes that the second group has run only since
+    // then.
     pace.groups.pop_front();
     pace.seen = Some(at + Duration::from_millis(50));
     assert!((pace.left_ns(at + Duration::from_millis(60)) - 11e6).abs() < 1e3);
@@ -185,7 +186,7 @@ fn a_kind_that_is_often_in_a_group_is_corrected_once() {
     let mut pace = Pace::default();
     let mut one = flying(&[(2.4, false)], Instant::now()).groups.remove(0).expect("one");
     one.keys = vec![1; 8];
-    // Run eight kernels of 0.25 ms with an expected length of 0.3 ms, and then other numbers of kernels.
+    // Run groups of eight and of other numbers of kernels, which take 0.25 ms each instead of the expected 0.3 ms.
     pace.lengths.insert(1, Length { ns: 300_000.0, steady: 0 });
     pace.learn(&one, 2e6);
     for count in [8, 7, 8, 3, 8] {

@@ -1,4 +1,4 @@
-//! Makes or destroys arrays, whose layout only the driver knows.
+//! Creates or destroys arrays, whose layout only the driver knows.
 
 use crate::{Family, family};
 

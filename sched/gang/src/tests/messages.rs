@@ -1,4 +1,4 @@
-//! Tests of messages that no gang's home, or no card of the gang, would send.
+//! Tests of messages that a gang's home or its cards would never send.
 
 use super::super::*;
 use proptest::prelude::*;
@@ -6,11 +6,11 @@ use sched::VgpuParams;
 use sched::groups::{GroupConfig, Sharing};
 use sched::turns::{TurnsConfig, scheduler_defaults};
 
-/// Most messages and orders that an event may cause, for each gang.
+/// Maximum number of messages and orders per gang that an event may cause.
 const MAX_RESULTS: usize = 16;
 const CARD: CardId = CardId(1);
 
-/// Creates card 1 with a gang whose home is card 0, and one whose home it is.
+/// Creates card 1 with two gangs. The home of the first gang is card 0, and that of the second is card 1.
 fn card() -> GangTurns {
     let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
     let mut card = GangTurns::new(CARD, turns.expect("the defaults are in bounds"), GangConfig::default());

@@ -1,18 +1,18 @@
 //! Checks gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
 //! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random;
-//! the other half chooses by priorities that change at a few points (PCT), so that a message is late by any number of
-//! steps.
+//! the other half chooses by priorities that change at a few points (PCT), so that a message can be delayed by any
+//! number of steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
 use sched::sim::Random;
 
-/// Number of schedules in each run, and at full scale.
+/// Number of schedules in each run. A full-scale run has more.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule counts as endless; the longest one needs a tenth of them.
+/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth as many.
 const MAX_STEPS: u64 = 50_000;
-/// Number of points at which priorities change, and the number of steps among which they are.
+/// Number of points at which priorities change, and the number of steps from which these points are drawn.
 const CHANGES: usize = 5;
 const CHANGES_AMONG: u64 = 2_000;
 /// Number of failures in a schedule.
@@ -21,7 +21,7 @@ const MAX_FAILURES: u32 = 3;
 /// A step of a schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Action {
-    /// The first message of a link arrives.
+    /// The first message on a link arrives.
     Deliver(u32, u32),
     /// A rank submits, asks for a turn or ends it.
     Advance(TenantId, u32),
@@ -31,7 +31,7 @@ enum Action {
     Tick(u32),
     /// Time passes until the next timer expires.
     Wait,
-    /// The connection of two cards ends, or begins again.
+    /// The connection between two cards ends, or is established again.
     Cut(u32, u32),
     Connect(u32, u32),
     /// A card's process is stopped, or continues.
@@ -39,7 +39,7 @@ enum Action {
     Continue(u32),
 }
 
-/// Way of choosing the next step.
+/// Strategy for choosing the next step.
 enum Choice {
     Random,
     Priorities { of: BTreeMap<Action, u64>, changes: Vec<u64> },
@@ -51,7 +51,7 @@ struct Checker {
     choice: Choice,
     cut: BTreeSet<(u32, u32)>,
     failures: u32,
-    /// True if timers can expire before the other steps that are possible.
+    /// True if timers can expire before other possible steps.
     is_hasty: bool,
     steps: u64,
 }
@@ -93,7 +93,7 @@ impl Checker {
         actions
     }
 
-    /// Adds a failure, rarely.
+    /// Rarely returns a failure as the next action.
     fn failure(&mut self) -> Option<Action> {
         if self.failures == 0 || self.random.below(60) > 0 {
             return None;
@@ -109,7 +109,7 @@ impl Checker {
         (!self.cut.contains(&pair)).then_some(Action::Cut(pair.0, pair.1))
     }
 
-    /// Takes one of the actions out of the list.
+    /// Removes one of the actions from the list and returns it.
     fn choose(&mut self, actions: &mut Vec<Action>) -> Option<Action> {
         let at = match &mut self.choice {
             Choice::Random => self.random.below(actions.len() as u64) as usize,
@@ -137,7 +137,7 @@ impl Checker {
             Action::Wait => {
                 let running = world.cards.iter().filter(|(card, _)| !world.stopped.contains(card));
                 let Some(next) = running.filter_map(|(_, turns)| turns.next_wakeup()).min() else { return false };
-                // A timer that does not expire would be an endless loop of the owner.
+                // If a timer did not advance, the card's owner would loop forever.
                 world.now = next.0.max(world.now + 1);
             }
             Action::Cut(one, two) => {
@@ -186,13 +186,13 @@ impl Checker {
         })
     }
 
-    /// Runs the schedule to its end. Returns the number of steps and of gangs' turns.
+    /// Runs the schedule to its end. Returns the number of steps, and the number of turns that gangs had.
     fn run(mut self, seed: u64) -> (u64, u64) {
         while !self.has_ended() {
             assert!(self.steps < MAX_STEPS, "schedule {seed} does not end: {}", self.state());
             assert!(self.step(), "schedule {seed} is a deadlock: {}", self.state());
         }
-        // With timers that expire early, work that waits for a message exceeds any limit.
+        // If timers expire early, work that waits for a message exceeds any limit.
         let in_time = self.is_hasty || self.world.overdue.is_empty();
         assert!(in_time, "schedule {seed}: work exceeded its limit, {} us", self.world.now / 1000);
         let views = self.world.cards.values().flat_map(|turns| turns.members.values());
@@ -228,7 +228,7 @@ fn any_tenant(cards: u32, random: &mut Random) -> Tenant {
     Tenant { kernels: 2 + random.below(6), ahead: 1 + random.below(3), ..flood }
 }
 
-/// Runs schedules, and returns the numbers of their steps and of gangs' turns.
+/// Runs schedules. Returns the total number of steps, and the number of turns that gangs had.
 fn check(seeds: std::ops::Range<u64>) -> (u64, u64) {
     let outcomes = seeds.map(|seed| Checker::new(seed).run(seed));
     outcomes.fold((0, 0), |(steps, turns), (more_steps, more_turns)| (steps + more_steps, turns + more_turns))

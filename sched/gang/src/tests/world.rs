@@ -1,7 +1,8 @@
 //! Cards with their turns, messages between them, and programs whose kernels wait for their peers on other cards.
 //!
-//! A tenant's programs, one on each of its cards (a *rank*), submit the same kernels. A kernel runs when all ranks have
-//! submitted it; until then the ranks that have submitted it spin, and their cards' turns cannot end.
+//! A tenant has one program (a *rank*) on each of its cards, and all ranks submit the same kernels. A kernel runs when
+//! all ranks have submitted it. Until then, it spins on the cards where it was submitted, and the turns of these cards
+//! cannot end.
 
 use super::super::*;
 use sched::groups::GroupConfig;
@@ -22,7 +23,7 @@ pub(super) struct Tenant {
     pub(super) ahead: u64,
     /// Number of kernels after which the program ends.
     pub(super) kernels: u64,
-    /// Number of kernels in a burst and the pause after it.
+    /// Number of kernels in a burst, and the pause after the burst, in ns.
     pub(super) burst: Option<(u64, u64)>,
 }
 
@@ -38,7 +39,7 @@ impl Tenant {
 pub(super) enum Gate {
     Closed,
     Open,
-    /// The gate is closed after this number of further submissions.
+    /// The gate closes after this number of further submissions.
     Closing(u64),
 }
 
@@ -50,7 +51,8 @@ pub(super) struct Rank {
     pub(super) submitted: u64,
     /// True if the owner knows that the rank has work.
     asked: bool,
-    /// Time of the last moment with an open gate, and the longest time without one while there was work.
+    /// Last time at which the gate was open, and the longest time for which it was closed while the rank had work, in
+    /// ns.
     last_ran: u64,
     pub(super) longest_gap: u64,
 }
@@ -58,7 +60,7 @@ pub(super) struct Rank {
 pub(super) struct Program {
     pub(super) tenant: Tenant,
     pub(super) ranks: BTreeMap<u32, Rank>,
-    /// Number of kernels that have ended.
+    /// Number of completed kernels.
     pub(super) done: u64,
     /// Remaining time of the running kernel, in ns.
     left: u64,
@@ -67,7 +69,7 @@ pub(super) struct Program {
 }
 
 impl Program {
-    /// Returns the number of kernels that the program wants to have submitted.
+    /// Returns the number of kernels that the program should have submitted at `now`.
     fn goal(&self, now: u64) -> u64 {
         match self.tenant.burst {
             _ if now < self.wakes => self.done,
@@ -76,7 +78,7 @@ impl Program {
         }
     }
 
-    /// Returns true if the next kernel runs: all ranks have submitted it.
+    /// Returns true if the next kernel runs, because all ranks have submitted it.
     pub(super) fn runs(&self) -> bool {
         self.ranks.values().all(|rank| rank.submitted > self.done)
     }
@@ -85,15 +87,15 @@ impl Program {
 pub(super) struct World {
     pub(super) cards: BTreeMap<u32, GangTurns>,
     pub(super) programs: BTreeMap<TenantId, Program>,
-    /// Messages in transit, with the times of their arrivals.
+    /// Messages in transit, with their arrival times.
     pub(super) links: BTreeMap<(u32, u32), VecDeque<(u64, Message)>>,
     pub(super) now: u64,
     pub(super) random: Random,
-    /// Cards whose owners handle nothing.
+    /// Cards whose owners are stopped.
     pub(super) stopped: BTreeSet<u32>,
-    /// Longest and shortest time of a message, in ns.
+    /// Bounds of the latency of a message, in ns.
     pub(super) transit_ns: (u64, u64),
-    /// Tenants that were found to exceed their limit.
+    /// Tenants that were reported to exceed their limit.
     pub(super) overdue: BTreeSet<TenantId>,
 }
 
@@ -190,7 +192,7 @@ impl World {
         self.check(card);
     }
 
-    /// Checks that a card's gates are open for one tenant, except for those that others do not wait for.
+    /// Checks that at most one tenant has an open gate on a card, except tenants whose end the others do not wait for.
     fn check(&self, card: u32) {
         let turns = &self.cards[&card];
         let open = self.programs.iter().filter(|(tenant, program)| {
@@ -201,7 +203,7 @@ impl World {
         assert!(open.len() <= 1, "{open:?} use card {card} at once");
     }
 
-    /// Lets a rank submit, end its turn, or ask for one. Returns false if there is nothing to do.
+    /// Lets a rank submit, end its turn, or ask for a turn. Returns false if it has nothing to do.
     pub(super) fn advance(&mut self, tenant: TenantId, card: u32) -> bool {
         let is_stopped = self.stopped.contains(&card);
         let now = self.now;
@@ -213,7 +215,7 @@ impl World {
         match &mut rank.gate {
             Gate::Open if may => rank.submitted += 1,
             Gate::Closing(left @ 1..) if may => (*left, rank.submitted) = (*left - 1, rank.submitted + 1),
-            // The program runs, and its messages to the owner of the card wait.
+            // The program runs, but its messages to the card's owner wait.
             _ if is_stopped => return false,
             Gate::Open if is_idle && !has_work => {
                 (rank.gate, rank.asked) = (Gate::Closed, false);
@@ -245,7 +247,7 @@ impl World {
         }
     }
 
-    /// Delivers the first message of a link.
+    /// Delivers the first message on a link.
     pub(super) fn deliver(&mut self, (from, to): (u32, u32)) {
         let message = self.links.get_mut(&(from, to)).and_then(VecDeque::pop_front);
         if let Some((_, message)) = message {
@@ -261,14 +263,14 @@ impl World {
         self.follow(card);
     }
 
-    /// Ends the connection between two cards. Its messages are lost.
+    /// Ends the connection between two cards. Messages in transit are lost.
     pub(super) fn cut(&mut self, one: u32, two: u32) {
         for (from, to) in [(one, two), (two, one)] {
             self.links.get_mut(&(from, to)).expect("known").clear();
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
-        // Messages that the two sent to each other meanwhile are lost as well.
+        // Messages that the two cards send to each other in the meantime are lost, too.
         for card in [one, two] {
             self.follow(card);
         }
@@ -318,7 +320,7 @@ impl World {
     fn run_program(&mut self, tenant: TenantId, step: u64) {
         let cards = self.programs[&tenant].tenant.cards.clone();
         for &card in &cards {
-            // Ranks are not equally fast.
+            // Randomly delay ranks, which are not equally fast.
             if self.random.below(4) > 0 {
                 while self.advance(tenant, card) {}
             }
@@ -340,7 +342,7 @@ impl World {
         }
     }
 
-    /// Returns the time of a tenant's kernels that have ended, in ns.
+    /// Returns the total length of a tenant's completed kernels, in ns.
     pub(super) fn work(&self, number: usize) -> f64 {
         let program = &self.programs[&id(number)];
         (program.done * program.tenant.kernel_ns) as f64

@@ -15,8 +15,7 @@ use crate::memory::fixed::Thing;
 use crate::streams::Stream;
 use crate::symbols::at;
 
-/// `CU_POINTER_ATTRIBUTE_*`: numbers of the attributes that the driver would answer for a chunk instead of the
-/// allocation.
+/// `CU_POINTER_ATTRIBUTE_*`: attributes that the driver would answer for a chunk instead of the allocation.
 mod attribute {
     use std::ffi::c_int;
 
@@ -35,10 +34,10 @@ mod attribute {
 
 /// `CU_MEMORYTYPE_DEVICE`.
 const DEVICE: u32 = 2;
-/// The pitch of rows is a multiple of this number of bytes.
+/// The row pitch is a multiple of this number of bytes.
 const PITCH: u64 = 512;
 
-/// Allocates for the work in a stream, which may reuse memory that the stream has freed without another driver call.
+/// Allocates memory for work in a stream. May reuse memory that the stream has freed, without a driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
     let again = if address.is_null() || bytes == 0 { None } else { memory().take_back(bytes, stream, per_thread) };
     let Some(found) = again else {
@@ -119,8 +118,8 @@ macro_rules! ordered {
      $real_alloc:ident, $real_pool:ident, $real_free:ident, $per_thread:literal) => {
         unsafe extern "C" fn $alloc(address: *mut Address, bytes: usize, stream: Object) -> c_int {
             if captures(stream, $per_thread) {
-                // The capture turns the allocation into a node, whose memory belongs to the graph. SAFETY: the caller's
-                // promise.
+                // The capture turns the allocation into a node, whose memory belongs to the graph. SAFETY: guaranteed
+                // by the caller.
                 return unsafe { driver::$real_alloc(address, bytes, stream) };
             }
             // SAFETY: as above.
@@ -154,7 +153,7 @@ macro_rules! ordered {
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
-                // The pool may keep the memory; the owner then finds it like all other driver memory of the program.
+                // The pool may keep the memory. The owner then counts it with the program's other driver memory.
                 memory().uncount(Thing::Address(address));
             }
             result
@@ -199,18 +198,18 @@ unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int
     let link = &shim().link;
     let info = link.card(device).and_then(|card| link.terms()?.cards.get(usize::from(card)));
     if let (SUCCESS, Some(info)) = (result, info) {
-        // SAFETY: the driver has written to it.
+        // SAFETY: the driver has written to `bytes`.
         unsafe { *bytes = info.total_bytes as usize };
     }
     result
 }
 
-/// The program's view of an allocation or mapping that contains an address.
+/// The allocation or mapping that contains an address, as the program sees it.
 struct Known {
     start: Address,
     bytes: u64,
     device: c_int,
-    /// Our numbers of the handle and the mapping, if the program has mapped the memory itself.
+    /// This library's numbers of the handle and the mapping, if the program has mapped the memory itself.
     own: Option<(Handle, u64)>,
 }
 
@@ -242,11 +241,11 @@ unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize
     })
 }
 
-/// Corrects an attribute that the driver has answered for a chunk, wherever the chunk is now. Returns true if the
-/// attribute has an answer.
+/// Corrects the driver's answer about an attribute, which describes a chunk at its current location. Returns true if
+/// the attribute has a value.
 unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
     let plain = known.own.is_none();
-    // SAFETY: the driver has written an answer of this type here.
+    // SAFETY: the driver has written an answer of this type to `data`.
     unsafe {
         match attribute {
             attribute::MEMORY_TYPE => *data.cast::<u32>() = DEVICE,
@@ -257,12 +256,12 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
             attribute::DEVICE_ORDINAL => *data.cast::<c_int>() = known.device,
             attribute::HANDLE_TYPES => *data.cast::<u32>() = 0,
             attribute::LEGACY_IPC => *data.cast::<bool>() = plain,
-            // A range that the program has reserved belongs to it.
+            // The program owns a range that it has reserved itself.
             attribute::RANGE_START if plain => *data.cast::<u64>() = known.start,
             attribute::RANGE_SIZE if plain => *data.cast::<usize>() = known.bytes as usize,
             attribute::MAPPING_BASE => *data.cast::<u64>() = known.start,
             attribute::MAPPING_SIZE => *data.cast::<usize>() = known.bytes as usize,
-            // The driver's numbers change as chunks move.
+            // The driver's IDs change when chunks move.
             attribute::BUFFER_ID | attribute::BLOCK_ID => {
                 if let Some((handle, mapping)) = known.own {
                     *data.cast::<u64>() = if attribute == attribute::BUFFER_ID { mapping } else { handle };
@@ -275,7 +274,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 }
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
-    // Prevent moves in the meantime: the driver does not know an address whose chunk is being exchanged.
+    // Prevent moves during the query, because the driver does not know an address while its chunk is being replaced.
     memory().with(|chunks| {
         chunks.bring_for(address);
         // SAFETY: guaranteed by the caller.
@@ -316,7 +315,6 @@ unsafe extern "C" fn pointer_get_attributes(
     })
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemAlloc_v2 => mem_alloc as *mut (),

@@ -1,6 +1,6 @@
-//! The driver's functions that allocate memory in the driver itself, which is counted.
+//! The driver's functions whose memory the driver allocates itself. This library counts that memory.
 //!
-//! UNSAFETY: reads descriptions that the program's pointers name, as the driver would.
+//! UNSAFETY: reads descriptions through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{c_int, c_void};
@@ -170,7 +170,6 @@ unsafe extern "C" fn pool_destroy(pool: Object) -> c_int {
     unsafe { driver::mem_pool_destroy(pool) }
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemAllocManaged => managed as *mut (),

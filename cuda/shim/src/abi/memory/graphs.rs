@@ -1,4 +1,4 @@
-//! The driver's functions for graphs: graphs that allocate are counted.
+//! The driver's graph functions. The memory of graphs that allocate is counted.
 //!
 //! UNSAFETY: forwards calls, and reads their results.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -17,9 +17,9 @@ use crate::symbols::at;
 
 type Call = unsafe extern "C" fn(Object, Object) -> c_int;
 
-/// Calls a function of the driver that takes a graph and a stream, through the gate.
+/// Calls, through the gate, a driver function that takes a graph and a stream.
 unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
-    // SAFETY: the two symbols that this is called for have these arguments.
+    // SAFETY: both symbols for which this function is called have these arguments.
     let call: Call = unsafe { std::mem::transmute(GATES[index]) };
     // SAFETY: guaranteed by the caller.
     unsafe { call(graph, stream) }
@@ -32,7 +32,7 @@ unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     if result == SUCCESS && memory().count_graphs() {
         return SUCCESS;
     }
-    // An upload that fails keeps the memory that it has obtained.
+    // A failed upload keeps the memory that it has obtained.
     memory().trim_graphs();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
@@ -63,8 +63,9 @@ macro_rules! launched {
                 }
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
-                    // Next to another running graph the graph may take more memory than alone. That memory is reserved
-                    // now, and counts when the owner allows it; until then no such graph is launched.
+                    // While another graph runs, this graph may take more memory than it would take alone. The driver
+                    // has reserved this memory now. It is counted when the owner allows it, and no graph that allocates
+                    // is launched before.
                     memory().count_graphs();
                 }
                 result
@@ -76,7 +77,7 @@ macro_rules! launched {
 launched!(launch, upload, cuGraphLaunch, cuGraphUpload, false);
 launched!(launch_per_thread, upload_per_thread, cuGraphLaunch_ptsz, cuGraphUpload_ptsz, true);
 
-/// Instantiates a graph through `make`, unless one of its allocations exceeds the tenant's whole memory.
+/// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's whole memory.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
     let memory = memory();
     memory.present();
@@ -90,7 +91,7 @@ fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -
     }
     let result = make();
     if result == SUCCESS && !made.is_null() {
-        // SAFETY: the driver has written the graph here.
+        // SAFETY: the driver has written the graph to `made`.
         memory.add_graph(unsafe { *made }, largest.is_some());
     }
     result
@@ -126,7 +127,6 @@ unsafe extern "C" fn trim(device: c_int) -> c_int {
     result
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuGraphLaunch => launch as *mut (),

@@ -1,4 +1,4 @@
-//! The driver's functions for memory that processes of a tenant share.
+//! The driver's functions for memory that the processes of a tenant share.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,20 +16,20 @@ use crate::symbols::at;
 
 /// `CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS`, the only flag, which must be set.
 const LAZY: u32 = 1;
-/// Time limit of the wait for a chunk in transit.
-// TIMEOUT: a relocation of one process takes milliseconds; an owner that takes longer is stuck.
+/// Time limit for the relocation of a chunk.
+// TIMEOUT: the relocation of a process's chunks takes milliseconds; an owner that takes much longer is stuck.
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
 unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     let (memory, since) = (memory(), Instant::now());
     loop {
         if memory.with(|chunks| chunks.opened.find(address).is_some()) {
-            // As in the driver, a process cannot pass on memory that it opened.
+            // As in the driver, a process cannot share memory that another process has shared with it.
             return INVALID_VALUE;
         }
         let backed = memory.with(|chunks| {
             let backed = chunks.backing(address)?;
-            // This comes first: from the owner's answer on, the next owner must not move the chunks for this process
+            // Mark the chunks first: after the owner's answer, the next owner must not move them for this process
             // alone.
             chunks.mark_shared(&backed.chunks);
             Some(backed)
@@ -62,7 +62,7 @@ unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
     }
 }
 
-/// Opens a handle with `real`, or through the owner if this library made it.
+/// Opens a handle with `real`, or through the owner if this library created the handle.
 unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut Address, Ipc, u32) -> c_int) -> c_int {
     let Some(token) = Token::read(&handle) else {
         // SAFETY: guaranteed by the caller.
@@ -92,7 +92,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
         let ask = |request| FromTenant::Open { request, share: token.share };
         memory.obtain_by(ask, token.chunks, |chunks, granted| {
             let Some(granted) = granted else { return Vec::new() };
-            // Another thread may have opened it first.
+            // Another thread may have opened the memory first.
             if let Some(address) = chunks.opened.again(token.share) {
                 opened = Ok(address);
                 return granted.iter().map(|part| part.0.id).collect();
@@ -136,7 +136,7 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
-        // SAFETY: the call takes no pointers. Work that uses the memory ends before the memory is released.
+        // SAFETY: the call takes no pointers. Wait until no work uses the memory, and release it afterwards.
         unsafe { driver::ctx_synchronize() };
     }
     let closed = memory.with(|chunks| {
@@ -146,7 +146,6 @@ unsafe extern "C" fn close_handle(address: Address) -> c_int {
     if closed.is_some() { SUCCESS } else { INVALID_VALUE }
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuIpcGetMemHandle => get_handle as *mut (),

@@ -1,8 +1,8 @@
-//! The driver's functions of virtual memory that a program manages itself.
+//! The driver's functions for virtual memory that a program manages itself.
 //!
-//! A handle for card memory that the program does not share is one of ours, and its memory moves like all other memory.
-//! Other handles belong to the driver, and count as fixed. Invalid calls get the same error codes as in NVIDIA's driver
-//! 580.
+//! This library implements a handle for card memory that the program does not share, and the handle's memory can move
+//! like all other memory. Other handles belong to the driver, and their memory counts as fixed. Invalid calls return
+//! the same error codes as NVIDIA's driver 580.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the driver would.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -22,7 +22,7 @@ use crate::memory::handles::{Backing, Described, Freed, Handles, Pages as _, Pie
 use crate::memory::pages::Driver;
 use crate::symbols::at;
 
-/// Values of `CUmemAllocationProp` and of its location: pinned memory, on a card.
+/// Values in `CUmemAllocationProp` and its location: pinned memory, and memory on a card.
 const PINNED: c_int = 1;
 const DEVICE: c_int = 1;
 /// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
@@ -38,12 +38,12 @@ const GENERIC: u32 = 0;
 
 /// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
 const DESCRIPTOR: c_int = 1;
-/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets it for each card that supports it; chunks do
-/// not, which is reported for each address.
+/// `CUmemAllocationProp::allocFlags::gpuDirectRDMACapable`. PyTorch sets this flag for each card that supports it.
+/// Chunks do not support it, and a query of an address reports this.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card and the device of a handle that can be one of ours: pinned memory of a card, neither compressed nor
-/// for sparse arrays. A handle that other processes may import also counts as this library's, until it is exported.
+/// Returns the card and the device of a handle that this library can implement: pinned memory of a card that is neither
+/// compressed nor for sparse arrays. This includes a handle that other processes may import, until it is exported.
 fn movable(property: &Property) -> Option<(c_int, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
@@ -70,7 +70,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
         // SAFETY: as above.
         return unsafe { memory().create_fixed(handle, bytes, property, flags) };
     };
-    // SAFETY: no pointers from the caller.
+    // SAFETY: the call uses no pointers from the caller.
     let granularity = unsafe { granularity(&property_of) };
     if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity) {
         return INVALID_VALUE;
@@ -86,7 +86,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
     }
 }
 
-/// Makes a handle of chunks, and of the driver's memory for a remainder smaller than a chunk.
+/// Creates a handle that consists of chunks, and of driver memory for a remainder smaller than a chunk.
 fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     let memory = memory();
     let chunk_bytes = memory.link.chunk_bytes();
@@ -119,7 +119,7 @@ fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     made
 }
 
-/// Makes the driver allocate the remainder that is not a whole chunk, counted as fixed.
+/// Makes the driver allocate the remainder, which is smaller than a chunk and counts as fixed.
 fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Option<Piece>, c_int> {
     if bytes == 0 {
         return Ok(None);
@@ -140,7 +140,7 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
     }
 }
 
-/// Returns memory that is no longer needed. The memory is locked, so that a new owner gets a consistent report.
+/// Returns memory that is no longer needed. Holds the memory's lock, so that a new owner gets a consistent report.
 fn give_back(freed: Freed) {
     let memory = memory();
     memory.give_back(freed.chunks);
@@ -274,7 +274,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
     }
 }
 
-/// Recommends whole chunks, which can move completely; the driver's own minimum size stays the minimum.
+/// Recommends multiples of a chunk, because such memory can move completely. The minimum size is the driver's.
 unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void, option: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
@@ -303,8 +303,9 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
     }
 }
 
-/// Returns the driver's handle for exporting a handle of this library. Chunks cannot be exported, because the driver
-/// does not export imported memory. So the contents move to driver memory, which counts as shared and stays in place.
+/// Returns a driver handle that can be exported in place of a handle of this library. The driver does not export
+/// imported memory, so chunks cannot be exported. Therefore, the contents move to driver memory, which counts as shared
+/// and stays in place.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     let memory = memory();
     let _one = memory.memory.exports.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,7 +337,7 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     }
 }
 
-/// Copies a handle's contents to `whole` and replaces the handle by `whole`. Nothing is in flight.
+/// Copies a handle's contents to `whole`, and replaces the handle with `whole`. No work may be in flight.
 fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
@@ -360,7 +361,7 @@ fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int,
         result = Driver.allow(base, mapped, &[Access::all(device)]);
     }
     if result == SUCCESS {
-        // SAFETY: both ranges are mapped, and the copy is waited for.
+        // SAFETY: both ranges are mapped, and the code waits for the copy.
         result = unsafe {
             match driver::memcpy_dtod(base, base + bytes, bytes as usize) {
                 SUCCESS => driver::ctx_synchronize(),
@@ -392,8 +393,8 @@ unsafe fn names_ours(list: *const c_void, count: u32) -> bool {
     !list.is_null() && (0..count as usize).any(|n| Handles::is_ours(handle(n)))
 }
 
-/// Records the memory that was mapped in arrays. It counts until the array ends, because only the driver knows which
-/// part of an array a stream unmaps again.
+/// Records memory that was mapped in arrays. The memory counts until the array ends, because only the driver knows
+/// which parts of an array a stream has unmapped.
 unsafe fn note_arrays(list: *const c_void, count: u32) {
     let (stride, place) = ARRAY_MAP;
     for n in 0..if list.is_null() { 0 } else { count as usize } {
@@ -411,7 +412,8 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
 
 macro_rules! map_array {
     ($name:ident, $real:ident) => {
-        /// Only handles for sparse arrays can be mapped in arrays, and these handles belong to the driver.
+        /// Maps memory in arrays. Only handles for sparse arrays can be mapped there, and these handles belong to the
+        /// driver.
         unsafe extern "C" fn $name(list: *const c_void, count: u32, stream: Object) -> c_int {
             // SAFETY: guaranteed by the caller.
             unsafe {
@@ -494,7 +496,7 @@ macro_rules! unbind {
 unbind!(unbind, multicast_unbind);
 unbind!(unbind_endpoint, endpoint_unbind);
 
-/// Functions of this module by symbol.
+/// Returns this module's function for a symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     Some(match index {
         at::cuMemCreate => create as *mut (),

@@ -1,4 +1,4 @@
-//! NVML's card lookups: the program finds only the tenant's cards, in the tenant's order.
+//! NVML's card lookups. The program finds only the tenant's cards, in the tenant's order.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,10 +10,11 @@ use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND,
 use crate::abi::shim;
 use crate::symbols::{at, real};
 
-/// Maximum number of examined cards, and of devices in a list; a machine has fewer.
+/// Maximum number of cards to examine, and of devices in a list. A machine has fewer.
 const MAX_CARDS: u32 = 256;
 
-/// Identities of the tenant's cards, from the first owner that answered. Empty before the first answer.
+/// Returns the UUIDs of the tenant's cards, from the first owner that answered. The list is empty before the first
+/// answer.
 fn cards() -> &'static [[u8; 16]] {
     let known = &shim().libraries.cards;
     if let Some(cards) = known.get() {
@@ -36,7 +37,7 @@ unsafe fn own() -> Vec<Device> {
     if count.is_null() || by_index.is_null() {
         return Vec::new();
     }
-    // SAFETY: the header declares the symbols with these arguments; the pointers are to locals.
+    // SAFETY: the header declares the symbols with these arguments, and the pointers point to locals.
     let all: Vec<Device> = unsafe {
         let count: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(count);
         let by_index: unsafe extern "C" fn(u32, *mut Device) -> c_int = std::mem::transmute(by_index);
@@ -60,7 +61,7 @@ unsafe fn counted(index: usize, to: *mut u32) -> c_int {
     if function.is_null() {
         return NO_FUNCTION;
     }
-    // SAFETY: the header declares the symbol with this argument; the promise is the caller's.
+    // SAFETY: the header declares the symbol with this argument, and the caller guarantees the rest.
     unsafe {
         let function: unsafe extern "C" fn(*mut u32) -> c_int = std::mem::transmute(function);
         let result = function(to);
@@ -89,7 +90,7 @@ unsafe fn by_index(index: usize, number: u32, to: *mut Device) -> c_int {
     }
 }
 
-/// Finds a device by the value that the first argument points to.
+/// Finds a device by the value to which the first argument points.
 unsafe fn by_name(index: usize, name: *const c_void, to: *mut Device) -> c_int {
     let function = real(index);
     if function.is_null() {
@@ -126,7 +127,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
     }
 }
 
-/// Restricts a list that `ask` fetches, given a capacity and a buffer, to the tenant's devices.
+/// Fetches a list with `ask`, which takes a capacity and a buffer, and restricts the list to the tenant's devices.
 unsafe fn filtered(count: *mut u32, to: *mut Device, ask: impl Fn(*mut u32, *mut Device) -> c_int) -> c_int {
     if count.is_null() {
         return ask(count, to);
@@ -204,7 +205,6 @@ macro_rules! ways {
     ($index:ident, $call:ident $arguments:tt: $($symbol:ident),*) => { $(way!($index, $call $arguments $symbol);)* };
 }
 
-/// Functions of this module by symbol.
 pub fn ours(index: usize) -> Option<*mut ()> {
     ways!(index, counted(to: *mut u32): nvmlDeviceGetCount, nvmlDeviceGetCount_v2);
     ways!(index, by_index(number: u32, to: *mut Device): nvmlDeviceGetHandleByIndex, nvmlDeviceGetHandleByIndex_v2);

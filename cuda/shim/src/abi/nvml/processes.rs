@@ -1,4 +1,4 @@
-//! NVML's lists of the processes that use a card: a tenant sees only its own programs.
+//! NVML's lists of the processes that use a card. A tenant sees only its own programs.
 //!
 //! UNSAFETY: calls functions by the signatures of NVML's header, and writes through the program's pointers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +10,7 @@ use cuda_protocol::{End, FromOwner, FromTenant, VERSION_PROCESSES};
 use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, SUCCESS, answer, connect};
 use crate::symbols::{at, real};
 
-/// An entry of a list, whose first field is the process.
+/// An entry of a list, whose first field is the process ID.
 trait Entry: Copy {
     fn pid(&self) -> u32;
 }
@@ -23,7 +23,7 @@ struct First {
     used: u64,
 }
 
-/// `nvmlProcessInfo_v2_t`, which version 3 uses as well.
+/// `nvmlProcessInfo_v2_t`, which version 3 of the function also uses.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 struct Second {
@@ -47,7 +47,7 @@ impl Entry for Second {
 
 type Function<T> = unsafe extern "C" fn(Device, *mut u32, *mut T) -> c_int;
 
-/// Returns the tenant's processes in the owner's namespace; `None` if the tenant does not have the card.
+/// Returns the IDs of the tenant's processes in the owner's namespace, or `None` if the tenant does not have the card.
 fn own(device: Device) -> Option<Vec<u32>> {
     let (link, card, version) = connect(device)?;
     let mut pids = vec![std::process::id()];
@@ -60,9 +60,9 @@ fn own(device: Device) -> Option<Vec<u32>> {
     Some(pids)
 }
 
-/// Returns all entries of the real library.
+/// Returns all entries that the real library reports.
 unsafe fn all<T: Entry + Default>(function: Function<T>, device: Device) -> Result<Vec<T>, c_int> {
-    /// A card has far fewer processes.
+    /// Maximum number of entries to request. A card has far fewer processes.
     const MAX_PROCESSES: u32 = 1 << 16;
     let mut room = 64;
     loop {
@@ -95,7 +95,7 @@ unsafe fn put<T: Entry>(list: &[T], pids: &[u32], count: *mut u32, to: *mut T) -
     if to.is_null() {
         return INVALID_ARGUMENT;
     }
-    // SAFETY: guaranteed by the caller: the buffer is large enough for them.
+    // SAFETY: the caller guarantees that the buffer has room for `*count` entries.
     unsafe { std::ptr::copy_nonoverlapping(own.as_ptr(), to, own.len()) };
     SUCCESS
 }
@@ -122,7 +122,6 @@ unsafe fn listed<T: Entry + Default>(index: usize, device: Device, count: *mut u
 
 macro_rules! lists {
     ($($symbol:ident: $entry:ty),* $(,)?) => {
-        /// Functions of this module by symbol.
         pub fn ours(index: usize) -> Option<*mut ()> {
             $({
                 unsafe extern "C" fn list(device: Device, count: *mut u32, to: *mut $entry) -> c_int {

@@ -1,4 +1,4 @@
-//! Regions against a model of the driver.
+//! Tests of regions with a model of the driver.
 
 use super::super::fixture::Model;
 use super::*;
