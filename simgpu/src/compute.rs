@@ -105,7 +105,7 @@ impl Compute {
     /// Executes a method. A grid that the method launches is then pending.
     ///
     /// # Errors
-    /// [`EngineError`]: the method had no effect.
+    /// [`EngineError`] if the method fails; it then has no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -181,7 +181,7 @@ impl Compute {
     /// Starts the pending grid, checks whether it has ended, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]: the grid has ended.
+    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. It has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);

@@ -69,7 +69,7 @@ impl DataMemory {
 }
 
 /// Saved state of a code memory and its port. Each written page has an entry: its number, its tag, the number of words
-/// written, and true if any word is not zero.
+/// written, and a flag that is set if any word is not zero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,

@@ -17,8 +17,8 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF and compute, and the 2D and 3D classes with only the two methods that every class has. A class completes its
-/// work before the next method of any class.
+/// M2MF, compute, and the 2D and 3D classes, which support only the two methods that every class has. The work of a
+/// class completes before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
     compute: Compute,

@@ -152,7 +152,7 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// Like [`Self::new`], but counts the engines' accesses per memory block.
+    /// Same as [`Self::new`], but also counts the engines' accesses per memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
@@ -232,7 +232,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]: part of `data` may have been filled.
+    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -243,7 +243,7 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been written.
+    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -284,7 +284,7 @@ impl Memory {
     /// Copies `len` bytes in ascending order of addresses.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been copied.
+    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
@@ -307,7 +307,7 @@ impl Memory {
     }
 }
 
-/// [`Memory`], with the table of host memory locked from its first use.
+/// A view of [`Memory`] that keeps the table of host memory locked from the first access to host memory.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
@@ -372,7 +372,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]: part of `data` may have been filled.
+    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -386,7 +386,7 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been written.
+    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -443,7 +443,7 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits with the result of `update`, and returns the old value; in one access if aligned.
+    /// Replaces 32 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
     /// [`BusError`].
@@ -458,7 +458,7 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits with the result of `update`, and returns the old value; in one access if aligned.
+    /// Replaces 64 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
     /// [`BusError`].
@@ -477,7 +477,7 @@ impl<'a> View<'a> {
     /// already written.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been copied.
+    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
@@ -499,7 +499,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns their number.
+/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns the number of copied bytes.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);

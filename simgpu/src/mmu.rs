@@ -193,7 +193,7 @@ impl Mmu {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
     pub fn write(
         &self,
         memory: &Memory,
@@ -228,7 +228,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. No access uses them after the function has returned.
+    /// Drops translations. After the function has returned, no access uses them.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);

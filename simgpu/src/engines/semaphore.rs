@@ -17,7 +17,7 @@ pub enum Form {
 /// also sees the time.
 ///
 /// # Errors
-/// [`MmuFault`]: the payload has not been written.
+/// [`MmuFault`] if a page cannot be accessed. The payload has not been written then.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
         // Translate first: a fault must report the first byte, whichever page of the range is missing.

@@ -101,7 +101,7 @@ impl Fifo {
         }
     }
 
-    /// Lets the scheduler use engines again that stopped on an error. An engine stays stopped until it is reset.
+    /// Allows the scheduler to use engines again that stopped on an error. Each of these engines still has to be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);

@@ -126,7 +126,7 @@ impl Vram {
         self.file.as_ref()
     }
 
-    /// Turns the memory controllers off: no access is answered.
+    /// Turns the memory controllers off: the memory then answers no access.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }
@@ -151,7 +151,7 @@ impl Vram {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]: no byte has been read.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been read then.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]: no byte has been written.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been written then.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());

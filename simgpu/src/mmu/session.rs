@@ -132,7 +132,7 @@ impl<'a> Session<'a> {
         std::mem::take(&mut self.bus_bytes)
     }
 
-    /// Attributes the count of a translation to its memory.
+    /// Attributes the bytes counted for a translation to VRAM or to system memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         // This is the usual case: the target is VRAM, and no profile is active.
@@ -215,7 +215,7 @@ impl<'a> Session<'a> {
     /// Writes bytes. Unanswered writes are lost.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
     pub fn write(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -229,10 +229,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads bytes like [`Self::read`], and counts them as transferred.
+    /// Same as [`Self::read`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]: part of `data` may have been filled, and that part is counted.
+    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled, and this part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -245,10 +245,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes like [`Self::write`], and counts them as transferred.
+    /// Same as [`Self::write`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written and counted.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have then been written and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -380,7 +380,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that no memory answers in part: copies the readable bytes to writable addresses, slowly.
+    /// Copies a run that is partly not backed by memory: copies only readable bytes to writable addresses, slowly.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

@@ -17,8 +17,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the original
-        // argument.
+        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the argument itself.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);

@@ -160,7 +160,7 @@ fn semaphore_is_released_after_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // Place the semaphore within the destination: the copy must not overwrite its release.
+        // Place the semaphore within the destination: the copy must not overwrite the released value.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
