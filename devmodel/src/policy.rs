@@ -11,7 +11,7 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage in this vGPU, with the register's access rights.
+    /// Virtual: plain storage in this vGPU, with the register's access mode.
     Store,
     /// Virtual: state with behaviour in this vGPU.
     Model,
