@@ -180,8 +180,8 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // Here the kernel does not report groups, but whether every function is either bound to this iommufd or
-        // unowned.
+        // Here the kernel does not report groups. Instead, it reports whether every function is bound to this iommufd
+        // or unowned.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())

@@ -20,7 +20,7 @@ pub struct Mapped {
 
 // SAFETY: the mapping is only used for single volatile accesses, and the device defines the effect of races.
 unsafe impl Send for Mapped {}
-// SAFETY: as above, each access is a single volatile one, and the device defines the effect of races.
+// SAFETY: as above, each access is a single volatile access, and the device defines the effect of races.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
