@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` from byte `offset` on. Returns true if the whole range exists.
+    /// Fills `data` with the bytes from byte `offset` on. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {

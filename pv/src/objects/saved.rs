@@ -11,7 +11,7 @@ use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The page tables of one virtual machine.
+/// Saved state of the page tables of one virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTables {
     pub(crate) limit: u64,
