@@ -1,4 +1,4 @@
-//! Test data: a stream of bytes any range of which can be computed, and the expected contents of a buffer.
+//! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
 //!
 //! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
 //! copied from a wrong address, or was not copied, is wrong with a probability of 255/256.
@@ -44,7 +44,8 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases and seeds. They are based on [`mix`], which the guest's program needs anyway.
+/// Random numbers for choosing cases and seeds. They are based on [`mix`], which this program also needs for its test
+/// data.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 

@@ -1,8 +1,8 @@
 //! Common code of the tests: the device, counters, and filling and checking buffers in any memory.
 //!
-//! The CPU fills and checks guest RAM. More than a few KiB of VRAM go through a bounce buffer and a GPU copy, if
-//! possible on another engine than the one under test, because each CPU access to BAR1 may be trapped. A few words are
-//! still read through BAR1.
+//! The CPU fills and checks guest RAM. Because each CPU access to BAR1 may be trapped, more than a few KiB of VRAM are
+//! transferred through a bounce buffer with a GPU copy, if possible on an engine other than the one under test. A few
+//! words are still read through BAR1.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -233,7 +233,7 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// Returns a use of the buffer by the GPU in its current memory.
+/// Returns a use of the buffer by the GPU that leaves the buffer in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))

@@ -187,7 +187,7 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     }
 }
 
-/// Tries page tables, page directories and instance blocks that are outside the share themselves.
+/// Tries page tables, page directories and instance blocks that are themselves outside the share.
 fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {

@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, linear};
 const BUFFER_BYTES: u64 = 96 << 10;
 /// Maximum number of channels per open file. The 6.1 kernel has room for the notifications of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// Number of channels to create: all that the hardware has, except some for the kernel and the helpers.
+/// Number of channels to create: all channels of the hardware, except some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
 /// A channel and the data that it works on.

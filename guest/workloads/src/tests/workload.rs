@@ -1,5 +1,5 @@
 //! The papers' workloads. Each has its own device and channel, and is timed in the papers' phases; its result is
-//! compared with one that the CPU computes.
+//! compared with a result that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -151,8 +151,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches kernels until the time is over, and waits for all of them. Does not check results: a kernel that works in
-/// place gets its own output as input.
+/// Launches kernels until the time is over, and waits for all of them. Does not check results, because a kernel that
+/// works in place gets its own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

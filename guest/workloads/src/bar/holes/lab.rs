@@ -1,5 +1,5 @@
-//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and a
-//! verdict.
+//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and the
+//! verdict on an attempt.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -67,7 +67,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that fills a neighbour's memory, so that it can be recognised.
+    /// Pattern that fills a neighbour's memory, so that this memory can be recognized.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -448,7 +448,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Like `run`, with a short wait, because the work should have no effect.
+    /// Same as `run`, with a short wait, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -497,7 +497,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for writes in flight: a read is ordered after all of them.
+    /// Waits for writes in flight with a read, which is ordered after all of them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }

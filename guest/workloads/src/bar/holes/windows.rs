@@ -89,7 +89,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // VRAM at the same address, if it is in our share, must not change.
+        // If the same address in VRAM is in our share, the VRAM there must not change.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -130,7 +130,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // The size code makes the table cover 16 MiB. Memory beyond the table must not be used as entries.
+        // With this size code, the table covers 16 MiB. Memory beyond the table must not be used as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
