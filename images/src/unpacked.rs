@@ -11,7 +11,7 @@ use crate::cache::{Cache, key, remove};
 use crate::progress::Progress;
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "1";
 /// Folders that are links into `/usr`.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
