@@ -1,5 +1,5 @@
-//! Child processes that end together with this process, for whatever reason it ends. A daemon or QEMU that outlived a
-//! killed test or benchmark would run next to the following one and distort its measurements.
+//! Child processes that end together with this process, even if it is killed. A daemon or QEMU that outlived a killed
+//! test or benchmark would distort the measurements of the next one.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -15,7 +15,7 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// A command to start, and the channel for its result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this process ends. Resets `command` to an empty one.
+/// Starts a program that is killed when this process ends. Replaces `command` with an empty command.
 ///
 /// # Errors
 /// If the program cannot be started.

@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if it has any. Then another VM takes its seat.
+    /// Ends one VM, in the middle of its work if its driver is loaded. Then another VM takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -85,7 +85,7 @@ impl Host {
                 }
             }
         }
-        // The other VMs keep working. A VMM that has lost its device may still run.
+        // The other VMs keep working. A VMM that has lost its device may keep running.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }

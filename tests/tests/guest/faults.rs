@@ -37,7 +37,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// Like [`Self::new`]; with `knows`, the faulty guest has the paravirtual driver.
+    /// Same as [`Self::new`]. If `knows` is true, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
