@@ -1,9 +1,9 @@
 //! Deliberate mistakes in the code, each of which must make a test fail: `cargo xtask mutations`.
 //!
 //! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
-//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied, and with the
-//! mistake a test of the crate must fail in the copy (a failed build does not count). Only crates whose tests need no
-//! guests are mutated, and only the tests that should detect the mistake run.
+//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied. With the mistake, a
+//! test of the crate must fail in the copy; a failed build does not count. Only crates whose tests need no guests are
+//! mutated, and only the tests that should detect the mistake run.
 //!
 //! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], the function around a
 //! mistake has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not
