@@ -20,7 +20,7 @@ pub struct Range {
     pub last: u64,
 }
 
-/// Reason that a domain cannot be served.
+/// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// This process may not or cannot call the hypervisor.
@@ -120,7 +120,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain, starting at `first`: all of them or none.
+    /// Maps `count` frames of the domain, starting at `first`. Maps either all of them or none.
     ///
     /// # Errors
     /// If one of the frames is missing.
@@ -137,7 +137,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// mapped here.
     ///
     /// # Errors
-    /// If one of the frames is missing; the others are removed.
+    /// If one of the frames is missing. The other frames are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.

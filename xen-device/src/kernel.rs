@@ -5,8 +5,8 @@
 //! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. It does not
 //! need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
-// UNSAFETY: each ioctl gets a structure with the layout of its number; the structure outlives the call and points only
-// to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
+// UNSAFETY: each ioctl gets a structure with the layout that its number requires. The structure outlives the call and
+// points only to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
 
 mod frames;
 

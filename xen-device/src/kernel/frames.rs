@@ -1,8 +1,8 @@
 //! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
 //!
-//! `memory_op` is the same in every version of Xen. A domain's memory is limited by its toolstack; raising that limit
-//! is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the
-//! same in all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
+//! `memory_op` is the same in every version of Xen. The toolstack limits a domain's memory. The limit is raised with a
+//! call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in
+//! all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
