@@ -99,7 +99,7 @@ impl Drop for Next {
 
 impl Daemon {
     /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
-    /// process. This daemon ends after its response to the request.
+    /// process. This daemon ends after it has responded to the request.
     ///
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
@@ -227,7 +227,7 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
-        // These values resume their virtual machines when they are dropped on failure.
+        // If the upgrade fails, dropping these values resumes their virtual machines.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
@@ -368,7 +368,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not suspended yet suspends later and then resumes.
+        // A thread that is not suspended yet may still suspend later, and must then resume.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {
