@@ -17,7 +17,7 @@ use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
 
-/// Time after which a worker without a daemon ends.
+/// Time for which a worker continues without a daemon.
 const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {

@@ -17,7 +17,7 @@ use crate::queue::{ControlQueue, QueueError, Request};
 use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
-/// Connections of workers that are accepted in a row.
+/// Maximum number of workers' connections that are accepted in a row.
 const MAX_ACCEPTED: usize = 16;
 
 impl std::fmt::Debug for Executor {
@@ -116,7 +116,7 @@ impl Executor {
                     self.journal.remove_command(request.head());
                 }
             }
-            // A command that is counted together with its response.
+            // The command is counted together with its response.
             (1, None) => {
                 progress.popped = progress.popped.wrapping_add(1);
                 progress.answered = progress.answered.wrapping_add(1);
