@@ -187,7 +187,8 @@ pub trait Engine: Send {
     /// [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the work, and no work is pending.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
-    /// Removes and returns the channel's state, including pending work, and resets the engine like [`Engine::reset`].
+    /// Removes and returns the channel's state, including pending work, and resets the engine as [`Engine::reset`]
+    /// does.
     fn save(&mut self) -> ContextState;
 
     /// Loads a channel's state. The state of another kind of engine is treated as that of a new channel.

@@ -114,8 +114,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if the block ran on
-/// another one.
+/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if another
+/// multiprocessor ran the block.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());

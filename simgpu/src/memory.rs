@@ -254,7 +254,7 @@ impl Memory {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read32(address),
@@ -265,7 +265,7 @@ impl Memory {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write32(address, value),
@@ -276,7 +276,7 @@ impl Memory {
     /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         self.view().read64(address)
     }
@@ -403,7 +403,7 @@ impl<'a> View<'a> {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, false)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -417,7 +417,7 @@ impl<'a> View<'a> {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         if self.post(address, &value.to_le_bytes()) {
             return Ok(());
@@ -432,7 +432,7 @@ impl<'a> View<'a> {
     /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, false)?;
         if let Ok(value) = piece.load::<u64>(0, Ordering::Acquire) {
@@ -446,7 +446,7 @@ impl<'a> View<'a> {
     /// Replaces 32 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn update32(&self, address: BusAddr, update: impl Fn(u32) -> u32) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
@@ -461,7 +461,7 @@ impl<'a> View<'a> {
     /// Replaces 64 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn update64(&self, address: BusAddr, update: impl Fn(u64) -> u64) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {

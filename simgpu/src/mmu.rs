@@ -163,7 +163,7 @@ impl Mmu {
     /// Translates one address, for a read or for a write.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn translate(
         &self,
         memory: &Memory,
@@ -208,7 +208,7 @@ impl Mmu {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn read32(&self, memory: &Memory, space: &AddressSpace, va: GpuVa, access: Access) -> Result<u32, MmuFault> {
         self.session(memory, space, access).read32(va)
     }
@@ -216,7 +216,7 @@ impl Mmu {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn write32(
         &self,
         memory: &Memory,

@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new one is dropped.
+/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new fault is dropped.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);

@@ -74,7 +74,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
-    /// [`VramError`].
+    /// See [`VramError`].
     pub fn new(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -87,7 +87,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes in an anonymous file, which can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
-    /// [`VramError`].
+    /// See [`VramError`].
     pub fn shared(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -204,7 +204,7 @@ impl Vram {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`].
+    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn read32(&self, address: VramAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -218,7 +218,7 @@ impl Vram {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`].
+    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn write32(&self, address: VramAddr, value: u32) -> Result<(), BusError> {
         let piece = self.piece(address, 4)?;
         if piece.store(value, 0, Ordering::Release).is_err() {

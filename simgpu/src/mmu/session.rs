@@ -49,7 +49,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a run, merged with the last one if they are adjacent on both sides. Returns false if the plan is full.
+    /// Adds a run, or merges it with the last run if the two are adjacent on both sides. Returns false if the plan is
+    /// full.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from
@@ -154,7 +155,7 @@ impl<'a> Session<'a> {
     /// Translates one address, for a read or for a write.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn translate(&mut self, va: GpuVa, write: bool) -> Result<Translation, MmuFault> {
         let recent = if write { &self.writes } else { &self.reads };
         if let Some(translation) = recent.place(va) {
@@ -264,7 +265,7 @@ impl<'a> Session<'a> {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn read32(&mut self, va: GpuVa) -> Result<u32, MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, false)?;
         if bytes < 4 {
@@ -281,7 +282,7 @@ impl<'a> Session<'a> {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn write32(&mut self, va: GpuVa, value: u32) -> Result<(), MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, true)?;
         if bytes < 4 {
@@ -296,7 +297,7 @@ impl<'a> Session<'a> {
     /// Replaces 32 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn update32(&mut self, va: GpuVa, update: impl Fn(u32) -> u32) -> Result<u32, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update32(address, update).unwrap_or_else(|error| {
@@ -308,7 +309,7 @@ impl<'a> Session<'a> {
     /// Replaces 64 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn update64(&mut self, va: GpuVa, update: impl Fn(u64) -> u64) -> Result<u64, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update64(address, update).unwrap_or_else(|error| {

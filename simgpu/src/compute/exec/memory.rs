@@ -205,7 +205,7 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address just accessed is in a different line than the previous one.
+/// Counts a transaction if the address just accessed is in a different line than the previous address.
 fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {

@@ -216,8 +216,8 @@ impl Job {
     }
 }
 
-/// Splits the `len` bytes from byte `x` of line `y` on into contiguous runs, and calls `access` with each run's address
-/// and its range within the `len` bytes.
+/// Splits the `len` bytes that start at byte `x` of line `y` into contiguous runs, and calls `access` with each run's
+/// address and its range within the `len` bytes.
 pub fn each_run(
     surface: &Surface,
     x: u64,
