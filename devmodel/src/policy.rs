@@ -40,7 +40,7 @@ pub struct Line {
     pub block: &'static str,
     /// Name of the register.
     pub name: &'static str,
-    /// Byte offset in BAR0 of the register, or of the first one of an array.
+    /// Byte offset in BAR0 of the register, or of the first register of an array.
     pub offset: u32,
     /// Handling of an access.
     pub policy: Policy,

@@ -137,7 +137,7 @@ impl Pmu {
     }
 }
 
-/// The falcon of one copy engine. The card does the copies; this model accepts the upload and reports errors.
+/// The falcon of one copy engine. The card makes the copies. This model only accepts the upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,

@@ -422,7 +422,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows the next hang, if the driver has handled the previous one.
+    /// Shows the next hang, if the driver has handled the previous hang.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {
