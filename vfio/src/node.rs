@@ -1,7 +1,7 @@
 //! A function that is opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! Kernels from 6.6 on have such nodes, if configured. The function is bound to the iommufd, which gives this process
-//! exclusive use, and attached to an address space. There is neither a container nor a group.
+//! Kernels since 6.6 have such nodes, if configured. The function is bound to the iommufd, which gives this process
+//! exclusive use, and attached to an address space. Neither a container nor a group exists.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 

@@ -46,7 +46,7 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next one are for functions that were opened through their own
+    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next call are for functions that were opened through their own
     /// node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,

@@ -24,10 +24,10 @@ unsafe impl Send for Mapped {}
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps `len` bytes of a device's file, from `offset` on.
+    /// Maps `len` bytes of a device's file, starting at `offset`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error if the call fails.
     pub fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: the kernel chooses an unused address.

@@ -19,7 +19,7 @@ pub trait Attributes {
     /// Writes `text` to the existing file at `path`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error if the call fails.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 
