@@ -85,7 +85,7 @@ impl Tables {
     /// Creates an empty table.
     ///
     /// # Errors
-    /// [`Status::Exists`], [`Status::Limit`].
+    /// [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is reached.
     pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
         let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
         let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
@@ -97,7 +97,7 @@ impl Tables {
     /// Frees the handle. The table is freed when no other references to it exist.
     ///
     /// # Errors
-    /// [`Status::NoObject`].
+    /// [`Status::NoObject`] if the table does not exist.
     pub fn destroy(&mut self, table: TableId) -> Result<(), Status> {
         let slot = self.handles.remove(&table).ok_or(Status::NoObject)?;
         self.release(slot);
@@ -128,7 +128,8 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Add new references before removing old ones, so that a table in both the old and the new entry stays alive.
+        // Add new references before removing old references, so that a table in both the old and the new entry stays
+        // alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -137,7 +138,7 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table. Each is greater than the previous one by `step`, modulo 2^64.
+    /// Writes `count` entries of a table. Each entry is greater than the previous entry by `step`, modulo 2^64.
     ///
     /// # Errors
     /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is refused. No entry has been
@@ -202,7 +203,7 @@ impl Tables {
     /// Returns the address of a directory in table space.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`].
+    /// [`Status::NoObject`] or [`Status::WrongType`] if no such directory exists.
     pub fn address(&self, directory: TableId) -> Result<GuestVramAddr, Status> {
         Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
     }

@@ -18,7 +18,7 @@ pub struct SavedTables {
     /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Slots without a table. The last one is used next.
+    /// Slots without a table. The last slot is used next.
     pub(crate) free: Vec<u32>,
     /// Slots, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
@@ -57,7 +57,7 @@ impl Tables {
     }
 
     /// Restores the tables of a guest whose VRAM ends at `base`. `limit` is the maximum total size of the tables in
-    /// bytes; they may exceed it if the limit was lowered.
+    /// bytes. The tables may exceed it if the limit was lowered.
     ///
     /// # Errors
     /// If the tables are invalid.

@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. If it was the last one, removes the table from its slot and returns it.
+    /// Removes a reference. After the last reference, removes the table from its slot and returns the table.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);

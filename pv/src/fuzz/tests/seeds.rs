@@ -89,7 +89,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Use operations and queries on channels, memory and segments: valid ones, and an invalid one.
+        // Use valid operations and queries on channels, memory and segments, and an invalid operation.
         (
             "others",
             seed(&[
