@@ -78,7 +78,7 @@ impl Rig {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Returns a new source of choices, which is independent of earlier ones.
+    /// Returns a new source of random choices, which is independent of earlier sources.
     pub fn random(&self) -> Random {
         let mut random = Random(self.random.get());
         let next = random.next();
@@ -239,7 +239,7 @@ fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes the expected bytes from `from` on to byte `at` of the buffer, with the CPU.
+/// Writes the expected bytes, starting at `from`, to byte `at` of the buffer with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -252,7 +252,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with the expected bytes from `from` on, with the CPU.
+/// Compares the first `length` bytes of the buffer with the expected bytes, starting at `from`, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;

@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Address from which on no guest of the tests has RAM.
+/// Address at and above which no guest of the tests has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords to read from each page.
 const READS: u64 = 4;

@@ -127,7 +127,7 @@ impl<'a> Group<'a> {
     }
 
     /// Passes one buffer through all channels without waiting on the CPU: the kernel makes each channel wait for the
-    /// previous one.
+    /// previous channel.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();

@@ -1,4 +1,4 @@
-//! Kernels that fault or never end. Some kill their channel; others are reported and end early.
+//! Kernels that fault or never end. Some of them get their channel killed. The others are only reported, and end early.
 
 use std::sync::Arc;
 

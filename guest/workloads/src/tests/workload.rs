@@ -46,7 +46,7 @@ pub struct Repeat {
     pub duration: Duration,
     /// Maximum number of submissions in flight. With 1, each iteration waits.
     pub in_flight: u64,
-    /// Pause between the end of an iteration and the next one.
+    /// Pause between the end of an iteration and the start of the next iteration.
     pub pause: Option<Duration>,
     /// Set to record and report the end of each kernel.
     pub ends: bool,

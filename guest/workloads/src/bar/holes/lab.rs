@@ -22,7 +22,7 @@ pub mod va {
     pub const FENCE: u64 = 0x3_0000;
     /// The engines' contexts.
     pub const IMAGE: u64 = 0x4_0000;
-    /// A buffer of our own.
+    /// One of our own buffers.
     pub const A: u64 = 0x10_0000;
     /// Address that the attempt accesses.
     pub const B: u64 = 0x20_0000;
@@ -239,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // This is more than the number of faults that can follow the first one.
+        // This is more than the number of faults that can follow the first fault.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {

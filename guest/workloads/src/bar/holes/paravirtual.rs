@@ -58,7 +58,7 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which `done` operations must succeed, and the next one must be refused with this status.
+/// Sends a batch in which `done` operations must succeed, and the next operation must be refused with this status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
