@@ -165,8 +165,8 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon at an arbitrary point, and starts another one with the same configuration, which appends to the
-    /// log.
+    /// Kills the daemon at an arbitrary point, and starts another daemon with the same configuration, which appends to
+    /// the log.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;

@@ -61,7 +61,7 @@ pub struct Smoke {
     pub bytes: u64,
     /// Number of channels used.
     pub channels: u64,
-    /// Duration in seconds by the guest's clock.
+    /// Duration in seconds, measured with the guest's clock.
     pub seconds: f64,
     /// The complete line.
     pub line: String,

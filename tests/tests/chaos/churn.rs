@@ -91,7 +91,7 @@ impl Host {
         }
         if what != "removed" {
             self.wait_gone(&name)?;
-            // Keep the vGPU for the next VM, or create a new one.
+            // Keep the vGPU for the next VM, or create a new vGPU.
             if self.random.bool() {
                 self.daemon.ctl(&["vm", "remove", &name])?.success()?;
                 self.add(&name)?;
