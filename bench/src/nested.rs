@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-/// Counts messages with mediation and in passthrough, in alternation.
+/// Counts messages of a mediated and of a passed-through card, in alternation.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilisation and the waits of a run from `from` ns on.
+/// Returns Jain's index, the utilisation and the waits of a run, starting at `from` ns.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);

@@ -38,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time in ms until the last one has ended, and the total counts.
+/// Result for several contexts: the time in ms until the last context has ended, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,

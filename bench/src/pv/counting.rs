@@ -51,7 +51,7 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads` and counts operations from its mark `begin` on. Each mark names the count of the operations
+/// Runs `gpu-workloads`, and counts operations after its mark `begin`. Each mark names the count of the operations
 /// before it. `last` names the count of the operations between the last mark and the end of the program.
 pub fn marked(
     daemon: &Daemon,

@@ -1,6 +1,6 @@
 //! Simulates sixteen VMs, of which a few compete while the others are idle, as on a host where most guests have booted
-//! and wait. Half of the competitors run short kernels, and half run long ones. Kernels are either queued, or each is
-//! submitted when the previous one has ended.
+//! and wait. Half of the competitors run short kernels, and the other half runs long kernels. Kernels are either
+//! queued, or each is submitted when the previous one has ended.
 
 use anyhow::Result;
 use sched::Engine;

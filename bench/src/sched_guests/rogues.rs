@@ -51,7 +51,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns each neighbour's share of time by its completed kernels, as the neighbour counts them.
+/// Returns each neighbour's share of time, computed from the completed kernels that the neighbour has counted.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, WINDOW_STEP_NS);

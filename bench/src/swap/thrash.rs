@@ -60,8 +60,8 @@ impl Job {
     fn run(&mut self, passes: u64) -> Result<()> {
         let hand_on =
             |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
-        // Copy the last piece to the spare piece, each other piece to the next one, and the spare piece to the first
-        // one.
+        // Copy the last piece to the spare piece, every other piece to the next piece, and the spare piece to the first
+        // piece.
         let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();
