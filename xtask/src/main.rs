@@ -139,7 +139,7 @@ enum Command {
     },
     /// Make sure that QEMU, the guest kernels, the paravirtual drivers, the initramfs and Prometheus exist.
     Setup {
-        /// Resolve the package versions again, even if older ones are in the cache.
+        /// Resolve the package versions again, even if older versions are in the cache.
         #[arg(long)]
         refresh: bool,
     },

@@ -40,8 +40,8 @@ struct Mutation {
     name: String,
     /// The check that the mistake removes.
     what: String,
-    /// Package whose tests should detect the mistake. By default it is the crate with the list; it may be a crate that
-    /// uses that crate.
+    /// Package whose tests should detect the mistake. By default, this is the crate with the list. It may also be a
+    /// crate that uses that crate.
     #[serde(default)]
     package: String,
     /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's

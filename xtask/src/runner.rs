@@ -317,7 +317,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
+/// Returns the sum of the CPU times that start at field `first`: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
     // Eleven fields follow the name of the program, which may contain any characters.
