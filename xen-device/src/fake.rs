@@ -783,7 +783,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // The port may be bound later; it is then pending.
+        // If the port is bound later, it is then pending.
         state.pending.insert(port);
     }
 }

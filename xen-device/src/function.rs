@@ -189,7 +189,7 @@ impl Function {
         windows
     }
 
-    /// Claims new windows, after releasing old ones.
+    /// Releases old windows, and then claims new windows.
     fn move_to(&mut self, windows: Vec<Window>) {
         for window in self.windows.iter().filter(|window| !windows.contains(window)) {
             if let Err(error) = self.target.disclaim(window.range) {

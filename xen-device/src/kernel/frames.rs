@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames from `first` on to the domain: either all of them or none.
+    /// Adds `count` frames, starting at `first`, to the domain. Adds either all of them or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -152,7 +152,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Removes `count` frames from `first` on from the domain.
+    /// Removes `count` frames, starting at `first`, from the domain.
     pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.saturating_add(count);
         let mut at = first;
