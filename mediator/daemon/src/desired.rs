@@ -290,7 +290,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The virtual machines after the plan; existing ones come first because they have priority.
+        // The virtual machines after the plan. Existing machines come first, because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {

@@ -65,7 +65,7 @@ impl Daemon {
     /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has memory.
     ///
     /// # Errors
-    /// The obstacle.
+    /// Returns the obstacle if the virtual machine may not move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let state = self.state.lock();

@@ -309,7 +309,7 @@ impl Served {
     /// Ends the server.
     ///
     /// # Errors
-    /// Errors of `admin::serve`.
+    /// Same as for `admin::serve`.
     pub fn end(&mut self) -> std::io::Result<()> {
         drop(self.stop.take());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())

@@ -170,7 +170,7 @@ pub struct Daemon {
     /// Stores overrides in a file that outlives the daemon.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
-    /// The previous daemon and the next one.
+    /// This daemon's predecessor and successor.
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
@@ -324,7 +324,7 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Compares the state with the previous one, and logs the differences as events.
+    /// Compares the state with the previous state, and logs the differences as events.
     pub(crate) fn observe(&self) {
         let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();

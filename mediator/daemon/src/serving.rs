@@ -61,7 +61,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
 /// Interval at which the daemon compares states to find events.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds events by comparing the daemon's state with the previous one, until the runtime ends.
+/// Finds events by comparing the daemon's state with its previous state, until the runtime ends.
 pub(crate) async fn observe(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(OBSERVE_INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);

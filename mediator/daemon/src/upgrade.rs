@@ -63,7 +63,7 @@ const FUNCTION: &str = "function:";
 /// Name of the state folder's lock.
 const STATE_LOCK: &str = "state-lock";
 
-/// Parameters with which this daemon starts the next one.
+/// Parameters with which this daemon starts the next daemon.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
     /// This daemon's executable; after an upgrade of the package, the next version's executable.

@@ -27,7 +27,7 @@ const POLL_INTERVAL: Duration = Duration::from_micros(200);
 /// Status for the operator, collected from the device's calls.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest memory is private to the current VMM, or to the previous one if no VMM is connected.
+    /// True if the guest memory is private to the VMM that is connected, or was connected last.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,

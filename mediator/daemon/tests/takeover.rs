@@ -49,7 +49,7 @@ fn all_ended(place: &Place) {
 
 /// The steps at which the next daemon dies, and the first continues unaffected.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
-/// The steps at which the first daemon dies before the next one has any state.
+/// The steps at which the first daemon dies before the next daemon has any state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
     "sender: asked",
     "sender: met",

@@ -219,7 +219,7 @@ impl Daemon {
         let until = Instant::now() + PAUSE_LIMIT;
         let Leaving { mediated: going, with_owner } = leaving;
         let vms = || leaving.vms();
-        // Request the suspension of all virtual machines before waiting for the first one.
+        // Request the suspension of all virtual machines before waiting for any of them.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
