@@ -39,7 +39,7 @@ fn main() {
     let mut alone = None;
     loop {
         let Ok(message) = link.receive_in_worker() else {
-            // The daemon has ended, and the next one listens at this path.
+            // The daemon has ended, and the next daemon listens at this path.
             let since = *alone.get_or_insert_with(Instant::now);
             let Some(path) = rejoin.as_ref().filter(|_| since.elapsed() < ALONE) else { return };
             std::thread::sleep(Duration::from_millis(10));

@@ -326,7 +326,7 @@ fn slot_at(head: u16) -> u64 {
     SLOTS_AT.saturating_add(u64::from(head).saturating_mul(SLOT_BYTES))
 }
 
-/// Returns true if a wrapping count precedes another one.
+/// Returns true if the wrapping count `one` precedes `other`.
 pub(crate) fn is_before(one: u32, other: u32) -> bool {
     one.wrapping_sub(other) > u32::MAX / 2
 }

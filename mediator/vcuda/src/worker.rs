@@ -254,8 +254,8 @@ impl Worker {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message, now or after the worker has read earlier ones. A worker that does not read is killed. Without a
-    /// link, the message is dropped, because everything is repeated when the worker connects.
+    /// Sends a message, either now or after the worker has read earlier messages. A worker that does not read is
+    /// killed. Without a link, the message is dropped, because everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;
