@@ -478,7 +478,7 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit shows one fault at a time. The next fault appears after the first one is acknowledged.
+        // A unit shows one fault at a time. The next fault appears after the first fault has been acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;

@@ -182,7 +182,7 @@ impl Heap {
 }
 
 impl<M: Machine> LightGpu<M> {
-    /// Creates a guest that uses all of its VRAM for buffers, as far as the driver's page table covers it.
+    /// Creates a guest that uses all VRAM that the driver's page table covers for buffers.
     ///
     /// # Errors
     /// If the guest does not start.

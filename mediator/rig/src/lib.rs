@@ -352,7 +352,7 @@ impl Guest {
         self.device.reset();
     }
 
-    /// Disconnects the client, and connects the next one.
+    /// Disconnects the client, and connects another client.
     pub fn reconnect(&mut self) {
         while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);

@@ -25,7 +25,7 @@ const STATE_PART: u32 = 32 << 10;
 /// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, like QEMU's writes.
+/// One VM. Writes are posted, as QEMU's writes are.
 ///
 /// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
 /// A server that does not respond, or violates the protocol, causes a panic.
