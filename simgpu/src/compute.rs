@@ -20,9 +20,10 @@
 //! waits for the current sessions to end; later sessions do not use the dropped translations.
 //!
 //! # Time
-//! A grid is charged when it ends. Its cost is the launch, plus the largest of three times: its instructions at the
-//! rate of all multiprocessors, its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and its
-//! transactions with system memory at the bus's bandwidth ([`crate::TimeModel::bus_bytes_per_second`]).
+//! A grid is charged when it ends. The charge is the time of the launch, plus the longest of three times: its
+//! instructions at the rate of all multiprocessors, its memory transactions at the memory's bandwidth
+//! ([`crate::ComputeTiming`]), and its transactions with system memory at the bus's bandwidth
+//! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
 //! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Divergence
 //!   therefore costs the instructions that are repeated.

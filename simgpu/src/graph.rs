@@ -157,7 +157,7 @@ pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
 }
 
 fn instance(register: u32) -> (Target, u64) {
-    // The falcon's channel words have no target: FECS expects instance blocks in VRAM.
+    // The falcon's channel registers have no target field, because FECS expects instance blocks in VRAM.
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 

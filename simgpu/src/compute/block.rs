@@ -182,7 +182,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp until its turn ends, then the next ready one.
+    /// Returns the next warp that can run: the current warp until its turn ends, and then the next ready warp.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)

@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of a card in another process.
     ///
     /// # Errors
-    /// [`VramError`], also if the file has a different size, or could be truncated while in use.
+    /// See [`VramError`]. Also if the file has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
