@@ -143,7 +143,7 @@ pub trait Backend {
     /// Starts to remove a channel from its engines, at the guest's request.
     fn preempt(&mut self, channel: VirtualChannelId);
 
-    /// Returns true if the channel has not yet left its engines after a [`Self::preempt`].
+    /// Returns true if the channel has not left its engines yet after [`Self::preempt`].
     fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
     /// Returns an engine's state for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.

@@ -95,7 +95,7 @@ pub struct GraphError {
     pub data: u32,
     /// Units that trapped, as bits of `pgraph::TRAP`.
     pub trap: u32,
-    /// Report of a multiprocessor, if one of them trapped.
+    /// Report of a multiprocessor, if a multiprocessor trapped.
     pub sm: Option<SmError>,
 }
 

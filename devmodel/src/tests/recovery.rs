@@ -1,5 +1,5 @@
 //! Tests of hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
-//! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
+//! offsets and bits are taken from the drivers of Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
