@@ -79,7 +79,7 @@ impl Section {
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
-            // Avoid a clash with the register of this name.
+            // Avoid a clash with the register that has this name.
             "Status" => "GMPV_RESULT_".to_owned(),
             module => format!("GMPV_{}_", module.replace("::", "_").to_uppercase()),
         }

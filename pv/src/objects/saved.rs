@@ -1,4 +1,4 @@
-//! Saved state of the page tables that are kept for a guest. The reference count of a table follows from the objects
+//! Saved state of the page tables that are kept for a guest. The reference count of a table is derived from the objects
 //! that refer to it.
 
 use super::contents::{Contents, SavedPage};

@@ -1,5 +1,5 @@
 //! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step selects its
-//! kind, and the others are its operands, as `Machine::step` reads them.
+//! kind. The other numbers are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
