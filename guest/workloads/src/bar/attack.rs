@@ -67,8 +67,8 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Returns addresses outside the share, `aligned` to a page size: neighbouring ones, powers of two, and random
-    /// ones.
+    /// Returns addresses outside the share, `aligned` to a page size: neighbouring addresses, powers of two, and random
+    /// addresses.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =

@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Each word costs an access, and after a reset there is nothing to clear.
+    // Clearing costs an access per word, and is not necessary after a reset.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -171,7 +171,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); with `writes`, also writes them.
+/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); if `writes` is set, also writes these dwords.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {

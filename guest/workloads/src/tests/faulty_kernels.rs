@@ -1,4 +1,5 @@
-//! Kernels that fault or never end. Some of them get their channel killed. The others are only reported, and end early.
+//! Kernels that fault or never end. For some kernels, the channel is killed. The other kernels are only reported, and
+//! end early.
 
 use std::sync::Arc;
 

@@ -62,7 +62,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all sizes. Small ones go through the aperture, with and without overlap.
+/// Tests copies of all sizes. Small copies go through the aperture, with and without overlap.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
