@@ -27,7 +27,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
         // The parent may have ended before this code runs.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: between fork and exec, the code makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate memory.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");

@@ -227,7 +227,7 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns how far the shares deviate from `wanted`, in windows of `window_ns`.
+    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }

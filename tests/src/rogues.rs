@@ -90,8 +90,8 @@ impl Rogue {
         crowd.set(&["--strikes", "0"])
     }
 
-    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU that is
-    /// stopped for longer during an access has lost its device when it resumes, and never reads the reply.
+    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: if QEMU is stopped
+    /// for a longer time during an access, it has lost its device when it resumes, and never reads the reply.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),

@@ -19,7 +19,7 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Number of the first line's device in the machine, after the lines of a PC.
+/// Device number of the first serial line for VMs in the machine, after the serial lines of a PC.
 const FIRST_LINE: usize = 4;
 /// File in the machine for an argument that contains spaces: the kernel's command line.
 const WORDS: &str = "etc/vm.cfg";

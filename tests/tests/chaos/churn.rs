@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM in seat `name`, which the daemon's configuration contains, with or without its driver.
+    /// Boots a VM, with or without its driver, in seat `name`, which the daemon's configuration contains.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));

@@ -108,7 +108,7 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
     // The card is divided into chunks of 64 MiB. The VM may use one chunk on the card, although it needs two. The
-    // mediator uses one chunk itself, one for the VM's page tables, and keeps two in reserve.
+    // mediator uses one chunk itself and one chunk for the VM's page tables, and keeps two chunks in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

@@ -25,7 +25,7 @@ fn library(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compiles a C program of a crate's examples, which needs the library at `library`.
+/// Compiles an example program of a crate, which is written in C and needs the library at `library`.
 fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
     let program = folder.join(name);
