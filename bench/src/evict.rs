@@ -119,7 +119,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or those whose name contains `only`.
+/// Measures all parts, or only the parts whose names contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

@@ -4,7 +4,7 @@
 //! processor time of each hold, which is the mediator's own contribution, is measured as well.
 //!
 //! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
-//! VRAM would cause a page fault, which a real card does not.
+//! VRAM would cause a page fault, which does not occur with a real card.
 
 use anyhow::{Result, anyhow};
 use locks::{Holds, Measured, holds, measure_work, worked};

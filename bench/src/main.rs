@@ -1,7 +1,7 @@
 //! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: runs benchmarks, each
 //! together with a baseline in the same run. Without a name it runs all benchmarks; a name selects one benchmark, or
-//! all benchmarks with this prefix before the `-`. Results are written to the file at once, and `--resume` continues an
-//! interrupted run after the last complete benchmark.
+//! all benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume`
+//! continues an interrupted run after the last complete benchmark.
 //!
 //! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. It continues with the next benchmark
 //! after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of the files

@@ -1,5 +1,5 @@
-//! The scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of GPUvm's and
-//! Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
+//! Measures the scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of
+//! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
 //! allocated in whole kernels. The share in a window of 100 ms can be off by one kernel at each end of the window, and
@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or those whose name contains `only`.
+/// Measures all parts, or only the parts whose names contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
@@ -429,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, because other programs may use the machine.
+/// Returns the CPU time of this thread in seconds, which other programs on the machine do not affect.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

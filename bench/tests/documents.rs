@@ -9,8 +9,8 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files that are older than the rule that a file of figures names its commit and host. Do not add files to this list;
-/// repeat the measurement instead.
+/// Files that are older than the rule that each file of figures must name its commit and host. Do not add files to this
+/// list; repeat the measurement instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",

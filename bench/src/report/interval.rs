@@ -44,7 +44,7 @@ impl Interval {
         Some(Self { low: figures[outside], high: figures[DRAWS - 1 - outside] })
     }
 
-    /// Returns the interval of a figure of samples, such as their [median](super::median).
+    /// Returns the interval of a figure that is computed from samples, such as their [median](super::median).
     pub fn from_samples(samples: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }

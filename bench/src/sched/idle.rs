@@ -1,6 +1,6 @@
 //! Simulates sixteen VMs, of which a few compete while the others are idle, as on a host where most guests have booted
 //! and wait. Half of the competitors run short kernels, and the other half runs long kernels. Kernels are either
-//! queued, or each is submitted when the previous one has ended.
+//! queued, or each kernel is submitted when the previous kernel has ended.
 
 use anyhow::Result;
 use sched::Engine;
@@ -14,7 +14,7 @@ const SIMULATED_SECONDS: u64 = 20;
 /// Lengths of the short and of the long kernels, in ns.
 const KERNEL_LENGTHS_NS: [(u64, u64); 5] =
     [(400 * US, 2 * MS), (500 * US, 2500 * US), (MS, 5 * MS), (400 * US, 5 * MS), (5 * MS, 5 * MS)];
-/// Weights of the VMs with short kernels, and of those with long kernels.
+/// Weights of the VMs with short kernels, and of the VMs with long kernels.
 const WEIGHTS: [(u32, u32); 3] = [(1, 1), (3, 1), (1, 3)];
 
 /// Runs the benchmark.

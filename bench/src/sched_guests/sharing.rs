@@ -1,4 +1,4 @@
-//! Unequal weights, bursts next to batches, and the throughput of one VM alone and of sixteen.
+//! Measures unequal weights, bursts next to batches, and the throughput of one VM alone and of sixteen VMs.
 
 use std::time::Duration;
 

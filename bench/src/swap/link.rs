@@ -1,5 +1,5 @@
-//! Overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting speeds on links
-//! of 6 to 50 GB/s.
+//! Measures the overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting
+//! speeds on links of 6 to 50 GB/s.
 //!
 //! The software card transfers bytes with this machine's processors, and measures the time of these transfers. The rest
 //! of a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for
