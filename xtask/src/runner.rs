@@ -286,7 +286,8 @@ fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// Returns the reasons in the output of a failed test: the lines from each panic or error up to the trace that follows.
+/// Returns the reasons for the failure from a failed test's output: the lines from each panic or error up to the trace
+/// that follows.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
