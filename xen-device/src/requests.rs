@@ -23,7 +23,7 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// Offset of the word with the state in its low half, followed by three flags: `data` is an address, the access is
+    /// Offset of the byte with the state in its low half. Flags in its upper half: `data` is an address, the access is
     /// a read, and the CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
