@@ -122,7 +122,7 @@ struct State {
 }
 
 impl State {
-    /// Returns how a card is currently shared.
+    /// Returns the current settings of a card.
     fn tuning(&self, card: &CardSpec) -> Tuning {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
@@ -304,7 +304,7 @@ impl Daemon {
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // During shutdown, virtual machines are missing that no operator has removed, so do not store this state.
+            // During shutdown, the state lacks virtual machines that no operator has removed, so do not store it.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -359,7 +359,7 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Reserves an entry for an acceptable virtual machine. Needs `changing`, or exclusive access to the daemon.
+    /// Reserves an entry for an acceptable virtual machine. The caller must hold `changing`, or own the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
@@ -380,7 +380,7 @@ impl Daemon {
         Ok(spec)
     }
 
-    /// Creates the virtual machine of a reserved entry. Needs `changing`, or exclusive access to the daemon.
+    /// Creates the virtual machine of a reserved entry. The caller must hold `changing`, or own the daemon.
     fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
         let name = &spec.name;
         let made = self.make(spec);
@@ -478,7 +478,7 @@ impl Daemon {
         self.keep()
     }
 
-    /// Removes a virtual machine and its entry. Needs `changing`.
+    /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // The removal discards the counts of kills, so log kills first. The daemon, not the remover, is their author.
         author::acting(author::daemon(), || self.observe());

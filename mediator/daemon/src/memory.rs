@@ -20,7 +20,7 @@ use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use events::{NewEvent, changed_in};
 
 impl Daemon {
-    /// Returns how a card's memory is used.
+    /// Returns the use of a card's memory.
     ///
     /// # Errors
     /// If no card has the name, or a virtual machine uses the card in passthrough mode.
@@ -61,7 +61,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns how the memory of all cards is used, except cards that are passed through.
+    /// Returns the use of the memory of all cards, except passed-through cards.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
@@ -88,7 +88,7 @@ impl Daemon {
         self.memory(card)
     }
 
-    /// Changes how a card's memory is divided. Needs `tuning`.
+    /// Changes how a card's memory is divided. The caller must hold `tuning`.
     pub(super) fn tune_memory(
         &self,
         card: &str,
@@ -181,7 +181,7 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes a virtual machine's settings for its card's memory. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's memory. The caller must hold `tuning`.
     ///
     /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again. If a check
     /// fails, the virtual machine gets its previous settings back.

@@ -95,7 +95,7 @@ impl Daemon {
         self.scheduler(card, WINDOW_MS)
     }
 
-    /// Changes settings of a card's scheduler. Needs `tuning`.
+    /// Changes settings of a card's scheduler. The caller must hold `tuning`.
     pub(super) fn tune_card(
         &self,
         card: &str,
@@ -193,7 +193,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes a virtual machine's settings for its card's time. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's time. The caller must hold `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,

@@ -78,7 +78,7 @@ fn operating_guide_commands_work_as_documented() {
             continue;
         }
         let script = block.replace("/run/gpu-mediator", folder);
-        // TIMEOUT: ends a command that would wait forever; all blocks together take seconds.
+        // TIMEOUT: ends a command that would wait forever. All blocks together take only seconds.
         let output = Command::new("timeout")
             .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
             .current_dir(folder)
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: ends a command that would wait forever; a block takes seconds.
+            // TIMEOUT: ends a command that would wait forever. A block takes only seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)

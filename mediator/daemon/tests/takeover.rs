@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that dies at the point in the file `dies`; the next daemon does the same.
+/// Starts a daemon that dies at the point that the file `dies` names. The next daemon does the same.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();

@@ -1,4 +1,4 @@
-//! Drained cards: the arrivals that they accept, and the order in which virtual machines leave.
+//! Tests of the arrivals that drained cards accept, and of the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};

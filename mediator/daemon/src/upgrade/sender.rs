@@ -198,7 +198,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // The card was never used, so the next daemon opens it in the same way as this one.
+                // The card was never used, so the next daemon opens it in the same way as this daemon.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
