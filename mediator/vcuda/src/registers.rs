@@ -275,7 +275,7 @@ impl Registers {
         !self.is_resetting && self.status & (needed | status::NEEDS_RESET) == needed
     }
 
-    /// Returns the set-up of the control queue, if it is enabled.
+    /// Returns the setup of the control queue, if the queue is enabled.
     pub(crate) fn control_queue(&self) -> Option<Setup> {
         let [control, _] = &self.queues;
         (control.enabled && self.is_live()).then_some(control.setup)

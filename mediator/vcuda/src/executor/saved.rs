@@ -1,4 +1,4 @@
-//! Records of the executor for another process, and the restoration from such records.
+//! Records the executor's state for another process, and restores the executor from such a record.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -149,7 +149,7 @@ impl Executor {
         }
     }
 
-    /// Accepts workers that connect after the end of their daemon, and gives up workers that do not connect in time.
+    /// Accepts workers that connect after the end of their daemon, and abandons workers that do not connect in time.
     pub(super) fn take_workers(&mut self) {
         for _ in 0..MAX_ACCEPTED {
             let Some(socket) = &self.rejoin else { break };
