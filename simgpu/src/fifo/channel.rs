@@ -125,7 +125,7 @@ impl Fifo {
             }
         }
         for index in 0..self.slots.len() {
-            // A hung engine, or one that waits after a fault, ignores the channel table.
+            // An engine that hangs, or that waits after a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {

@@ -284,7 +284,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// Parses arbitrary images, because a guest can write its images.
+/// Parses arbitrary images, because a guest can write to its images.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();
