@@ -65,7 +65,7 @@ fn make(
     Ok((root, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Adds the folders on which a test mounts others, and the links of a merged `/usr`.
+/// Adds the folders on which a test mounts other folders, and the links of a merged `/usr`.
 fn complete(root: &Path) -> Result<()> {
     for name in MOUNTED {
         std::fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create the folder {name}"))?;
