@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes a step of work, for which memory has been freed.
+    /// Executes a step of work. The caller has freed enough memory for the step.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
