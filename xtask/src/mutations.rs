@@ -56,7 +56,7 @@ struct Mutation {
 }
 
 impl Mutation {
-    /// Returns the words in `tests`. If there are none, returns a word that every name contains.
+    /// Returns the words in `tests`. If `tests` is empty, returns a word that every name contains.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
