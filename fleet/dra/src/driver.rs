@@ -283,7 +283,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the folder of the pipes of the MPS server of a share's group, if the group has one.
+    /// Returns the folder with the pipes of the MPS server of a share's group, if the group has a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {
