@@ -84,7 +84,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
-/// One VMM cannot overload the service manager, and the rate limit loses no data.
+/// Tests that one VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     /// Number of messages in a burst, and time until another message is allowed (`fdstore::pace`).
