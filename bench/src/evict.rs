@@ -1,10 +1,11 @@
-//! Compares how many bytes the victim policies copy with the minimum, for the memory accesses of real workloads.
+//! Compares the number of bytes that the victim policies copy with the minimum number, for the memory accesses of real
+//! workloads.
 //!
 //! Each run [records](trace) traces. In the parts `single`, `pair` and `mixed`, all memory in use must be on the card,
 //! so that chunks are evicted and return. The part `placed` models the mediator for guests on a card without page
 //! faults: chunks that do not fit stay in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB. With 2 MiB these programs would only have three to six chunks, too few to choose from.
+//! Chunks are 128 KiB. With 2 MiB, these programs would have only three to six chunks, which is too few for a choice.
 
 mod optimum;
 mod placed;
@@ -26,7 +27,7 @@ const PROGRAMS: [(&str, u32); 6] =
 const PERCENT: [usize; 4] = [90, 75, 50, 25];
 /// Number of seeds of `random`.
 const SEEDS: u64 = 20;
-/// Input numbers of the two instances. The third one is that of the run that provides the profile.
+/// Input numbers of the two instances, and of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
 /// Target for the clock policy: its copies as a multiple of the minimum.
 const TARGET: f64 = 1.2;
@@ -49,7 +50,7 @@ fn mib(chunks: f64) -> f64 {
     chunks * BLOCK as f64 / (1 << 20) as f64
 }
 
-/// Compares a policy's figure with the minimum. If the minimum is 0 there is no ratio, and the target is 0.
+/// Compares a policy's figure with the minimum. If the minimum is 0, the metric has no ratio, and the target is 0.
 fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     match least > 0.0 {
         true => Metric::ratio(name, value, "MiB", least, if target { Target::AtMost(TARGET) } else { Target::None }),
@@ -57,8 +58,8 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes at which the policy certainly meets, or certainly misses, its target, given the bounds of the
-/// optimum.
+/// Numbers of card sizes at which, given the bounds of the optimum, the policy certainly meets or certainly misses its
+/// target.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,
@@ -118,7 +119,7 @@ struct Runs {
     known: Known,
 }
 
-/// Measures all parts, or those whose name contains `only`.
+/// Measures all parts, or only the parts whose names contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let wants = |part: &str| only.is_none_or(|only| part.contains(only));
     let record = |(name, scale)| -> Result<Runs> {

@@ -1,5 +1,5 @@
 //! Full virtualization: runs the guest's workloads in each mode of mediation, and compares them with the same workloads
-//! in a VM that has a card in passthrough.
+//! in a VM that has a card in passthrough mode.
 //!
 //! All VMs run at the same time, each on its own software card, and alternate with each workload, so that a change of
 //! the host's speed affects all of them alike.
@@ -68,7 +68,7 @@ const COUNTERS: [(&str, &str); 5] = [
     ("doorbells", "doorbells"),
 ];
 
-/// Duration of each round in seconds, and the counts of all rounds together.
+/// Duration of each round in seconds, and the total counts of all rounds.
 #[derive(Default)]
 struct Measured {
     seconds: Vec<f64>,
@@ -126,7 +126,7 @@ fn configuration(paths: &Paths, kinds: &[&Kind]) -> String {
     text
 }
 
-/// Returns the duration of one run in seconds, by the guest's clock if the guest reports it.
+/// Returns the duration of one run in seconds, measured with the guest's clock if the guest reports the duration.
 fn once(vm: &Vm, workload: &str) -> Result<f64> {
     if workload == DRIVER {
         vm.run_within("unbind", LOAD_LIMIT)?.success()?;
@@ -196,7 +196,7 @@ fn milliseconds(seconds: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the geometric mean of the ratios of all workloads. Each ratio is computed from the medians of the given
-/// rounds; indices wrap around for a workload with fewer rounds.
+/// rounds. The indices wrap around for a workload with fewer rounds.
 fn geometric_mean(workloads: &[[Vec<f64>; 2]], rounds: &[usize]) -> Option<f64> {
     let logarithm = |[ours, theirs]: &[Vec<f64>; 2]| {
         let rounds: Vec<usize> = rounds.iter().map(|round| round % ours.len().max(1)).collect();

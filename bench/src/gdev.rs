@@ -4,7 +4,8 @@
 //! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
 //! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! The paper's figure 5, copies of pinned memory, has no pieces. It is in figure 3's `link`.
+//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. They are reported as `link` in
+//! figure 3.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
@@ -20,7 +21,7 @@ const KERNEL: &str = "6.12";
 /// Size of the card's memory, and of the VM's, in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
-/// Number of rounds, unless the caller sets it.
+/// Default number of rounds.
 const ROUNDS: usize = 5;
 /// Size of a large copy in bytes.
 const LARGE_BYTES: u64 = 32 << 20;

@@ -1,6 +1,6 @@
-//! A stock guest that computes next to an attacking guest. Its share of the time is compared with its share next to a
-//! well-behaved guest that always has work. The same run measures both, with the mediator's accounts and the card's
-//! clock.
+//! Measures a stock guest that computes next to an attacking guest. Its share of the time is compared with its share
+//! next to a well-behaved guest that always has work. The same run measures both, with the mediator's accounts and the
+//! card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -18,12 +18,12 @@ use tests::{guest, http};
 use super::Request;
 use crate::report::{Metric, Record, Target};
 
-/// Measured time per attack, unless the caller sets it.
+/// Default measured time per attack.
 const MEASURED_TIME: Duration = Duration::from_secs(10);
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Number of rounds of the neighbour's kernels, which take 10 ms of card time. The number of kernels in flight follows,
-/// which bounds the guest's lag.
+/// Number of rounds of the neighbour's kernels, which take 10 ms of card time. The next constant is the number of
+/// kernels in flight, which bounds the guest's lag.
 const ROUNDS_PER_KERNEL: u32 = 20;
 const IN_FLIGHT: u32 = 32;
 /// Index of the computing VM.
@@ -129,7 +129,7 @@ impl Asking {
                     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
                     http::get(stream, path)
                 });
-                // A request that fails counts as one with the longest latency.
+                // A failed request counts as a request with the longest latency.
                 times.push(answer.map_or(f64::INFINITY, |_| began.elapsed().as_secs_f64() * 1e3));
                 std::thread::sleep(PAUSE);
             }

@@ -1,10 +1,10 @@
-//! Hold times of the card's lock and of the VMs' locks. Guests in this process work, are added and removed, contend,
-//! and run short of memory, while another thread reads a register of the card. The longest hold is compared with the
-//! longest of these reads, which is the delay that the card or this host can cause at any moment. The processor time of
-//! each hold is measured as well: it is the mediator's own contribution.
+//! Measures the hold times of the card's lock and of the VMs' locks. Guests in this process work, are added and
+//! removed, contend, and run short of memory, while another thread reads a register of the card. The longest hold is
+//! compared with the longest of these reads, which is a delay that the card or this host can cause at any time. The
+//! processor time of each hold, which is the mediator's own contribution, is measured as well.
 //!
 //! All memory of the process is allocated at the start. Otherwise the first access to a page of the software card's
-//! VRAM would cause a page fault, which a real card does not.
+//! VRAM would cause a page fault, which does not occur with a real card.
 
 use anyhow::{Result, anyhow};
 use locks::{Holds, Measured, holds, measure_work, worked};

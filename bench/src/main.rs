@@ -1,7 +1,7 @@
-//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: measures, together
-//! with a baseline in the same run. Without a name it runs all benchmarks; a name selects one benchmark, or all
-//! benchmarks with this prefix before the `-`. Results are written to the file at once, and `--resume` continues an
-//! interrupted run after the last complete benchmark.
+//! `cargo xtask bench [NAME] [--json FILE] [--seconds N] [--rounds N] [--only PART] [--resume]`: runs benchmarks, each
+//! together with a baseline in the same run. Without a name it runs all benchmarks; a name selects one benchmark, or
+//! all benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume`
+//! continues an interrupted run after the last complete benchmark.
 //!
 //! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. It continues with the next benchmark
 //! after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of the files
@@ -45,9 +45,9 @@ use report::{Metric, Record, conditions, print};
 struct Request {
     /// File for the figures. Other output is written next to it.
     file: Option<PathBuf>,
-    /// Measured time of each part in seconds, where it can be set.
+    /// Measured time in seconds of each part whose time can be set.
     seconds: Option<u64>,
-    /// Number of rounds of each part, where it can be set.
+    /// Number of rounds of each part whose rounds can be set.
     rounds: Option<usize>,
     /// Comma-separated words. In a benchmark with parts, only parts whose names contain one of them run.
     only: Option<String>,
@@ -134,9 +134,9 @@ impl Arguments {
     }
 }
 
-/// Computes the figures of a benchmark, unless the record has them all.
+/// Computes the figures of a benchmark, unless the record already has all of them.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // If this run is for some parts only, another call may request the others.
+    // If this run is for some parts only, a later run may request the other parts.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());

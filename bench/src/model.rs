@@ -1,5 +1,5 @@
-//! Model of the time that a guest's operations take on a real host: the number of operations of each kind, times their
-//! cost.
+//! Model of the time that a guest's operations take on a real host: the sum over all kinds of operations of their
+//! number times their cost.
 //!
 //! Guests are emulated here and the card is software, so measured times say little about a host with KVM and a card.
 //! The guest's operations are the same on both: accesses, calls, flushes and interrupts depend only on the guest's
@@ -27,7 +27,7 @@ pub enum Item {
     RoundTrip,
     /// Interrupt of the card that the host forwards to a guest.
     Relay,
-    /// Interrupt that the mediator forwards after it has determined the VM.
+    /// Interrupt that the mediator forwards after it has determined which VM the interrupt is for.
     Wake,
     /// The mediator's own work for a register access.
     Register,
@@ -159,7 +159,7 @@ quantities! {
     aperture_writes: "aperture_writes",
     /// Number of bytes of VRAM that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Number of words of card memory (of up to 8 bytes each) that the mediator's CPU read for the guest: for the
+    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest: for the
     /// guest's accesses, its page tables, and pages that are mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Number of words that the mediator's CPU wrote for the same purposes.

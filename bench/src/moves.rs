@@ -1,6 +1,6 @@
-//! Pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons run at the same
-//! time, one with small VMs and one with large VMs, and are upgraded in alternation while all VMs work. Also measures
-//! the pauses of VMs that move to another card ([`cards`]).
+//! Measures the pauses of VMs when another daemon takes over, by memory size and number of channels. Two daemons run at
+//! the same time, one with small VMs and one with large VMs, and are upgraded in alternation while all VMs work. Also
+//! measures the pauses of VMs that move to another card ([`cards`]).
 
 mod cards;
 
@@ -60,7 +60,7 @@ impl Worker {
             driver.buffer(channel, BASE, PAGES, 1);
             driver.buffer(channel, BASE + PAGES * PAGE, PAGES, 2);
         }
-        // All memory must be on the card and nonzero: write the first chunk, and copy it to the others.
+        // All memory must be on the card and nonzero: write the first chunk, and copy it to the other chunks.
         let first = &mut channels[0];
         driver.buffer(first, FILLED, CHUNK / PAGE, 3);
         for _ in 1..mib * MIB / CHUNK {

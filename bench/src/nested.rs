@@ -1,6 +1,6 @@
-//! Compares a shared card with a card in passthrough: counts the messages while the driver loads and during each
-//! workload. In a machine with KVM and an IOMMU, also measures an exit with and without the server's reply, and lending
-//! RAM. Also measures clearing PGRAPH between two VMs.
+//! Compares a shared card with a passed-through card: counts the messages while the driver loads and during each
+//! workload. In a machine with KVM and an IOMMU, also measures the cost of an exit with and without the server's reply,
+//! and the cost of lending RAM. Also measures clearing PGRAPH between two VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
 //! as one. The machine is emulated, so its times only have meaning relative to each other.
@@ -63,7 +63,7 @@ impl Values {
         [("least", least), ("most", most)].map(|(what, value)| Metric::plain(format!("{name}.{what}"), value, unit))
     }
 
-    /// Returns the median with the median of `other` as its baseline, and the spread of both.
+    /// Returns the median, with the median of `other` as its baseline, and the spread of both values.
     fn beside(&self, other: &Self, name: &str, unit: &'static str) -> Result<Vec<Metric>> {
         let mut metrics = vec![Metric::ratio(name, self.middle()?, unit, other.middle()?, Target::None)];
         metrics.extend(self.spread(name, unit));
@@ -138,7 +138,7 @@ impl Side {
     }
 }
 
-/// Counts messages with mediation and in passthrough, in alternation.
+/// Counts messages of a mediated and of a passed-through card, in alternation.
 fn messages() -> Result<Vec<Metric>> {
     let mut sides =
         [Side::boot("mediated", &vm_toml("mediated", VM_MIB))?, Side::boot("straight", &passthrough_toml("straight"))?];

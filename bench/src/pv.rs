@@ -1,7 +1,7 @@
 //! Paravirtualization: GPUvm's figures 4 and 5 and tables 2 to 4 on this system. Runs the papers' workloads in guests
 //! with the stock driver under full virtualization (shadowing as GPUvm published it; with apertures remapped; lazy;
 //! both; and the default), in guests with the modified driver (one call per entry, and batches), and in a guest with a
-//! card in passthrough.
+//! passed-through card.
 //!
 //! All VMs run at the same time, each on its own software card, and alternate with each workload. The report shows the
 //! measured time next to that of a model ([`crate::model`]): the guest's operations in each phase, times their cost on
@@ -29,7 +29,7 @@ use crate::model::Platform;
 use crate::report::{Metric, Target, median, order};
 use counting::Phases;
 
-/// Number of rounds of each workload, unless the caller sets it.
+/// Default number of rounds of each workload.
 const ROUNDS: usize = 5;
 /// Size of each card in MiB.
 const CARD_MIB: u32 = 384;
@@ -157,7 +157,8 @@ fn emulation(vm: &Vm) -> Result<f64> {
     Ok(median(&factors).context("no measurement")?.max(1.0))
 }
 
-/// Returns the duration of one run in seconds by phase, by the guest's clock if the guest reports it.
+/// Returns the duration of one run in seconds by phase, measured with the guest's clock if the guest reports the
+/// duration.
 fn once(vm: &Vm, workload: &str) -> Result<BTreeMap<&'static str, f64>> {
     if workload == DRIVER {
         let began = Instant::now();

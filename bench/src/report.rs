@@ -179,8 +179,8 @@ fn shown(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") }
 }
 
-/// Returns the order of `count` participants in a round. It rotates and changes direction, so that a participant does
-/// not always follow the same one.
+/// Returns the order of `count` participants in a round. The order rotates and changes direction, so that a participant
+/// does not always follow the same other participant.
 pub fn order(count: usize, round: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..count).collect();
     order.rotate_left(round % count.max(1));

@@ -1,10 +1,10 @@
-//! The scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of GPUvm's and
-//! Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
+//! Measures the scheduler in simulated time: each VM's share of the GPU under each policy, with the workloads of
+//! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
-//! allocated in whole kernels. A window of 100 ms can be off by one kernel at each end, and 3 % of the window is 3 ms.
-//! Policies therefore cannot meet the target if the longest kernel is much longer than 2.5 ms; `sched.lengths` covers
-//! other lengths.
+//! allocated in whole kernels. The share in a window of 100 ms can be off by one kernel at each end of the window, and
+//! 3 % of the window is 3 ms. Policies therefore cannot meet the target if the longest kernel is much longer than 2.5
+//! ms; `sched.lengths` covers other lengths.
 //!
 //! `sched_guests` does the same with stock guests, and [`idle`] measures the effect of idle VMs.
 
@@ -43,7 +43,7 @@ fn contender(name: &'static str, policy: PolicyKind, published: bool) -> Contend
     Contender { name, config: if published { papers } else { config } }
 }
 
-/// Returns all policies. Those of the papers run one submission at a time, as published.
+/// Returns all policies. The papers' policies run one submission at a time, as published.
 fn contenders() -> Vec<Contender> {
     vec![
         contender("fifo", PolicyKind::Fifo, true),
@@ -101,7 +101,7 @@ fn all_waits(outcome: &Outcome) -> Histogram {
     waits
 }
 
-/// Returns Jain's index, the utilisation and the waits of a run from `from` ns on.
+/// Returns Jain's index, the utilisation and the waits of a run, starting at `from` ns.
 fn common(row: &str, outcome: &Outcome, from: u64, wanted: &[f64]) -> Vec<Metric> {
     let shares = outcome.shares(Engine::Compute, from, u64::MAX);
     let waits = all_waits(outcome);
@@ -132,7 +132,7 @@ const PARTS: [Part; 13] = [
     ("scale", scale),
 ];
 
-/// Measures all parts, or those whose name contains `only`.
+/// Measures all parts, or only the parts whose names contain `only`.
 pub fn run(only: Option<&str>) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (_, part) in PARTS.iter().filter(|(name, _)| only.is_none_or(|only| name.contains(only))) {
@@ -262,7 +262,7 @@ fn gdev_figure_15() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the same figure with copies of unequal length, and with different shares for copies and compute.
+/// Measures Gdev's figure 15 with copies of unequal length, and with different shares for copies and compute.
 fn unequal_copies() -> Result<Vec<Metric>> {
     let guest = |copy: u64, weight: u32| {
         let kernels = Stream { depth: 2, ..Stream::looping(Length::Fixed(MS), THINK) };
@@ -360,7 +360,7 @@ fn interactive() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Compares one VM with a scheduler to the same VM without one.
+/// Compares one VM with a scheduler with the same VM without a scheduler.
 fn alone() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (kind, length, depth) in [("sync", MADD, 1), ("short", 20 * US, 8), ("queued", MADD, 4)] {
@@ -429,7 +429,7 @@ fn rogues() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns the CPU time of this thread in seconds, because other programs may use the machine.
+/// Returns the CPU time of this thread in seconds, which other programs on the machine do not affect.
 fn cpu_seconds() -> f64 {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9

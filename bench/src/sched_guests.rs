@@ -1,6 +1,7 @@
 //! The scheduler with stock guests (Linux 6.1, nouveau), in the scenarios of the [simulation](super::sched):
-//! [`competing`] measures errors of shares by policy, number of VMs and length of kernels; [`figures`] the other
-//! figures of GPUvm and Gdev; [`sharing`] weights, bursts, and a VM alone; and [`rogues`] misbehaving VMs.
+//! [`competing`] measures errors of shares by policy, number of VMs and length of kernels; [`figures`] measures the
+//! other figures of GPUvm and Gdev; [`sharing`] measures weights, bursts, and a VM alone; and [`rogues`] measures
+//! misbehaving VMs.
 //!
 //! Shares are those of completed work, as the guests count it. Each guest reports the end of each of its kernels with
 //! the card's timestamp after the kernel, and the card's time model gives the length of the kernel. Fairness therefore
@@ -46,7 +47,7 @@ const VMS: usize = 16;
 const MEMORY_MIB: u32 = 320;
 /// Time before the measurement starts.
 const WARM_UP: Duration = Duration::from_millis(700);
-/// Measured time, unless the caller sets it: twelve of the longer windows.
+/// Default measured time: twelve of the longer windows.
 const MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// A policy that is measured: its name in the report, and its settings.
@@ -66,7 +67,7 @@ struct Stage {
 /// A part of the benchmark.
 struct Part {
     name: &'static str,
-    /// Number of VMs that the part needs. Other parts may have booted more, which are idle meanwhile.
+    /// Number of VMs that the part needs. Other parts may have booted more VMs, which are then idle.
     vms: usize,
     run: fn(&mut Stage, &mut Record) -> Result<Vec<Metric>>,
 }
@@ -112,7 +113,7 @@ impl Stage {
         self.play_for(row, policy, self.measured, loads)
     }
 
-    /// Like [`Self::play`], for a different measured time.
+    /// Same as [`Self::play`], with the measured time `measured`.
     fn play_for(&self, row: &str, (_, settings): Policy, measured: Duration, loads: Vec<Load>) -> Result<Outcome> {
         self.crowd.set(settings)?;
         let outcome =
@@ -163,7 +164,7 @@ impl Work {
         self.uses.used(vm, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Returns how far shares deviate from `wanted`: for each window, one deviation per VM.
+    /// Returns the deviations of the shares from `wanted`: for each window, one deviation per VM.
     fn distances(&self, window: u64, wanted: &[f64]) -> Vec<Vec<f64>> {
         let windows = self.uses.windows(Engine::Compute, window, 0, self.length);
         windows

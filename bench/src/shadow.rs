@@ -1,5 +1,5 @@
-//! Shadow page tables without a VM: the cost of a TLB flush by the size of the change, and the speed of scanning
-//! tables, compared with a plain copy of the same bytes.
+//! Measures shadow page tables without a VM: the cost of a TLB flush by the size of the change, and the speed of
+//! scanning tables, compared with a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
 //! the measured time consists of this project's own work and the reads.
@@ -137,7 +137,7 @@ fn entry(address: u64) -> Result<u64> {
     Ok(Pte::new().with_valid(true).with_frame(frame).with_aperture(PteAperture::Vram).into())
 }
 
-/// Returns the duration of `each` in microseconds, without that of the preceding `prepare`.
+/// Returns the duration of `each` in microseconds, without the duration of the preceding `prepare`.
 fn timed(mut prepare: impl FnMut(u64) -> Result<()>, mut each: impl FnMut()) -> Result<f64> {
     let mut times = Vec::new();
     for round in 0..ROUNDS as u64 {

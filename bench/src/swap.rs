@@ -3,7 +3,7 @@
 //!
 //! The card's engines transfer card and host memory at fixed rates with a ratio of 25 to 1, as on GPUswap's card.
 //! Figures are ratios of modelled times, which do not depend on this machine's speed. The rates are so low that the
-//! software card keeps up. The times include the work of this machine for a guest's driver and kernels, so ratios to
+//! software card can keep up. The times include this machine's work for a guest's driver and kernels, so ratios to
 //! modelled times are upper bounds.
 
 mod bandwidth;

@@ -1,6 +1,6 @@
-//! Xen domains: counts the exits while the driver loads and during each workload (accesses of the domain that this
-//! process serves), and the number of buffered exits. The domain has a shared card, and pages of its own under the
-//! apertures, as operators are advised; for comparison it gets the card in passthrough, where each access is an exit.
+//! Counts the exits of a Xen domain (accesses that the daemon serves) and the buffered exits, while the driver loads
+//! and during each workload. The domain has a shared card, and its own pages under the apertures, as operators are
+//! advised. For comparison it gets the card in passthrough mode, where each access is an exit.
 //!
 //! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine, while
 //! numbers of exits are valid in general.
@@ -49,7 +49,7 @@ impl Exits {
     }
 }
 
-/// Cost of a step: its number of exits, and its time in seconds by this host's clock.
+/// Cost of a step: its number of exits, and its time in seconds, measured with this host's clock.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     exits: Exits,
@@ -63,7 +63,7 @@ fn measure(machine: &XenMachine, step: impl FnOnce() -> Result<()>) -> Result<Co
     Ok(Cost { exits: Exits::read(machine)?.since(before), seconds })
 }
 
-/// Runs the steps with a shared card or in passthrough: loads the driver first, and then runs the workloads.
+/// Runs the steps with a shared or a passed-through card: loads the driver first, and then runs the workloads.
 fn steps(machine: &XenMachine, domain: &Domain<'_>) -> Result<Vec<(&'static str, Cost)>> {
     let mut all = vec![("load", measure(machine, || domain.load_driver())?)];
     for (name, args) in WORKLOADS {

@@ -1,8 +1,8 @@
-//! The interface to the card's owner: a trait that the mediator implements (and a mock in the tests).
+//! The interface to the card's owner: a trait that the mediator implements, and a mock in the tests.
 //!
 //! All addresses and numbers in this module are the guest's: guest VRAM addresses, guest bus addresses, and virtual
-//! channel and engine numbers. The implementer does the translation, the bounds checks and the isolation; the vGPU only
-//! decodes, and refuses invalid encodings.
+//! channel and engine numbers. The implementation does the translation, the bounds checks and the isolation. The vGPU
+//! only decodes, and refuses invalid encodings.
 
 use nvspec::addr::GuestVramAddr;
 use nvspec::falcon::Falcon;
@@ -28,7 +28,7 @@ impl std::fmt::Display for Aperture {
 
 pub use nvspec::addr::Place;
 
-/// The access is outside the guest's memory; the implementer has not changed `data`.
+/// The access is outside the guest's memory. The implementation has not changed `data`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the guest may not access this address")]
 pub struct Denied;
@@ -93,19 +93,21 @@ pub trait Backend {
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] if a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] if a byte is outside the guest's VRAM; [`WriteFailure::NoMemory`] if no memory is
+    /// available for the write.
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Reads through an aperture, which the guest's page tables translate. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`Denied`] if there is no valid mapping.
+    /// [`Denied`] if no valid mapping exists.
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes through an aperture, which the guest's page tables translate. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] if no valid, writable mapping exists; [`WriteFailure::NoMemory`].
+    /// [`WriteFailure::Denied`] if no valid, writable mapping exists; [`WriteFailure::NoMemory`] if no memory is
+    /// available for the write.
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Handles the guest's binding of an instance block to an aperture; `None` unbinds it.
@@ -138,16 +140,17 @@ pub trait Backend {
     /// `VGpu::runlist_done`.
     fn submit_runlist(&mut self, list: Place, length: u32);
 
-    /// Starts to take a channel off its engines, at the guest's request.
+    /// Starts to remove a channel from its engines, at the guest's request.
     fn preempt(&mut self, channel: VirtualChannelId);
 
-    /// Returns true if the channel has not left its engines since [`Self::preempt`].
+    /// Returns true if the channel has not left its engines yet after [`Self::preempt`].
     fn preempting(&mut self, channel: VirtualChannelId) -> bool;
 
     /// Returns an engine's state for this guest. `engine` is below `nvspec::fifo::engine::COUNT`.
     fn engine_status(&mut self, engine: u32) -> EngineStatus;
 
-    /// Stops scheduling the guest's own channels on the engines whose bits are set; resumes it if `blocked` is false.
+    /// Stops scheduling the guest's own channels on the engines whose bits are set, or resumes it if `blocked` is
+    /// false.
     fn block_engines(&mut self, engines: u32, blocked: bool);
 
     /// Resets an engine for the guest: only the guest's own channels on this engine lose their state. `engine` is below
@@ -163,6 +166,6 @@ pub trait Backend {
     /// Signals the guest.
     fn interrupt(&mut self, line: InterruptLine);
 
-    /// Permits or forbids the device to access the guest's RAM, according to the PCI command register.
+    /// Allows or forbids accesses of the device to the guest's RAM, according to the PCI command register.
     fn bus_master(&mut self, enabled: bool);
 }

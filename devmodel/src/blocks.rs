@@ -1,7 +1,7 @@
 //! The register blocks of a vGPU, in the order of the address map. Each file contains a block's state, `read`, `write`,
 //! `reset`, and tests.
 //!
-//! Blocks never refer to each other. Effects on the outside go through `Cx`, and the interrupt line queries the level
+//! Blocks never refer to each other. Effects outside a block go through `Cx`, and the interrupt line queries the level
 //! of each block.
 
 pub mod board;
@@ -80,7 +80,7 @@ impl Cx<'_> {
         Some(place)
     }
 
-    /// Like [`Cx::place`], for an instance block whose address is in units of 4 KiB.
+    /// Same as [`Cx::place`], for an instance block whose address is in units of 4 KiB.
     pub fn instance(&mut self, at: At, written: u32, target: u32, page: u32) -> Option<Place> {
         self.place(at, written, target, page_address(page), INSTANCE_BYTES)
     }
@@ -91,8 +91,9 @@ pub(crate) fn page_address(page: u32) -> u64 {
     u64::from(page) << 12
 }
 
-/// Events that the guest has not acknowledged, in addition to the one that its registers show. When the backlog is
-/// full, further events are dropped and counted, like the second event on hardware with a single set of registers.
+/// Events that the guest has not acknowledged, in addition to the event that the registers show. If the backlog is
+/// full, further events are dropped and counted. Hardware with a single set of registers drops the second event in the
+/// same way.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Backlog<T> {
     waiting: std::collections::VecDeque<T>,

@@ -19,7 +19,7 @@ pub enum Reason {
     Policy,
     /// The address is outside the guest's VRAM.
     OutsideVram,
-    /// The target code names a kind of memory that a vGPU does not have.
+    /// The target code selects a kind of memory that a vGPU does not have.
     Target,
     /// The channel does not exist.
     Channel,
@@ -58,7 +58,7 @@ pub enum Site {
     Bar1,
     /// BAR3.
     Bar3,
-    /// All sites after the first few hundred distinct ones.
+    /// All sites after the first few hundred distinct sites.
     Elsewhere,
 }
 

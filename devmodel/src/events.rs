@@ -95,16 +95,16 @@ pub struct GraphError {
     pub data: u32,
     /// Units that trapped, as bits of `pgraph::TRAP`.
     pub trap: u32,
-    /// Report of a multiprocessor, if one of them trapped.
+    /// Report of a multiprocessor, if a multiprocessor trapped.
     pub sm: Option<SmError>,
 }
 
 /// A multiprocessor stopped on an error of this guest's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SmError {
-    /// Number of the cluster. If the guest's GPU does not have this cluster, the first one is used.
+    /// Number of the cluster. If the guest's GPU does not have this cluster, the first cluster is used.
     pub gpc: u32,
-    /// Number of the TPC in the cluster. If the guest's GPU does not have this TPC, the first one is used.
+    /// Number of the TPC in the cluster. If the guest's GPU does not have this TPC, the first TPC is used.
     pub tpc: u32,
     /// Error of the warp, a constant in `compute90c0::warp_error`.
     pub warp: u32,

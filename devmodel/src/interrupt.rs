@@ -59,12 +59,13 @@ impl Interrupts {
 
     /// Handles a change of MSI's enable bit: the next message may be sent.
     pub fn mode_changed(&mut self) {
-        // GUESS: no public source says whether enabling MSI re-arms it. A driver that enables MSI while the line is
-        // asserted must get a message.
+        // GUESS: no public source describes whether enabling MSI re-arms it. A driver that enables MSI while the line
+        // is asserted must get a message.
         self.armed = true;
     }
 
-    /// Forgets earlier signals, which may have been lost, so that pending interrupts are signalled again.
+    /// Discards the record of earlier signals, which may have been lost, so that pending interrupts are signalled
+    /// again.
     pub fn forgotten(&mut self) {
         let Self { armed, intx, messages: _, intx_rises: _ } = self;
         *armed = true;

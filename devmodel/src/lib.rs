@@ -6,7 +6,7 @@
 //!
 //! Parts:
 //! - [`backend`]: the interface to the mediator
-//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also for a card in passthrough
+//! - [`config`]: the description of a vGPU; [`pci`]: configuration space, also for a passed-through card
 //! - [`policy`]: one line per register, with denial as the default; [`denied`]: counts denials
 //! - [`vgpu`]: dispatches accesses and events; [`blocks`]: registers with behaviour; [`storage`]: registers without
 //!   behaviour; [`interrupt`]: MSI with re-arm, and INTx; [`access`]: byte lanes

@@ -1,4 +1,4 @@
-//! PCI configuration space of a vGPU or of a card in passthrough: a PCI Express endpoint with three memory BARs, power
+//! PCI configuration space of a vGPU or of a passed-through card: a PCI Express endpoint with three memory BARs, power
 //! management, and MSI with one 64-bit vector. An expansion ROM, a function-level reset and a vendor-specific
 //! capability are optional.
 //!

@@ -11,7 +11,7 @@ pub use table::{RANGES, REGISTERS, Register};
 /// Handling of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Virtual: plain storage in this vGPU, with the register's access rights.
+    /// Virtual: plain storage in this vGPU, with the register's access mode.
     Store,
     /// Virtual: state with behaviour in this vGPU.
     Model,
@@ -40,7 +40,7 @@ pub struct Line {
     pub block: &'static str,
     /// Name of the register.
     pub name: &'static str,
-    /// Byte offset in BAR0 of the register, or of the first one of an array.
+    /// Byte offset in BAR0 of the register, or of the first register of an array.
     pub offset: u32,
     /// Handling of an access.
     pub policy: Policy,

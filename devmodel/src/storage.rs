@@ -1,5 +1,5 @@
-//! Plain registers, which read as the last written value. The storage is sparse, consists of pages, and covers all of
-//! BAR0.
+//! Plain registers, which read as the last written value. The storage is sparse: it consists of pages, and covers all
+//! of BAR0.
 
 mod saved;
 

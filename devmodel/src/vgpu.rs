@@ -45,7 +45,8 @@ pub struct VGpu {
     pmu: Pmu,
     copy: [CopyEngine; 2],
     graph: Graph,
-    /// Interrupt level of the mediator's own interface, which the function has in addition to the chip's.
+    /// Interrupt level of the mediator's own interface, which the function asserts in addition to the chip's
+    /// interrupts.
     beside: bool,
 }
 
@@ -139,8 +140,8 @@ impl VGpu {
     /// Writes BAR0 with any size and alignment. A write to part of a register leaves its other bytes unchanged.
     ///
     /// # Errors
-    /// [`NoMemory`], if the write starts in the window on VRAM. No register has been written, and the write may be
-    /// retried.
+    /// [`NoMemory`] if the write starts in the window on VRAM, and no memory is available for it. No register has been
+    /// written, and the write may be retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -227,7 +228,7 @@ impl VGpu {
     /// Writes through a memory BAR. Unmapped writes are lost.
     ///
     /// # Errors
-    /// [`NoMemory`]: the write may be retried.
+    /// [`NoMemory`] if no memory is available for the write, which may be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,
@@ -284,9 +285,9 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports a channel of this guest that did not leave an engine; the mediator has removed it from there. As on
-    /// hardware, the guest sees an interrupt, and an engine in the middle of a context switch, until it resets the
-    /// engine or unbinds the channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a
+    /// Reports a channel of this guest that did not leave an engine, and that the mediator has removed from the engine.
+    /// As on hardware, the guest sees an interrupt, and an engine in the middle of a context switch, until it resets
+    /// the engine or unbinds the channel. `engine` is a number in `nvspec::fifo::engine`. The guest sees one hang at a
     /// time.
     pub fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId, backend: &mut dyn Backend) {
         self.pfifo.ctxsw_timeout(engine, channel);
@@ -315,7 +316,7 @@ impl VGpu {
         self.ptimer.alarm_at()
     }
 
-    /// Returns the start of the PRAMIN window if it is on VRAM. The guest's VRAM may end before it.
+    /// Returns the start of the PRAMIN window if the window is on VRAM. The guest's VRAM may end before the window.
     #[must_use]
     pub fn window_base(&self) -> Option<GuestVramAddr> {
         self.pbus.window_base()
@@ -327,15 +328,17 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Resumes a vGPU that was saved at card time `then`. Client and clock may be different: the guest's time does not
-    /// go back, and pending interrupts are signalled again, because the previous client may not have delivered them.
+    /// Resumes a vGPU that was saved at card time `then`. The client and the clock may be different: the guest's time
+    /// does not go back, and pending interrupts are signalled again, because the previous client may not have delivered
+    /// them.
     pub fn resumed(&mut self, then: u64, backend: &mut dyn Backend) {
         self.ptimer.advance(then.saturating_sub(backend.now_ns()));
         self.interrupts.forgotten();
         self.tick(backend);
     }
 
-    /// Sets the interrupt level of the mediator's own interface, which the function has in addition to the chip's.
+    /// Sets the interrupt level of the mediator's own interface, which the function asserts in addition to the chip's
+    /// interrupts.
     pub fn set_beside(&mut self, asserted: bool, backend: &mut dyn Backend) {
         if asserted != self.beside {
             self.beside = asserted;
@@ -389,7 +392,7 @@ fn site(aperture: Aperture) -> Site {
     }
 }
 
-/// Returns how many bytes of an access are within the window on VRAM, if the access starts there.
+/// Returns the number of bytes of an access that are within the window on VRAM, if the access starts there.
 fn pramin_end(offset: u64, bytes: usize) -> Option<usize> {
     let (base, end) = (u64::from(windows::pramin::BASE), u64::from(windows::pramin::END));
     if !(base..end).contains(&offset) {

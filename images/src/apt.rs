@@ -21,7 +21,7 @@ const APT: &str = "apt";
 /// The required programs, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// A fault of the host, for which trying another suite would not help.
+/// A fault of the host that trying another suite would not remedy.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -39,7 +39,7 @@ impl HostProblem {
     }
 }
 
-/// Host settings that are adopted: network access, and the strictness of date checks.
+/// Settings that are adopted from the host: network access, and the strictness of date checks.
 const KEPT: [&str; 7] = [
     "Acquire::http",
     "Acquire::https",
@@ -106,7 +106,8 @@ impl Apt {
             command
         };
         let mut step = progress.step(format!("resolving {}", packages.join(", ")));
-        // apt leaves out files that an interrupted run has fetched. With an empty folder it lists all files.
+        // apt does not list files that an interrupted run has already fetched. With an empty folder, apt lists all
+        // files.
         let empty = self.root.join("empty");
         fs::create_dir_all(empty.join("partial")).with_context(|| format!("cannot create {}", empty.display()))?;
         let mut list = resolve("--print-uris");
@@ -121,7 +122,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Like [`Self::fetch_closure`], but leaves out packages that are `unneeded`.
+    /// Same as [`Self::fetch_closure`], but omits the packages in `unneeded`.
     pub fn fetch_closure_without(
         &self,
         packages: &[String],
@@ -222,8 +223,8 @@ impl Apt {
         set("APT::Architecture", "amd64");
         set("APT::Architectures::", "amd64");
         set("APT::Install-Recommends", "false");
-        // Without root, apt cannot change to another user; with root, that user may be unable to enter the cache
-        // folder.
+        // Without root privileges, apt cannot change to another user. With them, that user may be unable to enter the
+        // cache folder.
         set("APT::Sandbox::User", "");
         set("Debug::NoLocking", "true");
         set("Acquire::Languages", "none");

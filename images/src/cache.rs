@@ -18,7 +18,7 @@ const OLD: Duration = Duration::from_secs(24 * 3600);
 /// The cache folder, locked during the lifetime of this value.
 pub struct Cache {
     root: PathBuf,
-    // Never read: closing the file releases the lock.
+    // This field is never read. Closing the file releases the lock.
     _lock: File,
 }
 
@@ -88,7 +88,8 @@ impl Cache {
         Ok(target)
     }
 
-    /// Loads the resolutions of earlier runs. Returns an empty record if none exist or if the file cannot be read.
+    /// Loads the resolutions of earlier runs. Returns an empty record if no resolutions exist or the file cannot be
+    /// read.
     pub fn load_record(&self) -> Record {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! A guest with the stock driver of virtio-gpu: our init in an initramfs, and programs that use CUDA in a VM.
+//! A guest with the stock driver of virtio-gpu: an initramfs with our init, and with programs that use CUDA in a VM.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Child processes: runs a program, shows that it is running, and suggests a remedy if it is missing or fails.
+//! Runs child processes: shows that a program is running, and suggests a remedy if the program is missing or fails.
 
 use std::io::{ErrorKind, Read};
 use std::process::{Command, Output, Stdio};

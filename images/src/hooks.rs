@@ -1,4 +1,4 @@
-//! Hooks in the driver: semantic patches that Coccinelle applies. Checks that each patch has matched.
+//! Adds hooks to the driver, with semantic patches that Coccinelle applies, and checks that each patch has matched.
 //!
 //! The header of a patch names its file, the hook that the file must contain afterwards, and the kernel, unless the
 //! patch applies to every kernel:

@@ -87,8 +87,8 @@ pub fn strip(module: &Path, step: &mut Step<'_>) -> Result<()> {
     exec::run(Command::new("strip").arg("-g").arg(module), "binutils", step, String::new).map(drop)
 }
 
-/// Replaces every program below `folder` with a script that runs it with the loader of the program's own release,
-/// because the host's C library may be too old.
+/// Replaces every program below `folder` with a script. The script runs the program with the loader of the program's
+/// own release, because the host's C library may be too old.
 fn wrap(folder: &Path, prefix: &str) -> Result<()> {
     for entry in fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?.flatten() {
         let (path, kind) = (entry.path(), entry.file_type().context("file type")?);

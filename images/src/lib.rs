@@ -117,7 +117,8 @@ pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
 
-/// Like [`ensure`]. With `refresh`, the package versions are resolved again even if older versions are in the cache.
+/// Same as [`ensure`]. If `refresh` is true, the package versions are resolved again, even if older versions are in the
+/// cache.
 pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the guests are x86-64 Linux machines; this host is not one, and no cross recipe exists");
@@ -160,7 +161,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(Images { qemu, kernels })
 }
 
-/// Like [`ensure_with`], but also creates all other files that tests boot or start, except the images of suites that
+/// Same as [`ensure_with`], but also creates all other files that tests boot or start, except the images of suites that
 /// run only on request: these suites create their own images.
 pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     let images = ensure_with(progress, refresh)?;
@@ -179,7 +180,7 @@ pub fn ensure_all(progress: &Progress, refresh: bool) -> Result<Images> {
     Ok(images)
 }
 
-/// Like [`ensure`] for the kernel called `name`, but with the paravirtual driver instead of the stock driver. The
+/// Same as [`ensure`], for the kernel called `name` with the paravirtual driver instead of the stock driver. The
 /// modules are built from the kernel's sources, which takes minutes the first time.
 pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
@@ -195,7 +196,7 @@ pub fn ensure_paravirtual(name: &str, progress: &Progress) -> Result<Kernel> {
     bootable(hooked, &guest_programs(&manifest, progress)?, &cache, progress)
 }
 
-/// Like [`ensure_with`], but creates only the programs of a monitoring host.
+/// Same as [`ensure_with`], but creates only the programs of a monitoring host.
 pub fn ensure_monitoring(progress: &Progress, refresh: bool) -> Result<Monitoring> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -17,7 +17,7 @@ pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The distribution templates that come with apt's Python bindings; they also exist on Ubuntu.
+/// The distribution templates that come with apt's Python bindings, which Ubuntu also has.
 const TEMPLATE: &str = "/usr/share/python-apt/templates/Debian.info";
 
 /// The archive from which packages are fetched.

@@ -72,7 +72,8 @@ impl Nest {
     }
 }
 
-/// Lists the files that make a QEMU run in [`FOLDER`] of another machine, and returns its command on that machine.
+/// Lists the files that QEMU needs to run in [`FOLDER`] of another machine. Also returns the QEMU command for that
+/// machine.
 fn portable(recipe: &NestRecipe, qemu: &Qemu) -> Result<(Vec<(String, PathBuf)>, Qemu)> {
     let program = format!("{FOLDER}/{}", qemu::PROGRAM);
     let mut files = vec![(program.clone(), qemu::binary(qemu)?)];

@@ -1,5 +1,5 @@
-//! Messages for the user while images are created. On a terminal, each running step has a spinner with its progress;
-//! elsewhere one line when a step starts, and a line every few seconds while it runs.
+//! Messages for the user while images are created. On a terminal, each running step has a spinner with its progress.
+//! Otherwise, a line is printed when a step starts, and another line every few seconds while the step runs.
 
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval at which a spinner turns.
 const TICK_INTERVAL: Duration = Duration::from_millis(100);
-/// A step on a terminal.
+/// Template of the spinner of a step.
 const SPINNER: &str = "{spinner} images: {prefix}, {elapsed} {msg}";
 
 /// Receiver of progress.
@@ -23,8 +23,8 @@ enum Sink {
 }
 
 impl Progress {
-    /// Creates a receiver that writes to standard error, so that standard output stays parseable: spinners if it is a
-    /// terminal, else lines.
+    /// Creates a receiver that writes to standard error, so that standard output stays parseable: spinners if standard
+    /// error is a terminal, and lines otherwise.
     pub fn stderr() -> Self {
         match io::stderr().is_terminal() {
             true => Self::drawn(ProgressDrawTarget::stderr()),
@@ -50,7 +50,7 @@ impl Progress {
     pub fn line(&self, text: &str) {
         match &self.0 {
             Sink::Lines(sink) => sink(text),
-            // A terminal that has gone needs no lines.
+            // If the terminal no longer exists, ignore the error.
             Sink::Spinners(all) => drop(all.println(text)),
         }
     }

@@ -39,7 +39,7 @@ pub fn find(kernel: &Unpacked, cache: &Cache) -> Result<Option<Unpacked>> {
     cache.find("pv", &key).map(|folder| with_modules(kernel, &folder, &key)).transpose()
 }
 
-/// Finds or creates the paravirtual modules. Returns `kernel` with them in place of the stock driver.
+/// Finds or creates the paravirtual modules. Returns `kernel` with these modules in place of the stock driver.
 pub fn ensure(
     kernel: &Unpacked,
     recipes: (&KernelRecipe, &ParavirtualRecipe),

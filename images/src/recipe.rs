@@ -178,7 +178,7 @@ pub struct XenRecipe {
     pub hypervisor: String,
     /// The packages, with their dependencies.
     pub packages: Vec<String>,
-    /// Programs of the packages to include in domain 0, with the libraries that they are linked to.
+    /// Programs of the packages to include in domain 0, with the libraries that they are linked against.
     pub programs: Vec<String>,
     /// Other files of the packages to include in domain 0.
     pub files: Vec<String>,

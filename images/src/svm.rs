@@ -2,10 +2,10 @@
 //! patched.
 //!
 //! VMRUN can inject an interrupt into a guest. QEMU (version 11.1.3, and all versions since the emulation was written)
-//! records the vector as a pending exception, delivers it, and keeps the record. When the processor's thread leaves its
-//! loop before the guest's next exit or exception, and not because of an interrupt, QEMU takes the record for a new
-//! exception, and the guest gets the interrupt again, at an arbitrary point: between `swapgs` and `iretq` this causes a
-//! triple fault. With one processor in one thread this hardly ever happens.
+//! records the vector as a pending exception, delivers it, and keeps the record. If the processor's thread leaves its
+//! loop before the guest's next exit or exception, for a reason other than an interrupt, QEMU mistakes the record for a
+//! new exception. The guest then gets the interrupt again, at an arbitrary point. Between `swapgs` and `iretq`, this
+//! causes a triple fault. With one processor in one thread, this hardly ever happens.
 //!
 //! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
 //! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
@@ -25,7 +25,7 @@ use crate::qemu::{self, Qemu};
 const KIND: &str = "svm";
 /// Version of the recipe; increased when the copy is changed in a different way.
 const VERSION: &str = "1";
-/// The function that emulates VMRUN, and the function that it calls to deliver an interrupt.
+/// The function that emulates VMRUN. The next constant is the function that it calls to deliver an interrupt.
 const RUN: &str = "helper_vmrun";
 const DELIVER: &str = "do_interrupt_x86_hardirq";
 /// Number of bytes before the call that are searched for the store.
@@ -39,7 +39,7 @@ const BASE_IN_SIB: u8 = 0b100;
 const STORE_BYTES: usize = 6;
 /// An instruction of the same length without effect.
 const NOP: [u8; STORE_BYTES] = [0x66, 0x0f, 0x1f, 0x44, 0x00, 0x00];
-/// Opcode of a relative call, and the call's length.
+/// Opcode of a relative call. The next constant is the length of the call.
 const CALL: u8 = 0xe8;
 const CALL_BYTES: usize = 5;
 

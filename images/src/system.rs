@@ -67,7 +67,7 @@ impl System {
     }
 }
 
-/// Finds or creates the files of the system called `name`; returns the path of their archive.
+/// Finds or creates the files of the system called `name`. Returns the path of their archive.
 pub fn ensure(
     name: &str,
     recipe: &TreeRecipe,
@@ -91,7 +91,7 @@ pub fn ensure(
 /// Version of the C library: programs linked against it run with this and later versions.
 type Libc = (u32, u32);
 
-/// Returns the version of this host's C library, to which the package's programs are linked.
+/// Returns the version of this host's C library, against which the package's programs are linked.
 fn host_libc() -> Result<Libc> {
     let output = Command::new("getconf").arg("GNU_LIBC_VERSION").output().context("getconf")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -148,7 +148,8 @@ fn make(
     Ok((folder, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Returns the system as an archive; `scratch` is a folder for the packages' files, and is removed afterwards.
+/// Returns the system as an archive. The folder `scratch` is used for the files of the packages, and is removed
+/// afterwards.
 fn pack(recipe: &TreeRecipe, packages: &[Fetched], scratch: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     fs::create_dir(scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
     packages.iter().try_for_each(|package| apt::unpack(package, scratch, step))?;

@@ -11,7 +11,7 @@ use crate::cache::{Cache, key, remove};
 use crate::progress::Progress;
 use crate::recipe::{Made, Suite, TreeRecipe};
 
-/// Increased when the recipe's result changes.
+/// Version of the recipe; increased when its result changes.
 const VERSION: &str = "1";
 /// Folders that are links into `/usr`.
 const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
@@ -65,7 +65,7 @@ fn make(
     Ok((root, Made { recipe: version.to_owned(), key, suite: suite.target().to_owned(), packages }))
 }
 
-/// Adds the folders on which a test mounts others, and the links of a merged `/usr`.
+/// Adds the folders on which a test mounts other folders, and the links of a merged `/usr`.
 fn complete(root: &Path) -> Result<()> {
     for name in MOUNTED {
         std::fs::create_dir_all(root.join(name)).with_context(|| format!("cannot create the folder {name}"))?;

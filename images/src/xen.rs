@@ -1,13 +1,13 @@
 //! A Xen host: the hypervisor, and domain 0 in an initramfs with the toolstack and the device model of domains.
 //!
 //! The packages are unpacked, not installed. Only the programs and files that the manifest names are used, with the
-//! libraries that the programs are linked to. Domain 0's init is ours; [`START`] is a script that turns the machine
-//! into a Xen host.
+//! libraries that the programs are linked against. Domain 0's init is ours; [`START`] is a script that turns the
+//! machine into a Xen host.
 //!
 //! The host has no network, disks or Python, and no part of the toolstack that needs them.
 //!
-//! The libraries of domain 0 are Debian's. Programs of this host that are added bring their own C library, which must
-//! not be older.
+//! The libraries of domain 0 are Debian's. Programs of this host that are added to domain 0 bring this host's C
+//! library, which must not be older than Debian's.
 //!
 //! Sources: `xl(1)`, `xenstored(8)`, Debian's `/etc/init.d/xen`, the multiboot notes of `docs/misc/` in Xen.
 

@@ -48,7 +48,7 @@ impl Field {
     }
 }
 
-/// Access rights of the CPU to a register.
+/// Access mode of the CPU to a register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Writes are stored, and reads return the stored value.
@@ -61,7 +61,7 @@ pub enum Access {
     W1c,
 }
 
-/// One field with its name.
+/// A field with its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamedField {
     /// Name as in the manuals.
@@ -70,7 +70,7 @@ pub struct NamedField {
     pub field: Field,
 }
 
-/// One register, or an array of them.
+/// A register, or an array of registers.
 #[derive(Clone, Copy, Debug)]
 pub struct RegInfo {
     /// Name as in the manuals.
@@ -81,7 +81,7 @@ pub struct RegInfo {
     pub count: u32,
     /// Distance in bytes between elements.
     pub stride: u32,
-    /// Access rights of the CPU.
+    /// Access mode for the CPU.
     pub access: Access,
     /// Value after reset.
     pub reset: u32,

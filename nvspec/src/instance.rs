@@ -2,7 +2,7 @@
 //! submits. The constants are byte offsets of 32-bit words.
 //!
 //! Sources: rnndb `fifo/gf100_pfifo.xml` and `memory/gf100_mem.xml`; nouveau's `gpfifogf100.c`; NVIDIA's published
-//! RAMFC layout of the next generation, which agrees with both in all words that have a name here.
+//! RAMFC layout of the next generation, which agrees with both of these sources in all words that have a name here.
 
 /// Size of an instance block in bytes.
 pub const INSTANCE_BYTES: u64 = 0x1000;
@@ -98,7 +98,7 @@ pub mod ramfc {
         pub const METHOD: Field = Field::new(13, 2);
     }
     /// Objects bound to the subchannels, as data of the method that bound them (saved state).
-    // GUESS: GF100's location of them is not public; drivers do not use these words.
+    // GUESS: their location on GF100 is not public. Drivers do not use these words.
     pub const OBJECTS: u64 = 0x180;
     /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is refused.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;

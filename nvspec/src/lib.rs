@@ -16,8 +16,8 @@
 //! a card without outputs, video decoding engines, textures.
 //!
 //! Sources: the register database and documentation of envytools (`rnndb`, `hwdocs`), the behaviour of Linux's nouveau
-//! driver (6.1 and 6.12), and NVIDIA's published class headers. Only facts were taken from them; names are NVIDIA's
-//! where public.
+//! driver (6.1 and 6.12), and NVIDIA's published class headers. Only facts were taken from these sources. Names are
+//! NVIDIA's if they are public.
 
 #![no_std]
 #![forbid(unsafe_code)]

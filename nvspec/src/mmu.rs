@@ -31,7 +31,7 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
 /// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last
-/// directory entry. The mediator chose this address; it is not a hardware constant.
+/// directory entry. This project chose the address; it is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
@@ -70,7 +70,7 @@ pub struct Pde {
     /// Memory of the large-page table.
     #[bits(2)]
     pub large_target: TableTarget,
-    /// Size of the large-page table as a power of two: full, a half, a quarter, an eighth.
+    /// Size code of the large-page table: 0 for the full size, 1 for a half, 2 for a quarter, and 3 for an eighth.
     #[bits(2)]
     pub large_size: u8,
     /// Address of the large-page table in units of 4 KiB.
@@ -181,19 +181,19 @@ pub struct Pte {
     __: u8,
 }
 
-/// Access rights to a page.
+/// Access permissions of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rights {
     /// A channel's work may read the page.
     ReadOnly,
     /// A channel's work may read and write the page.
     ReadWrite,
-    /// Only context switching and firmware may read and write it. Accesses of a channel's work fault.
+    /// Only context switching and firmware may read and write the page. Accesses of a channel's work fault.
     Privileged,
 }
 
 impl Pte {
-    /// Returns a valid entry that grants these rights to frame 0 of VRAM.
+    /// Returns a valid entry that grants these permissions to frame 0 of VRAM.
     #[must_use]
     pub const fn granting(rights: Rights) -> Self {
         Self::new()

@@ -22,7 +22,8 @@ pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'stat
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }
 
-/// Returns the register at `offset`, and its index in its array: for logs and tools, not for dispatch.
+/// Returns the register at `offset`, and its index in its array. Use this function for logs and tools, not for
+/// dispatch.
 #[must_use]
 pub fn lookup(offset: u32) -> Option<(&'static str, &'static RegInfo, u32)> {
     let (block, _, _, info) = blocks().find(|(_, base, end, _)| (*base..*end).contains(&offset))?;

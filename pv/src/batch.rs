@@ -25,7 +25,7 @@ impl<'a> Batch<'a> {
     /// shared memory once.
     ///
     /// # Errors
-    /// The structural error and its position.
+    /// Returns the structural error and its position if the batch is malformed.
     pub fn parse(data: &'a [u8]) -> Result<Self, Malformed> {
         let whole = |problem| Malformed { op: None, problem };
         let Ok((header, rest)) = BatchHeader::read_from_prefix(data) else {
@@ -174,7 +174,7 @@ impl fmt::Display for Malformed {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// The answers to a batch, as far as it has been executed.
+/// The answers to the operations of a batch that have been executed so far.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,

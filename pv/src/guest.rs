@@ -200,7 +200,7 @@ fn count<T>(list: &[T]) -> u32 {
 /// Result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones if there is no answer.
+    /// Status of the batch; all ones if the answer is missing.
     pub status: u32,
     /// Number of operations that are done.
     pub done: u32,

@@ -79,7 +79,7 @@ impl Section {
     fn prefix(&self) -> String {
         match self.module() {
             "" => "GMPV_".to_owned(),
-            // Avoid a clash with the register of this name.
+            // Avoid a clash with the register that has this name.
             "Status" => "GMPV_RESULT_".to_owned(),
             module => format!("GMPV_{}_", module.replace("::", "_").to_uppercase()),
         }
@@ -121,7 +121,7 @@ fn c_type(ty: &str) -> &'static str {
     }
 }
 
-/// Returns the first sentence of a doc comment in `module`, with the names that they have in C.
+/// Returns the first sentence of a doc comment in `module`, with names converted to their form in C.
 fn sentence(doc: &[&str], module: &str) -> String {
     let text = doc.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ");
     let end = text.find(". ").map_or(text.len(), |at| at.saturating_add(1));

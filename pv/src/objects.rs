@@ -1,12 +1,13 @@
 //! The page tables that the mediator keeps for one virtual machine.
 //!
-//! Invariants, whatever a guest requests:
+//! Invariants, regardless of a guest's requests:
 //! - A directory entry is empty, or refers to a small-page table and a large-page table in the matching fields. Only
 //!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
 //!   two links.
 //! - A table exists exactly as long as its handle, a directory entry, or the address space of an instance block refers
 //!   to it. A new table is empty. A removed table cannot be read, and counts as written.
-//! - The total size of all existing tables does not exceed the limit. It does not depend on the contents of the tables.
+//! - The total size of all existing tables does not exceed the limit. The total size does not depend on the contents of
+//!   the tables.
 //!
 //! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
 //! (`shadow-pt`) therefore reads and follows these tables like those that the guest keeps itself, and checks each of
@@ -33,7 +34,7 @@ pub const SLOT_BYTES: u64 = SPT_BYTES;
 /// card's channels, because blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
-/// There is no table at this address.
+/// No table exists at this address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("there is no table at this address")]
 pub struct NoTable;
@@ -75,7 +76,7 @@ impl Tables {
         Self { limit, used: 0, slots: Slots::new(base), handles: HashMap::new(), bindings: HashMap::new() }
     }
 
-    /// Returns true if `address` is in table space, even if there is no table at it.
+    /// Returns true if `address` is in table space, even if no table exists at the address.
     #[must_use]
     pub fn contains(&self, address: GuestVramAddr) -> bool {
         address >= self.slots.base()
@@ -84,7 +85,7 @@ impl Tables {
     /// Creates an empty table.
     ///
     /// # Errors
-    /// [`Status::Exists`], [`Status::Limit`].
+    /// [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is reached.
     pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
         let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
         let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
@@ -93,10 +94,10 @@ impl Tables {
         Ok(())
     }
 
-    /// Frees the handle. The table is freed when there are no other references to it.
+    /// Frees the handle. The table is freed when no other references to it exist.
     ///
     /// # Errors
-    /// [`Status::NoObject`].
+    /// [`Status::NoObject`] if the table does not exist.
     pub fn destroy(&mut self, table: TableId) -> Result<(), Status> {
         let slot = self.handles.remove(&table).ok_or(Status::NoObject)?;
         self.release(slot);
@@ -106,7 +107,8 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]: the entry has not changed.
+    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is refused. The entry has not
+    /// changed then.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -126,7 +128,8 @@ impl Tables {
         }
         let object = self.slots.get(directory).ok_or(Status::NoObject)?;
         let before = object.contents.entry(index).ok_or(Status::Range)?;
-        // Add new references before removing old ones, so that a table in both the old and the new entry stays alive.
+        // Add new references before removing old references, so that a table in both the old and the new entry stays
+        // alive.
         for slot in [small, large].into_iter().flatten() {
             self.slots.retain(slot);
         }
@@ -135,10 +138,11 @@ impl Tables {
         Ok(())
     }
 
-    /// Writes `count` entries of a table. Each is greater than the previous one by `step`, modulo 2^64.
+    /// Writes `count` entries of a table. Each entry is greater than the previous entry by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`]: no entry has been written.
+    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is refused. No entry has been
+    /// written then.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
@@ -199,7 +203,7 @@ impl Tables {
     /// Returns the address of a directory in table space.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`].
+    /// [`Status::NoObject`] or [`Status::WrongType`] if no such directory exists.
     pub fn address(&self, directory: TableId) -> Result<GuestVramAddr, Status> {
         Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
     }
@@ -207,7 +211,7 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// If the range is not within one table. `data` has not changed.
+    /// If the range is not within one table. `data` has not changed then.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }

@@ -120,8 +120,8 @@ pub enum Control {
     Remove,
 }
 
-/// An operation; [`op`] describes each code. Channel numbers are the guest's. Nothing has checked yet that the channel
-/// exists or that an address is in guest VRAM.
+/// An operation; [`op`] describes each code. Channel numbers are the guest's. The existence of channels, and addresses
+/// in guest VRAM, have not been checked yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[expect(missing_docs, reason = "as the structures of the same names, which follow the operations' headers")]
 pub enum Op<'a> {

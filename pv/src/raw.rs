@@ -3,7 +3,7 @@
 use crate::abi::{MAX_BATCH_OPS, OpHeader, UNIT};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-/// An operation as it is in a batch.
+/// An operation in the form that it has in a batch.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RawOp<'a> {
     pub(crate) code: u16,
@@ -54,8 +54,7 @@ pub enum Problem {
     /// The number of operations is 0 or above [`MAX_BATCH_OPS`].
     #[error("declares {0} operations; must be from 1 to {MAX_BATCH_OPS}")]
     Ops(u32),
-    /// The size exceeds the bytes that are there, or those that [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES)
-    /// permits.
+    /// The size exceeds the available bytes, or the limit [`MAX_BATCH_BYTES`](crate::abi::MAX_BATCH_BYTES).
     #[error("declares {0} bytes of operations, more than it contains or than the maximum")]
     Bytes(u32),
     /// Bytes remain after the last operation.

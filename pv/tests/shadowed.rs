@@ -1,5 +1,5 @@
-//! Tests that `shadow-pt` reads the tables of a paravirtual guest like those of any other guest. Some of the entries
-//! reach the card, and others are refused.
+//! Tests that `shadow-pt` reads the tables of a paravirtual guest in the same way as the tables of any other guest.
+//! Some of the entries reach the card, and others are refused.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};

@@ -11,7 +11,7 @@ use simgpu::mmu::{AddressSpace, Mmu};
 use std::sync::Arc;
 
 const MIB: u64 = 1 << 20;
-/// Virtual address of the code. Like all areas here, it is mapped to the VRAM at the same address.
+/// Virtual address of the code. As with all areas here, the VRAM at the same address is mapped there.
 const CODE: u64 = 16 * MIB;
 const BANK: u64 = 17 * MIB;
 const DATA: u64 = 18 * MIB;

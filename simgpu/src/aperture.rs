@@ -1,7 +1,7 @@
 //! The windows through which the CPU accesses memory: BAR1, BAR3 and PRAMIN.
 //!
-//! Their mappings are stored separately from the registers that set them. An access therefore does not wait for the
-//! card's lock, which the card's work may hold for a long time.
+//! The mappings are stored separately from the registers that set them, so that an access does not wait for the card's
+//! lock. The card's own work may hold this lock for a long time.
 
 use crate::fifo::userd::Doorbells;
 use crate::memory::{BusAddr, Memory};
@@ -39,7 +39,7 @@ pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
     /// The address that the first byte of PRAMIN maps; `None` if it is not mapped to memory.
     pramin: RwLock<Option<BusAddr>>,
-    /// Set if the card has fallen off the bus: it reads as ones and ignores writes.
+    /// Set if the card has fallen off the bus: reads return ones, and writes are ignored.
     gone: AtomicBool,
 }
 
@@ -145,7 +145,8 @@ impl Apertures {
                     let to = session.translate(va, true).map_err(fault)?;
                     let part = &data[done..];
                     let part = &part[..to.bytes.min(part.len() as u64) as usize];
-                    // A doorbell is a dword. Write it in one access, so that a concurrent reader never sees half of it.
+                    // A doorbell is a dword. Write it in one access, so that a concurrent reader never sees a partly
+                    // written doorbell.
                     match part {
                         [a, b, c, d] => session.write32(va, u32::from_le_bytes([*a, *b, *c, *d])),
                         _ => session.write(va, part),

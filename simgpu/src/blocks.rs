@@ -1,5 +1,5 @@
-//! Register blocks, in the order of the address map. Each block implements the registers that do more than store a
-//! value: its `read` and `write` match every register of the block, and pass the plain ones to the storage.
+//! Register blocks, in the order of the address map. Each block implements its registers that do more than store a
+//! value. Its functions `read` and `write` match every register of the block, and pass plain registers to the storage.
 
 pub(crate) mod board;
 pub(crate) mod falcon;

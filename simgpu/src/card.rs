@@ -77,7 +77,7 @@ impl Config {
     }
 }
 
-/// Reason that a card could not be created.
+/// Reason why a card could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// VRAM could not be allocated.
@@ -119,13 +119,13 @@ pub struct Counters {
 }
 
 /// A software GF100. All methods may be called from any thread. A separate thread does the card's own work, and sleeps
-/// when there is none.
+/// when the card has no work.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
     mmu: Arc<Mmu>,
     identity: Identity,
-    // Must be dropped after all other users of `shared`, because its drop ends the thread.
+    // Must be dropped after all other users of `shared`, because dropping it ends the thread.
     _worker: Option<Worker>,
 }
 
@@ -139,7 +139,7 @@ impl SimGpu {
     /// Creates a card in the power-on state.
     ///
     /// # Errors
-    /// [`Error`].
+    /// See [`Error`].
     pub fn new(config: &Config) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
@@ -148,7 +148,7 @@ impl SimGpu {
     /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// [`Error`].
+    /// See [`Error`].
     pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()
@@ -189,7 +189,7 @@ impl SimGpu {
         Self::without_thread(&config, Clock::manual(), vram, None).expect("a card")
     }
 
-    /// Like [`Self::for_test`], for a saved card.
+    /// Same as [`Self::for_test`], for a saved card.
     #[cfg(test)]
     pub(crate) fn restored_for_test(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         let config = Config { compute_workers: Some(0), ..config.clone() };
@@ -205,7 +205,8 @@ impl SimGpu {
     /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`]: the card keeps running. A later call may succeed, when the work in progress has ended.
+    /// [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed, after
+    /// the work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }

@@ -119,7 +119,8 @@ fn host_ns() -> u64 {
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Callers share it to record when requests arrive while the card's thread sleeps.
+/// Source of card time. Callers share it, so that they can record the times of requests that arrive while the card's
+/// thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
     /// Follows the host's clock; the value is the host time at which the card time was 0.

@@ -20,9 +20,10 @@
 //! waits for the current sessions to end; later sessions do not use the dropped translations.
 //!
 //! # Time
-//! A grid is charged when it ends. Its cost is the launch, plus the largest of three times: its instructions at the
-//! rate of all multiprocessors, its memory transactions at the memory's bandwidth ([`crate::ComputeTiming`]), and its
-//! transactions with system memory at the bus's bandwidth ([`crate::TimeModel::bus_bytes_per_second`]).
+//! A grid is charged when it ends. The charge is the time of the launch, plus the longest of three times: its
+//! instructions at the rate of all multiprocessors, its memory transactions at the memory's bandwidth
+//! ([`crate::ComputeTiming`]), and its transactions with system memory at the bus's bandwidth
+//! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
 //! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Divergence
 //!   therefore costs the instructions that are repeated.
@@ -105,7 +106,7 @@ impl Compute {
     /// Executes a method. A grid that the method launches is then pending.
     ///
     /// # Errors
-    /// [`EngineError`]: the method had no effect.
+    /// [`EngineError`] if the method fails; it then has no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -181,7 +182,7 @@ impl Compute {
     /// Starts the pending grid, checks whether it has ended, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] and [`EngineError::Warp`]: the grid has ended.
+    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. It has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);

@@ -167,7 +167,8 @@ pub trait Engine: Send {
     /// until that work is done, before the next method.
     ///
     /// # Errors
-    /// [`EngineError`]: the method had no effect, except that bytes before an [`EngineError::Fault`] were written.
+    /// [`EngineError`] if the method fails. It then has no effect, except that bytes before an [`EngineError::Fault`]
+    /// were written.
     fn method(
         &mut self,
         subchannel: u8,
@@ -183,10 +184,11 @@ pub trait Engine: Send {
     /// Does about `budget_bytes` of the pending work (more than 0 bytes, and at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`]: the engine has abandoned the work, and none is pending.
+    /// [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the work, and no work is pending.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
-    /// Removes and returns the channel's state, including pending work, and resets the engine like [`Engine::reset`].
+    /// Removes and returns the channel's state, including pending work, and resets the engine as [`Engine::reset`]
+    /// does.
     fn save(&mut self) -> ContextState;
 
     /// Loads a channel's state. The state of another kind of engine is treated as that of a new channel.

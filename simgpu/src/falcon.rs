@@ -1,5 +1,6 @@
-//! The memories of a falcon, as far as the CPU can access them: drivers upload code and data, and read the data back.
-//! The model does not execute falcon code, but a started falcon works only if code exists at its start address.
+//! The memories of a falcon, to the extent that the CPU can access them: drivers upload code and data, and read the
+//! data back. The model does not execute falcon code, but a started falcon works only if code exists at its start
+//! address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};
@@ -69,7 +70,7 @@ impl DataMemory {
 }
 
 /// Saved state of a code memory and its port. Each written page has an entry: its number, its tag, the number of words
-/// written, and true if any word is not zero.
+/// written, and a flag that is set if any word is not zero.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedCode {
     pages: Vec<(u16, u32, u32, bool)>,

@@ -37,7 +37,7 @@ pub enum FaultKind {
     Corrupt,
     /// The engine's next non-stall interrupt is lost.
     DropInterrupt,
-    /// The card falls off the bus for good: reads return ones, and writes are ignored.
+    /// The card permanently falls off the bus: reads return ones, and writes are ignored.
     Vanish,
 }
 

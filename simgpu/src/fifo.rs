@@ -88,8 +88,8 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which work that the card's thread finds may start: the time at which the driver last
-    /// changed the set of runnable channels.
+    /// Earliest card time at which newly found work may start: the time at which the driver last changed the set of
+    /// runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -286,7 +286,7 @@ impl Fifo {
         true
     }
 
-    /// Detects submissions in USERD pages that the CPU writes without notice to the card.
+    /// Detects submissions in USERD pages in host memory, which the CPU writes without notifying the card.
     fn poll_userd(&mut self, cx: &Cx) -> bool {
         let mut found = false;
         for number in &self.order {

@@ -186,7 +186,7 @@ impl Gpu {
         self.update_line();
     }
 
-    /// Writes the registers that the images of loaded contexts list, anywhere in BAR0, like nouveau's FECS program
+    /// Writes the registers that the images of loaded contexts list, anywhere in BAR0, as nouveau's FECS program does
     /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load contexts, the next call
     /// handles their registers.
     fn write_for_contexts(&mut self) -> bool {

@@ -17,8 +17,8 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF and compute, and the 2D and 3D classes with only the two methods that every class has. A class completes its
-/// work before the next method of any class.
+/// M2MF, compute, and the 2D and 3D classes, which support only the two methods that every class has. The work of a
+/// class completes before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
     compute: Compute,
@@ -114,8 +114,8 @@ pub(crate) fn trap(error: EngineError, class: u32, method: Method, cx: &mut Cx) 
     tracing::debug!(%error, class, method = method.address, data = method.data, "PGRAPH trap");
 }
 
-/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if the block ran on
-/// another one.
+/// Stores a warp's error in the registers of the first multiprocessor, where drivers read it, even if another
+/// multiprocessor ran the block.
 fn warp_error(code: u32, cx: &mut Cx) {
     let mut set = |at: u32, bits: u32| cx.storage.poke(at, cx.storage.peek(at) | bits);
     set(pgraph::TRAP::OFFSET, pgraph::TRAP::GPC.mask());
@@ -157,7 +157,7 @@ pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
 }
 
 fn instance(register: u32) -> (Target, u64) {
-    // The falcon's channel words have no target: FECS expects instance blocks in VRAM.
+    // The falcon's channel registers have no target field, because FECS expects instance blocks in VRAM.
     (Target::Vram, u64::from(COMMAND_DATA::ADDRESS.get(register)) << 12)
 }
 

@@ -152,7 +152,7 @@ impl Memory {
         Self { vram, sysmem: Sysmem::new(), lost: AtomicU64::new(0), posted: Posted::default(), profile: None }
     }
 
-    /// Like [`Self::new`], but counts the engines' accesses per memory block.
+    /// Same as [`Self::new`], but also counts the engines' accesses per memory block.
     #[must_use]
     pub fn profiled(vram: Vram) -> Self {
         let profile = Some((Profile::new(vram.size()), Log::default()));
@@ -232,7 +232,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]: part of `data` may have been filled.
+    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -243,7 +243,7 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been written.
+    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -254,7 +254,7 @@ impl Memory {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read32(address),
@@ -265,7 +265,7 @@ impl Memory {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write32(address, value),
@@ -276,7 +276,7 @@ impl Memory {
     /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         self.view().read64(address)
     }
@@ -284,7 +284,7 @@ impl Memory {
     /// Copies `len` bytes in ascending order of addresses.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been copied.
+    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
@@ -307,7 +307,7 @@ impl Memory {
     }
 }
 
-/// [`Memory`], with the table of host memory locked from its first use.
+/// A view of [`Memory`] that keeps the table of host memory locked from the first access to host memory.
 #[derive(Debug)]
 pub struct View<'a> {
     memory: &'a Memory,
@@ -372,7 +372,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`]: part of `data` may have been filled.
+    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -386,7 +386,7 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been written.
+    /// [`BusError`] if no memory answers a part of the range. The bytes before that part may then have been written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -403,7 +403,7 @@ impl<'a> View<'a> {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, false)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -417,7 +417,7 @@ impl<'a> View<'a> {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         if self.post(address, &value.to_le_bytes()) {
             return Ok(());
@@ -432,7 +432,7 @@ impl<'a> View<'a> {
     /// Reads 64 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, false)?;
         if let Ok(value) = piece.load::<u64>(0, Ordering::Acquire) {
@@ -443,10 +443,10 @@ impl<'a> View<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    /// Replaces 32 bits with the result of `update`, and returns the old value; in one access if aligned.
+    /// Replaces 32 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn update32(&self, address: BusAddr, update: impl Fn(u32) -> u32) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
@@ -458,10 +458,10 @@ impl<'a> View<'a> {
         Ok(old)
     }
 
-    /// Replaces 64 bits with the result of `update`, and returns the old value; in one access if aligned.
+    /// Replaces 64 bits with the result of `update`, in one access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`].
+    /// [`BusError`] if no memory answers.
     pub fn update64(&self, address: BusAddr, update: impl Fn(u64) -> u64) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
@@ -477,7 +477,7 @@ impl<'a> View<'a> {
     /// already written.
     ///
     /// # Errors
-    /// [`BusError`]: the bytes before the failing one may have been copied.
+    /// [`BusError`] if no memory answers a part of either range. The bytes before that part may then have been copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {
@@ -499,7 +499,7 @@ impl<'a> View<'a> {
     }
 }
 
-/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns their number.
+/// Copies as many bytes as the shorter slice has, in ascending order of addresses. Returns the number of copied bytes.
 fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>) -> usize {
     let len = source.len().min(target.len());
     let (first, second) = (source.ptr_guard().as_ptr() as usize, target.ptr_guard().as_ptr() as usize);

@@ -163,7 +163,7 @@ impl Mmu {
     /// Translates one address, for a read or for a write.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn translate(
         &self,
         memory: &Memory,
@@ -193,7 +193,7 @@ impl Mmu {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
     pub fn write(
         &self,
         memory: &Memory,
@@ -208,7 +208,7 @@ impl Mmu {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn read32(&self, memory: &Memory, space: &AddressSpace, va: GpuVa, access: Access) -> Result<u32, MmuFault> {
         self.session(memory, space, access).read32(va)
     }
@@ -216,7 +216,7 @@ impl Mmu {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn write32(
         &self,
         memory: &Memory,
@@ -228,7 +228,7 @@ impl Mmu {
         self.session(memory, space, access).write32(va, value)
     }
 
-    /// Drops translations. No access uses them after the function has returned.
+    /// Drops translations. After the function has returned, no access uses them.
     pub fn flush(&self, what: Flush) {
         let _gate = self.gate.write();
         self.hub.flush(what.directory, what.page);

@@ -1,4 +1,4 @@
-//! Contents of the registers without behaviour: a sparse image of BAR0. `nvspec` declares the access rights.
+//! Contents of the registers without behaviour: a sparse image of BAR0. `nvspec` declares the registers' access modes.
 
 use nvspec::regs::{blocks, windows::BAR0_BYTES};
 use nvspec::{Access, RegInfo};
@@ -65,7 +65,7 @@ impl Storage {
         }
     }
 
-    /// Returns the word at `offset`, regardless of the register's access rights.
+    /// Returns the word at `offset`, regardless of the register's access mode.
     pub(crate) fn peek(&self, offset: u32) -> u32 {
         match self.pages.get((offset / PAGE_BYTES) as usize) {
             Some(Some(page)) => page[(offset % PAGE_BYTES / 4) as usize],
@@ -73,7 +73,7 @@ impl Storage {
         }
     }
 
-    /// Replaces the word at `offset`, regardless of the register's access rights.
+    /// Replaces the word at `offset`, regardless of the register's access mode.
     pub(crate) fn poke(&mut self, offset: u32, value: u32) {
         if let Some(slot) = self.pages.get_mut((offset / PAGE_BYTES) as usize) {
             let page = slot.get_or_insert_with(|| Box::new([0; PAGE_WORDS]));

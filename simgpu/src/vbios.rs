@@ -43,7 +43,7 @@ const IMAGE_VERSION: [u8; 5] = [0x01, 0x00, 0x00, 0x70, 0x00];
 const PLL_TABLE_VERSION: u8 = 0x40;
 const PLL_TABLE_HEADER_BYTES: u8 = 4;
 const PLL_ENTRY_BYTES: u8 = 11;
-/// PLLs: the type number and the control register of each.
+/// Type number and control register of each PLL.
 const PLLS: [(u8, u32); 6] = [
     (0x01, pclock::PLL_MEM::at(0)),
     (0x02, pclock::PLL_MEM::at(8)),
@@ -54,7 +54,7 @@ const PLLS: [(u8, u32); 6] = [
 ];
 /// Ranges of the oscillator's and of the input's frequency, in MHz.
 const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
-/// Minimum and maximum of each of M, N and P.
+/// Minimum and maximum of each of the PLL factors M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];
 
 /// Returns the image for a card with `chip`.

@@ -13,7 +13,7 @@ use images::Images;
 use crate::children;
 use crate::wait::{self, Scratch};
 
-/// Time after which KVM counts as not working if the kernel of the test guest has printed nothing.
+/// Time within which the kernel of the test guest must print something. Otherwise, KVM counts as not working.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Accelerator of the guests' CPUs.
@@ -32,8 +32,8 @@ pub enum Accel {
 }
 
 impl Accel {
-    /// Returns `GPU_MEDIATOR_ACCEL` if it is set; otherwise KVM if a guest kernel starts under it, and TCG if not. The
-    /// probe runs once per boot of the host.
+    /// Returns the accelerator that `GPU_MEDIATOR_ACCEL` names, if it is set. Otherwise returns KVM if a guest kernel
+    /// starts under KVM, and TCG if not. The probe runs once per boot of the host.
     pub fn detect(images: &Images) -> Result<Self> {
         match env::var("GPU_MEDIATOR_ACCEL").ok().as_deref() {
             Some("kvm") => return Ok(Self::Kvm),

@@ -51,7 +51,7 @@ impl Output {
 struct Job {
     lines: Vec<String>,
     code: Option<i32>,
-    // This is set if the guest restarted or disconnected before the command ended.
+    // Set if the guest restarted or disconnected before the command ended.
     lost: Option<&'static str>,
 }
 
@@ -83,7 +83,7 @@ pub struct Agent {
     health: Health,
 }
 
-/// A command that is running. Other commands may run at the same time.
+/// A running command. Other commands may run at the same time.
 pub struct Pending<'a> {
     agent: &'a Agent,
     id: u64,
@@ -100,7 +100,7 @@ impl Agent {
         Ok(Self { shared, writer: Mutex::new(stream), health })
     }
 
-    /// Returns how often the guest has reported `READY`.
+    /// Returns the number of times that the guest has reported `READY`.
     pub fn boots(&self) -> u32 {
         self.shared.lock().boots
     }
@@ -115,7 +115,7 @@ impl Agent {
         self.run_within(command, COMMAND_LIMIT)
     }
 
-    /// Like [`Agent::run`], with a given time limit.
+    /// Same as [`Agent::run`], with the time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.send(command)?.wait_within(limit)
     }
@@ -182,7 +182,7 @@ impl Pending<'_> {
         self.wait_within(COMMAND_LIMIT)
     }
 
-    /// Like [`Pending::wait`], with a given time limit.
+    /// Same as [`Pending::wait`], with the time limit `limit`.
     pub fn wait_within(self, limit: Duration) -> Result<Output> {
         let what = format!("the guest's command {:?}", self.command);
         self.agent.wait(limit, &what, |state| {

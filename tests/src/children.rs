@@ -1,5 +1,5 @@
-//! Child processes that end together with this process, for whatever reason it ends. A daemon or QEMU that outlived a
-//! killed test or benchmark would run next to the following one and distort its measurements.
+//! Child processes that end together with this process, even if it is killed. A daemon or QEMU that outlived a killed
+//! test or benchmark would distort the measurements of the next one.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -15,7 +15,7 @@ use rustix::process::{Signal, getpid, getppid, set_parent_process_death_signal};
 /// A command to start, and the channel for its result.
 type Order = (Command, SyncSender<io::Result<Child>>);
 
-/// Starts a program that is killed when this process ends. Resets `command` to an empty one.
+/// Starts a program that is killed when this process ends. Replaces `command` with an empty command.
 ///
 /// # Errors
 /// If the program cannot be started.
@@ -27,7 +27,7 @@ pub fn spawn(command: &mut Command) -> io::Result<Child> {
         // The parent may have ended before this code runs.
         if getppid() == Some(parent) { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
     };
-    // SAFETY: between fork and exec, the code makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec, the code only makes two system calls, and does not allocate memory.
     unsafe { command.pre_exec(with_parent) };
     let (answer, started) = sync_channel(1);
     let ended = || io::Error::other("the thread that starts programs has ended");

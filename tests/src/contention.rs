@@ -1,4 +1,4 @@
-//! Guests that compete for a card's time, and the share of each according to the mediator's accounts.
+//! Guests that compete for a card's time, and the share that each guest receives according to the mediator's accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::many_vms::{Account, Crowd, History, SIDE};
 const ENDS: &str = "ENDS ";
 /// Line that a load prints once it has started.
 const BEGUN: &str = "LOOPING";
-/// Time for a load to start.
+/// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
 /// Time in seconds after which a load ends by itself. Tests end it earlier.
 const LASTS_S: u64 = 600;
@@ -27,7 +27,7 @@ pub struct Load {
     pub vm: usize,
     /// Arguments of `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// Delay between the start of the first load and that of this one.
+    /// Delay between the start of the first load and the start of this load.
     pub after: Duration,
 }
 
@@ -37,13 +37,13 @@ impl Load {
     }
 
     /// Creates a load of successive kernels with `rounds` [rounds](crate::many_vms::ROUND_NS) each, of which up to
-    /// `in_flight` are in flight. The latter bounds how late the guest may submit, for example on a host with more
-    /// guests than CPUs.
+    /// `in_flight` are in flight. With more kernels in flight, the guest may submit later without idle time, for
+    /// example on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
 
-    /// Like [`Self::kernels`], for matrices of size `side`, which determines [the length of a
+    /// Same as [`Self::kernels`], for matrices of size `side`, which determines [the length of a
     /// round](crate::many_vms::round_ns).
     pub fn kernels_of(vm: usize, side: u32, rounds: u32, in_flight: u32) -> Self {
         let kernel = format!("workload --name long-madd --side {side} --rounds {rounds}");
@@ -125,7 +125,7 @@ impl Contest {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Like [`Self::run`], and also calls `finally` after the measured time, before the loads end.
+    /// Same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -227,7 +227,7 @@ impl Outcome {
         jain(&self.uses.shares(Engine::Compute, 0, self.length), wanted)
     }
 
-    /// Returns how far the shares deviate from `wanted`, in windows of `window_ns`.
+    /// Returns the deviation of the shares from `wanted`, in windows of `window_ns`.
     pub fn share_error(&self, window_ns: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(Engine::Compute, window_ns, 0, self.length, wanted)
     }
@@ -243,8 +243,8 @@ impl Outcome {
         self.uses.used(place, Engine::Compute, 0, self.length) as f64 / self.length.max(1) as f64
     }
 
-    /// Computes the work of the loads from the guests' reports: the kernels of each load that have ended, whose
-    /// `lengths` are in ns, in intervals of `step` ns of the measured time.
+    /// Computes the work of the loads from the guests' reports, in intervals of `step` ns of the measured time. Counts
+    /// the kernels that have ended; `lengths` are the lengths of each load's kernels in ns.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
         for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {

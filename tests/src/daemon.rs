@@ -18,9 +18,9 @@ use crate::http;
 use crate::process::Process;
 use crate::wait::{self, Scratch};
 
-/// Time for the daemon's admin socket to answer.
+/// Time limit for the daemon's admin socket to answer.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time for the daemon to end after SIGTERM.
+/// Time limit for the daemon to end after SIGTERM.
 const STOP_LIMIT: Duration = Duration::from_secs(30);
 /// Time limit of a `mediatorctl` command.
 const CONTROL_LIMIT: Duration = Duration::from_secs(60);
@@ -89,7 +89,7 @@ impl Daemon {
         Self::start_by(None, scratch, paths)
     }
 
-    /// Like [`Self::start`], with additional environment variables for the daemon.
+    /// Same as [`Self::start`], with additional environment variables for the daemon.
     pub fn start_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -99,7 +99,7 @@ impl Daemon {
         Self::start_program(binary("mediatord")?, (None, variables), scratch, paths)
     }
 
-    /// Like [`Self::start_as_service`], with additional environment variables for each daemon.
+    /// Same as [`Self::start_as_service`], with additional environment variables for each daemon.
     pub fn start_as_service_with(
         name: &str,
         variables: &[(&str, &OsStr)],
@@ -142,7 +142,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Makes the program that is now at the daemon's path take over all of the daemon's work, and waits until the old
+    /// Makes the program that is now at the daemon's path take over all work of the daemon, and waits until the old
     /// daemon has ended. Returns the output of `mediatorctl daemon upgrade`.
     pub fn upgrade(&mut self) -> Result<Value> {
         Process::adopt_orphans().context("orphaned processes cannot be adopted")?;
@@ -165,8 +165,8 @@ impl Daemon {
         config_of(&self.scratch)
     }
 
-    /// Kills the daemon at an arbitrary point, and starts another one with the same configuration, which appends to the
-    /// log.
+    /// Kills the daemon at an arbitrary point, and starts another daemon with the same configuration, which appends to
+    /// the log.
     pub fn kill_and_restart(&mut self) -> Result<()> {
         self.process.end().context("cannot kill mediatord")?;
         let mut command = command(&self.program, &self.scratch, self.manager.as_ref())?;

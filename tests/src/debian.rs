@@ -25,7 +25,7 @@ use crate::wait::{self, Scratch};
 const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// The browser's folder on the host.
 const BROWSER: &str = "/opt/browser";
-/// Time for a page to load its data, in ms of the browser's own clock, which skips idle time.
+/// Time limit for a page to load its data, in ms of the browser's own clock, which skips idle time.
 const BROWSER_MS: u32 = 5000;
 /// Number of lines of each unit's log to show after an error.
 const LOG_LINES: u32 = 30;
@@ -88,7 +88,7 @@ pub struct Debian {
     root: Scratch,
 }
 
-/// Returns the reason why this machine cannot run such a host, if there is one.
+/// Returns the reason why this machine cannot run such a host; `None` if it can.
 pub fn impossible() -> Option<String> {
     let mut command = Command::new("unshare");
     command.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });
@@ -156,7 +156,7 @@ impl Debian {
         Ok(output)
     }
 
-    /// Like [`Self::sh`], but a nonzero exit code is an error, which shows the ends of the units' logs. Returns the
+    /// Same as [`Self::sh`], but a nonzero exit code is an error, which shows the ends of the units' logs. Returns the
     /// output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
@@ -175,7 +175,7 @@ impl Debian {
         ended.with_context(|| self.logs())
     }
 
-    /// Writes a file with access rights `mode`, and creates the folders above it.
+    /// Writes a file with the permissions `mode`, and creates the folders above it.
     pub fn write(&self, path: &str, mode: u32, text: &str) -> Result<()> {
         let quoted = text.replace('\'', "'\\''");
         self.ok(&format!("mkdir -p $(dirname {path}) && printf %s '{quoted}' > {path} && chmod {mode:o} {path}"))
@@ -226,8 +226,8 @@ impl Debian {
     /// Opens a page in the browser. `options` are its command-line options, for example to print the document.
     pub fn browse(&self, options: &str, url: &str) -> Result<String> {
         let program = images::browser::PROGRAM;
-        // The browser's own sandbox needs rights that it does not have in these namespaces; it only shows pages of the
-        // tests.
+        // Disable the browser's own sandbox, which needs privileges that the browser does not have in these namespaces.
+        // The browser only shows pages of the tests.
         self.ok(&format!(
             "chroot {BROWSER} {program} --no-sandbox --disable-gpu --disable-dev-shm-usage --user-data-dir=/tmp/browser \
              --virtual-time-budget={BROWSER_MS} {options} '{url}' 2>/tmp/browser.log || {{ tail -n 5 /tmp/browser.log; false; }}"

@@ -28,7 +28,7 @@ impl Files {
         Ok(())
     }
 
-    /// Adds a file with the access rights `mode`.
+    /// Adds a file with the permissions `mode`.
     pub fn write(&mut self, to: &str, mode: u32, bytes: &[u8]) {
         for folder in to.match_indices('/').map(|(at, _)| &to[..at]) {
             if self.names.insert(folder.to_owned()) {

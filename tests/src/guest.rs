@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{Daemon, Output, Paths, Vm};
 
-/// Time for loading nouveau, whose probe function causes about a million trapped accesses.
+/// Time limit for loading nouveau, whose probe function causes about a million trapped accesses.
 pub const LOAD_LIMIT: Duration = Duration::from_secs(240);
 /// Time limit of a workload.
 pub const SMOKE_LIMIT: Duration = Duration::from_secs(900);
@@ -30,7 +30,7 @@ pub fn vm_toml(name: &str, vram_mib: u32) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\nvram_mib = {vram_mib}\n")
 }
 
-/// Returns the table of a VM that gets `card0` in passthrough.
+/// Returns the table of a VM that gets `card0` in passthrough mode.
 pub fn passthrough_toml(name: &str) -> String {
     format!("\n[[vm]]\nname = {name:?}\ncard = \"card0\"\npassthrough = true\n")
 }
@@ -61,7 +61,7 @@ pub struct Smoke {
     pub bytes: u64,
     /// Number of channels used.
     pub channels: u64,
-    /// Duration in seconds by the guest's clock.
+    /// Duration in seconds, measured with the guest's clock.
     pub seconds: f64,
     /// The complete line.
     pub line: String,

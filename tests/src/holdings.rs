@@ -25,7 +25,7 @@ pub struct Holdings {
     pub resident_kib: u64,
 }
 
-/// Growth to tolerate: even without leaks, the heap of a process grows and shrinks in steps.
+/// Growth that tests tolerate, because even without leaks, the heap of a process grows and shrinks in steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
     /// Number of additional mappings, not counting those of new pool threads.
@@ -74,7 +74,7 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that `later` has in addition to these; the result is empty if nothing leaked.
+    /// Describes the resources that `later` has in addition to these. The result is empty if no resource has leaked.
     /// Descriptors, threads and mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {

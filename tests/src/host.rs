@@ -50,8 +50,8 @@ impl Host {
         Ok(output)
     }
 
-    /// Like [`Self::sh`], but a nonzero exit code is an error, which shows the end of the journal. Returns the output
-    /// without its last newline.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error, which shows the end of the journal. Returns the
+    /// output without its last newline.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();

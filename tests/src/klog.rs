@@ -22,7 +22,7 @@ impl Line {
     }
 }
 
-/// Parses lines of the form `<level>[time] text`. A line without a level continues the previous one.
+/// Parses lines of the form `<level>[time] text`. A line without a level continues the previous line.
 pub fn parse(lines: &[String]) -> Vec<Line> {
     let mut parsed: Vec<Line> = Vec::new();
     for line in lines {

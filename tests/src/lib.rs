@@ -10,7 +10,7 @@
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
 //! - [`toolbox`]: programs that check packages, manifests and scripts
 //! - [`files`]: files that a machine receives before it boots
-//! - [`nest`]: a machine with a card behind an IOMMU, and with VMs of its own
+//! - [`nest`]: a machine with a card behind an IOMMU, and with its own VMs
 //! - [`xen`]: a Xen host and domains that have vGPUs
 //! - [`holdings`]: resources of a process, to find leaks
 //! - [`http`]: requests to a daemon's API, or to its monitoring

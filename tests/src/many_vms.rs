@@ -74,12 +74,12 @@ impl Crowd {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Like [`Self::boot`], but VMs from `knowing` on get paravirtual drivers.
+    /// Same as [`Self::boot`], but VMs with the index `knowing` and higher get paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
 
-    /// Like [`Self::boot`], on a card that does not clear the residue of a kernel before the kernel of another VM.
+    /// Same as [`Self::boot`], on a card that does not clear the residue of a kernel before the kernel of another VM.
     pub fn boot_keeping(name: &str, count: usize, memory_mib: u32) -> Result<Self> {
         Self::boot_on("residue = \"keep\"\n", name, count, memory_mib, "", count)
     }
@@ -186,7 +186,7 @@ pub struct History {
     pub from_ns: u64,
     /// Length of an interval, in ns.
     pub interval_ns: u64,
-    /// Intervals of each VM with charges: the start, and an object with the time in ns by engine.
+    /// Intervals in which each VM was charged: the start, and an object with the time in ns by engine.
     pub samples: Vec<Vec<(u64, Value)>>,
 }
 
@@ -247,8 +247,8 @@ mod tests {
         };
         let mut all = History::default();
         all.append(history(20, 65, &[10, 20, 40, 60]));
-        // The interval at 60 was incomplete in the first reading. The interval at 50, which the second reading has only
-        // in part, comes from the first.
+        // The interval at 60 was incomplete in the first reading. The interval at 50 comes from the first reading,
+        // because the second reading contains only a part of it.
         all.append(history(60, 95, &[50, 60, 70, 90]));
         let at: Vec<(u64, u64)> = all.samples[0].iter().map(|(at, used)| (*at, used.as_u64().unwrap_or(0))).collect();
         assert_eq!(at, [(20, 65), (40, 65), (60, 95), (70, 95), (90, 95)]);

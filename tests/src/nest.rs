@@ -1,5 +1,5 @@
-//! A machine with a card behind an IOMMU: an emulated guest that gets a card from an outer daemon in passthrough, and
-//! that may run VMs itself ([`inner`]).
+//! A machine with a card behind an IOMMU: an emulated guest that gets a card from an outer daemon in passthrough mode,
+//! and that may run VMs itself ([`inner`]).
 //!
 //! The outer daemon and its software card act as the hardware. In the machine, the card is an ordinary PCI function.
 
@@ -23,7 +23,7 @@ use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 use inner::InnerSpec;
 
-/// The VM of the outer daemon that gets the card in passthrough.
+/// The VM of the outer daemon that gets the card in passthrough mode.
 pub const OUTER_VM: &str = "straight";
 /// Address of the card in the machine, below the only port.
 pub const ADDRESS: &str = "0000:01:00.0";
@@ -63,7 +63,7 @@ impl Shape<'_> {
 
 /// A running machine that has loaded its modules, and whose card is not bound to a driver.
 pub struct Nest {
-    // Fields are dropped in this order.
+    // The fields are dropped in the order of their declaration.
     vm: Vm,
     outer: Daemon,
     agents: Vec<Agent>,
@@ -135,7 +135,7 @@ impl Nest {
         Ok(output)
     }
 
-    /// Like [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());

@@ -1,4 +1,4 @@
-//! The daemon's process: either started here, or the successor of such a process.
+//! The daemon's process, which was either started by this process, or is the successor of such a process.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::wait;
 
-/// Time for QEMU to answer a command.
+/// Time limit for QEMU to answer a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// Time limit of a single read, after which the deadline is checked.
 const READ_TIMEOUT: Duration = Duration::from_millis(100);

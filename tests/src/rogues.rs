@@ -15,7 +15,8 @@ use crate::wait::until;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
-/// Time limit of kernels in ms for rogues that must be quarantined. The default follows, which is restored afterwards.
+/// Time limit of kernels in ms for rogues that must be quarantined. The next constant is the default, which is restored
+/// afterwards.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Number of strikes after which a VM is quarantined: the default.
@@ -67,8 +68,8 @@ impl Rogue {
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers, and through load on the card manager. Each may continue for the whole
-    /// measurement without punishment.
+    /// Attacks through the card's registers, and through load on the card manager. They are not punished, so each may
+    /// continue for the whole measurement.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -84,13 +85,13 @@ impl Rogue {
     /// Keys that all of these attacks need in the tables of the VMs.
     pub const KEYS: &str = "paravirtual = { offered = true }\n";
 
-    /// Disables quarantine, so that a rogue can continue all the time. Strikes are still counted.
+    /// Disables quarantine, so that a rogue can continue for the whole measurement. Strikes are still counted.
     pub fn unpunished(crowd: &Crowd) -> Result<()> {
         crowd.set(&["--strikes", "0"])
     }
 
-    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: a QEMU that is
-    /// stopped for longer during an access has lost its device when it resumes, and never reads the reply.
+    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: if QEMU is stopped
+    /// for a longer time during an access, it has lost its device when it resumes, and never reads the reply.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),
@@ -101,7 +102,7 @@ impl Rogue {
     /// Makes the last of `neighbours.len() + 1` VMs the rogue. Each other VM runs kernels with the given number of
     /// rounds.
     ///
-    /// Fails if a neighbour has a wrong result, or if the rogue has one after the attack.
+    /// Fails if a neighbour has a wrong result, or if the rogue has a wrong result after the attack.
     pub fn beside(self, crowd: &Crowd, neighbours: &[u32], measured: Duration) -> Result<Outcome> {
         let vm = neighbours.len();
         let mut loads: Vec<Load> = (0..).zip(neighbours).map(|(vm, rounds)| neighbour(vm, *rounds)).collect();
@@ -151,9 +152,9 @@ fn signal(crowd: &Crowd, vm: usize, signal: Signal) -> Result<()> {
     kill_process(pid, signal).context("cannot signal QEMU")
 }
 
-/// Returns the time that a neighbour's kernels spent on the card, by the card's clock, divided by their expected time.
-/// The result exceeds 1 if a rogue used the card during these kernels. A busy host does not change the result, because
-/// it delays kernels only before and after their execution on the card.
+/// Returns the time that a neighbour's kernels spent on the card according to the card's clock, divided by their
+/// expected time. The result exceeds 1 if a rogue used the card during these kernels. A busy host does not change the
+/// result, because it delays kernels only before and after their execution on the card.
 pub fn stretched(outcome: &Outcome, place: usize, rounds: u32) -> Result<f64> {
     let kernels_ns = outcome.reported(place, "launches")? * f64::from(rounds) * ROUND_NS as f64;
     Ok(outcome.reported(place, "gpu_us")? * 1e3 / kernels_ns)

@@ -22,11 +22,11 @@ use crate::wait::{self, Scratch};
 /// occasionally lose the contents of wide vector registers, which their memory functions use.
 const XEN_LACKS: &str = ",-monitor,-xsave,-xsaveopt,-xsavec,-xgetbv1,-avx,-avx2,-fma,-f16c";
 
-/// Time for QEMU's sockets to be ready.
+/// Time limit for QEMU's sockets to be ready.
 const START_LIMIT: Duration = Duration::from_secs(60);
-/// Time from the reset of a guest to its init.
+/// Time limit from the reset of a guest to the start of its init.
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
-/// Time for a guest to release a device.
+/// Time limit for a guest to release a device.
 const UNPLUG_LIMIT: Duration = Duration::from_secs(120);
 /// Name of the port for hot-plugged devices.
 const PORT: &str = "rp0";
@@ -50,7 +50,8 @@ pub struct VmConfig {
     pub smp: u32,
     /// The vfio-user socket of the vGPU, if the VM has one.
     pub gpu: Option<PathBuf>,
-    /// True if guest RAM is shared with the mediator, which requires it. `false` tests that the mediator detects this.
+    /// True if guest RAM is shared with the mediator, which the mediator requires. With `false`, tests check that the
+    /// mediator detects private RAM.
     pub share: bool,
     /// True if the VM has a hot-plug port. The vGPU is then connected to that port.
     pub hotplug: bool,
@@ -84,13 +85,13 @@ impl VmConfig {
         })
     }
 
-    /// Adds the vGPU behind `socket`.
+    /// Adds the vGPU that is served at `socket`.
     pub fn with_gpu(mut self, socket: impl Into<PathBuf>) -> Self {
         self.gpu = Some(socket.into());
         self
     }
 
-    /// Replaces the stock driver with the paravirtual one, which is built if it is missing.
+    /// Replaces the stock driver with the paravirtual driver, which is built if it is missing.
     pub fn paravirtual(mut self) -> Result<Self> {
         self.kernel = crate::paravirtual_kernel(&self.kernel.name)?;
         Ok(self)
@@ -118,8 +119,8 @@ impl VmConfig {
             return self.devices(command);
         }
         command.arg("-kernel").arg(&self.kernel.vmlinuz).arg("-initrd").arg(&self.kernel.initrd);
-        // A guest that panics keeps running, so that its console shows why. The kernel's timer check takes a busy host
-        // for a broken machine.
+        // A guest that panics keeps running, so that its console shows the reason. The kernel's timer check is
+        // disabled, because it mistakes a busy host for a broken machine.
         let iommu = if self.iommu { "intel_iommu=on iommu=nopt " } else { "" };
         command.arg("-append").arg(format!("console=ttyS0 no_timer_check panic=0 loglevel=7 {iommu}{}", self.append));
         self.devices(command)
@@ -252,7 +253,7 @@ impl Vm {
         self.agent.run(command).map_err(|e| self.explain(e))
     }
 
-    /// Like [`Vm::run`], with a given time limit.
+    /// Same as [`Vm::run`], with the time limit `limit`.
     pub fn run_within(&self, command: &str, limit: Duration) -> Result<Output> {
         self.agent.run_within(command, limit).map_err(|e| self.explain(e))
     }
@@ -278,7 +279,7 @@ impl Vm {
         result.map_err(|e| self.explain(e))
     }
 
-    /// Plugs the vGPU behind `socket` into the hot-plug port.
+    /// Plugs the vGPU that is served at `socket` into the hot-plug port.
     pub fn device_add(&self, socket: &Path) -> Result<()> {
         self.qmp("device_add", gpu_device(socket, true)).map(drop)
     }
@@ -303,7 +304,7 @@ impl Vm {
     /// Reboots the guest cleanly. [`Vm::wait_ready`] then waits for its next start.
     pub fn reboot(&self) -> Result<()> {
         self.expect_boot();
-        // There is no reply, because the guest shuts down or has already restarted.
+        // Do not wait for a reply, because the guest shuts down or has already restarted.
         self.agent.send("reboot").map(drop).map_err(|e| self.explain(e))
     }
 
@@ -408,7 +409,7 @@ fn health(process: &Mutex<Child>, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Listens for one of QEMU's lines, without blocking.
+/// Listens for the connection of one of QEMU's serial lines, without blocking.
 pub(crate) fn listen(path: &Path) -> Result<UnixListener> {
     let listener = UnixListener::bind(path).with_context(|| format!("cannot listen on {}", path.display()))?;
     listener.set_nonblocking(true).context("socket mode")?;

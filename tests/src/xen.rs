@@ -36,10 +36,11 @@ const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
-/// Time from `xl create` to a guest's init.
+/// Time limit from `xl create` to the start of a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
-/// Time for loading a domain's driver. Each register access is an emulated round trip between two domains, of which
-/// there are about 600 per second. With a card in passthrough, whose apertures are trapped, this takes almost an hour.
+/// Time limit for loading a domain's driver. Each register access is an emulated round trip between two domains, and
+/// the machine makes about 600 of these per second. With a passed-through card, whose apertures are trapped, loading
+/// the driver takes almost an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
 /// Description of a domain.
@@ -71,8 +72,8 @@ impl DomainSpec {
     /// Returns the configuration file of the domain for `xl`. `line` is the number of its serial line.
     ///
     /// The domain's console shows only urgent messages, because each character causes two exits. The domain reads the
-    /// processor's clock natively: QEMU reports RDTSCP as RDTSC, and Xen, which checks the instruction, injects a
-    /// fault.
+    /// processor's clock natively: if reads of the clock were intercepted, QEMU would report RDTSCP as RDTSC, and Xen,
+    /// which checks the instruction, would inject a fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -93,7 +94,7 @@ impl DomainSpec {
 
 /// A running machine whose Xen toolstack is ready.
 pub struct XenMachine {
-    // Fields are dropped in this order.
+    // The fields are dropped in the order of their declaration.
     vm: Vm,
     agents: Vec<Agent>,
     specs: Vec<DomainSpec>,
@@ -139,7 +140,7 @@ impl XenMachine {
         config.xen = Some(Xen { image: host.hypervisor(), dom0_mib: memory_mib });
         config.memory_mib =
             memory_mib + specs.iter().map(|spec| spec.memory_mib + 24 + APERTURES_MIB).sum::<u32>() + 192;
-        // With two processors and one thread for each, domains were reset and machines hung.
+        // With two processors, each on its own thread, domains were reset and machines hung.
         config.smp = 1;
         config.accel = Accel::TcgWithSvm { threads: false };
         if let Some(qemu) = images::ensure_svm(&images::Progress::stderr())? {
@@ -190,7 +191,7 @@ impl XenMachine {
         Ok(output)
     }
 
-    /// Like [`Self::run`], but a nonzero exit code is an error. Returns the output.
+    /// Same as [`Self::run`], but a nonzero exit code is an error. Returns the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.run(command)?;
         ensure!(output.code == 0, "{command}: ended with code {}:\n{}", output.code, output.text());

@@ -129,7 +129,7 @@ impl Bar {
                 [a, b, c, d, e, f, g, h] => window.write64(at, u64::from_le_bytes([a, b, c, d, e, f, g, h])),
                 [a, b, c, d] => window.write32(at, u32::from_le_bytes([a, b, c, d])),
                 [byte] => window.write8(at, byte),
-                // `width` returns no other sizes.
+                // `width` does not return other sizes.
                 _ => {}
             }
             at += piece.len();
@@ -156,7 +156,7 @@ impl Bar {
     }
 }
 
-/// Returns the size of the next access for `len` bytes at `at`: the largest one that is aligned.
+/// Returns the size of the next access for `len` bytes at `at`: the largest aligned size.
 fn width(at: usize, len: usize) -> usize {
     [8, 4].into_iter().find(|&size| at.is_multiple_of(size) && len >= size).unwrap_or(1)
 }

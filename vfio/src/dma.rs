@@ -17,8 +17,8 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// Never locked while the kernel pins pages: pinning time is proportional to the number of pages, and other threads
-    /// must be able to map meanwhile.
+    /// Never locked while the kernel pins pages, because pinning takes time in proportion to the number of pages, and
+    /// other threads must be able to map meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
@@ -36,7 +36,7 @@ impl Mappings {
         let clipped = |range: &Range<u64>| range.start.min(reach)..range.end.min(reach);
         let mut usable: Vec<_> = info.usable.iter().map(clipped).collect();
         if usable.is_empty() {
-            // The kernel does not report the ranges.
+            // The kernel does not report the ranges, so assume that all addresses can be mapped.
             usable.push(0..reach);
         }
         usable.retain(|range| !range.is_empty());
@@ -59,7 +59,7 @@ impl Mappings {
     /// Lets the card access `memory` at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]. The memory is not mapped.
+    /// See [`DmaError`]. In case of an error, the memory is not mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);
@@ -105,7 +105,7 @@ impl Mappings {
         let memory = {
             let mut mapped = self.mapped.lock();
             let there = mapped.get_mut(&iova).filter(|mapping| mapping.len == len);
-            // A mapping in progress does not exist yet, and one that is being removed does not exist any longer.
+            // A mapping that is being created does not exist yet, and a mapping that is being removed no longer exists.
             there.and_then(|mapping| mapping.memory.take()).ok_or(DmaError::NotMapped { iova, len })?
         };
         let refused = match kernel.unmap(iova, len) {

@@ -83,18 +83,19 @@ pub trait Window: Send + Sync {
     fn write64(&self, offset: usize, value: u64);
 }
 
-/// VFIO for one function: a container, the function's group, and the function; or the function's node and an iommufd.
-/// Dropping this value closes the files; the kernel then removes all mappings and stops the function's accesses to
-/// memory.
+/// VFIO for one function: either a container, the function's group, and the function; or the function's node and an
+/// iommufd. Dropping this value closes the files; the kernel then removes all mappings and stops the function's
+/// accesses to memory.
 pub trait Kernel: Send + Sync {
-    /// Returns true if the function was opened through its own node. There is then neither a container nor a group.
+    /// Returns true if the function was opened through its own node. In this case, neither a container nor a group
+    /// exists.
     fn is_node(&self) -> bool {
         false
     }
     /// Binds the function to its iommufd. Valid only if the function was opened through its own node.
     ///
     /// # Errors
-    /// The kernel's error, as for all methods below.
+    /// Returns the kernel's error if the call fails. The same applies to all methods below.
     fn bind_iommufd(&self) -> io::Result<()> {
         Err(io::ErrorKind::Unsupported.into())
     }

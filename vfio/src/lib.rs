@@ -50,7 +50,7 @@ use kernel::{Irq, Kernel};
 use lost::Lost;
 use reset::Method;
 
-/// A card behind VFIO. This process has exclusive use of it until the value is dropped.
+/// A card behind VFIO. This process has exclusive use of the card until the value is dropped.
 pub struct VfioCard {
     address: Address,
     identity: Identity,
@@ -64,8 +64,8 @@ pub struct VfioCard {
     /// The configured interrupt mode. The lock is held while an interrupt is configured, and while the card is reset.
     interrupt: Mutex<Option<InterruptMode>>,
     lost: Lost,
-    // The mappings of the BARs keep the function open in the kernel. They must therefore be dropped before this field,
-    // and memory after it.
+    // The mappings of the BARs keep the function open in the kernel. The mappings must therefore be dropped before this
+    // field, and the memory that the card can access after it.
     kernel: Arc<dyn Kernel>,
     mappings: Mappings,
 }
@@ -88,8 +88,8 @@ impl VfioCard {
         self.method.name()
     }
 
-    /// Returns the I/O addresses that can be mapped: all that the card can generate, except the IOMMU's reserved
-    /// ranges.
+    /// Returns the I/O addresses that can be mapped: all addresses that the card can generate, except the IOMMU's
+    /// reserved ranges.
     #[must_use]
     pub fn usable(&self) -> &[Range<u64>] {
         self.mappings.usable()

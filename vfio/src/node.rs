@@ -1,7 +1,7 @@
 //! A function that is opened through its own node in `/dev/vfio/devices`, with an I/O address space in an iommufd.
 //!
-//! Kernels from 6.6 on have such nodes, if configured. The function is bound to the iommufd, which gives this process
-//! exclusive use, and attached to an address space. There is neither a container nor a group.
+//! Kernels since 6.6 have such nodes, if configured. The function is bound to the iommufd, which gives this process
+//! exclusive use, and attached to an address space. Neither a container nor a group exists.
 //!
 //! Sources: the kernel's `Documentation/userspace-api/iommufd.rst`, `include/uapi/linux/iommufd.h`, `vfio.h`.
 
@@ -180,8 +180,8 @@ impl Kernel for NodeFiles {
     }
 
     fn dependents(&self) -> io::Result<Vec<Dependent>> {
-        // Here the kernel does not report groups, but whether every function is either bound to this iommufd or
-        // unowned.
+        // Here the kernel does not report groups. Instead, it reports whether every function is bound to this iommufd
+        // or unowned.
         let (flags, listed) = reset_together(&self.device)?;
         let group = if flags & VFIO_PCI_HOT_RESET_FLAG_DEV_ID_OWNED != 0 { self.group } else { NO_GROUP };
         Ok(listed.into_iter().map(|(_, address)| Dependent { group, address }).collect())

@@ -24,7 +24,7 @@ const MEMORY: u16 = 1 << 1;
 const MASTER: u16 = 1 << 2;
 /// Bit of the command register: the function must not signal through its pin.
 const INTX_OFF: u16 = 1 << 10;
-/// Bit of the status register: a list of capabilities exists.
+/// Bit of the status register: the function has a list of capabilities.
 const LISTED: u16 = 1 << 4;
 /// ID of the power management capability.
 const POWER: u8 = 0x01;

@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files in `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length, and the kernel
-// writes at most that many bytes, or to an address within the structure. All other calls take a number, or only read
-// memory. Callers keep memory that they map for the card alive ([`Kernel::map`]).
+// writes at most this number of bytes, or writes to an address within the structure. All other calls take a number, or
+// only read memory. Callers keep memory that they map for the card alive ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -46,7 +46,7 @@ pub(crate) enum Call {
     /// `VFIO_IOMMU_MAP_DMA` on a container, `VFIO_DEVICE_PCI_HOT_RESET` on a device.
     MapDmaOrHotReset = 13,
     UnmapDma = 14,
-    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next one are for functions that were opened through their own
+    /// `VFIO_DEVICE_BIND_IOMMUFD`. This call and the next call are for functions that were opened through their own
     /// node.
     DeviceBindIommufd = 18,
     DeviceAttachIommufdPt = 19,
@@ -327,7 +327,7 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
 }
 
 /// Lists the functions that a reset of this function's bus resets. Returns flags and, for each function, its address
-/// and the kernel's number for it (of a group, or of an iommufd device).
+/// and the kernel's number for it, which is the number of a group or of an iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;

@@ -20,14 +20,14 @@ pub struct Mapped {
 
 // SAFETY: the mapping is only used for single volatile accesses, and the device defines the effect of races.
 unsafe impl Send for Mapped {}
-// SAFETY: as above, each access is a single volatile one, and the device defines the effect of races.
+// SAFETY: as above, each access is a single volatile access, and the device defines the effect of races.
 unsafe impl Sync for Mapped {}
 
 impl Mapped {
-    /// Maps `len` bytes of a device's file, from `offset` on.
+    /// Maps `len` bytes of a device's file, starting at `offset`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error if the call fails.
     pub fn new(file: &File, offset: u64, len: u64) -> io::Result<Self> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::OutOfMemory)?;
         // SAFETY: the kernel chooses an unused address.

@@ -12,7 +12,7 @@ use vmm_glue::protocol::Command;
 use crate::function::Function;
 use crate::requests::{Request, kind};
 
-/// Maximum number of items of one request; Xen sends at most a page of them.
+/// Maximum number of items of one request; Xen sends at most one page of items.
 const MAX_ITEMS: u32 = 4096;
 /// Size of the accessible configuration space, in bytes.
 const CONFIG_BYTES: u64 = 256;
@@ -158,7 +158,7 @@ impl Accesses<'_> {
                 Data::Read(bytes) if info.is_some_and(vmm_glue::RegionInfo::readable) => {
                     self.device.region_read(region, offset, bytes)
                 }
-                // The hypervisor gets its answer after all items of the request.
+                // The hypervisor gets its answer only after all items of the request are complete.
                 Data::Write(bytes) if info.is_some_and(vmm_glue::RegionInfo::writable) => {
                     self.device.region_write(region, offset, bytes).map(|ack| ack.complete_now(self.device))
                 }

@@ -2,8 +2,8 @@
 //!
 //! A client of vfio-user maps a file for this memory. A domain cannot do this: it can only access its own memory
 //! without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the guest
-//! assigns to the BAR, and the device keeps the area's data in these pages. An access that misses these pages for any
-//! reason arrives as a request and reaches the same memory: the pages only make accesses faster.
+//! assigns to the BAR, and the device stores the area's data in these pages. An access that misses these pages for any
+//! reason arrives as a request, and reaches the same memory. The pages only make accesses faster.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, the pages stay in
 //! place.
@@ -36,7 +36,7 @@ enum Pages {
     Without,
 }
 
-/// A part of a region under which there should be pages.
+/// A part of a region that should be backed by pages of the domain.
 #[derive(Debug)]
 struct Area {
     region: RegionIndex,

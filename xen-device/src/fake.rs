@@ -1,4 +1,4 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: it records errors that Xen would accept as
+//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept are recorded as
 //! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
 //! request.
 //!
@@ -68,7 +68,7 @@ struct State {
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin, and the delivered messages, in order.
+    /// Level of the pin. The next fields count its rises, and contain the delivered messages in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -125,7 +125,7 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of its memory in KiB, starting at address 0, except where a PC has its VGA.
+    /// Size of its memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
     pub kib: u64,
     /// Target size of its memory in KiB, if smaller.
     pub target_kib: Option<u64>,
@@ -783,7 +783,7 @@ fn fire(server: &Server, port: u32) {
         state.fired.insert(port);
         server.signal.set();
     } else {
-        // The port may be bound later; it is then pending.
+        // If the port is bound later, it is then pending.
         state.pending.insert(port);
     }
 }

@@ -1,6 +1,6 @@
 //! The PCI function as the domain sees it: the addresses of its BARs, and its interrupts.
 //!
-//! The device keeps configuration space; this module reads it after each write of the guest.
+//! The device stores the configuration space. This module reads it after each write by the guest.
 
 use std::sync::Arc;
 
@@ -171,7 +171,8 @@ impl Function {
             let region = RegionIndex::ALL.get(number).copied().filter(|_| low & BAR_IO == 0);
             let size = region.and_then(|region| self.region(region)).map_or(0, RegionInfo::size);
             let last = size.checked_sub(1).and_then(|rest| first.checked_add(rest));
-            // A guest that probes the size writes a value that is not an address; 0 is not an address either.
+            // A guest that probes the size writes a value that is not an address. A value of 0 is not an address
+            // either.
             if let (Some(region), Some(last), true) = (region, last, first != 0) {
                 windows.push(Window { region, range: Range { first, last } });
             }
@@ -188,7 +189,7 @@ impl Function {
         windows
     }
 
-    /// Claims new windows, after releasing old ones.
+    /// Releases old windows, and then claims new windows.
     fn move_to(&mut self, windows: Vec<Window>) {
         for window in self.windows.iter().filter(|window| !windows.contains(window)) {
             if let Err(error) = self.target.disclaim(window.range) {
@@ -238,7 +239,7 @@ impl Function {
         }
     }
 
-    /// Counts an access that the device refuses; the guest sees the hardware's answer.
+    /// Counts an access that the device refuses. The guest sees the answer that hardware would give.
     pub fn denied(&self, error: AccessError) {
         let before = add(&self.link.counters().denied, 1);
         if worth_logging(before.saturating_add(1)) {

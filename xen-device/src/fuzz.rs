@@ -25,7 +25,7 @@ const KIB: u64 = 4096;
 /// First addresses of the BARs, which are adjacent.
 const PLACES: [u64; 2] = [0xf100_1000, 0xf100_2000];
 
-/// Bytes that are read in sequence; zeros after their end.
+/// Reads bytes in sequence. After their end, all bytes are zero.
 struct Bytes<'a>(&'a [u8]);
 
 impl Bytes<'_> {

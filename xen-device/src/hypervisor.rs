@@ -20,7 +20,7 @@ pub struct Range {
     pub last: u64,
 }
 
-/// Reason that a domain cannot be served.
+/// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
     /// This process may not or cannot call the hypervisor.
@@ -114,30 +114,30 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
-    /// Returns, for each of `count` frames from `first` on, true if the domain has memory there.
+    /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
     ///
     /// # Errors
     /// If the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain, starting at `first`: all of them or none.
+    /// Maps `count` frames of the domain, starting at `first`. Maps either all of them or none.
     ///
     /// # Errors
     /// If one of the frames is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
-    /// Adds `count` frames from `first` on to the domain, beyond its current memory and limit: adds either all of them
-    /// or none.
+    /// Adds `count` frames, starting at `first`, to the domain, beyond its current memory and limit. Adds either all of
+    /// them or none.
     ///
     /// # Errors
     /// If the host has no memory for the frames, or Xen refuses.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
-    /// Removes `count` frames from `first` on from the domain. The frames continue to exist for as long as they are
-    /// mapped here.
+    /// Removes `count` frames, starting at `first`, from the domain. The frames continue to exist for as long as they
+    /// are mapped here.
     ///
     /// # Errors
-    /// If one of the frames is missing; the others are removed.
+    /// If one of the frames is missing. The other frames are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.

@@ -5,8 +5,8 @@
 //! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. It does not
 //! need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
-// UNSAFETY: each ioctl gets a structure with the layout of its number; the structure outlives the call and points only
-// to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
+// UNSAFETY: each ioctl gets a structure with the layout that its number requires. The structure outlives the call and
+// points only to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
 
 mod frames;
 
@@ -33,7 +33,7 @@ const _: () = assert!(PAGE as u64 == PAGE_SIZE);
 /// Maximum number of frames per call.
 const MAX_FRAMES: usize = 1 << 16;
 
-/// Returns the number of an ioctl without direction; this applies to all of Xen's ioctls.
+/// Returns the number of an ioctl without a direction, as all of Xen's ioctls are.
 const fn ioctl_number(kind: u8, number: u8, size: usize) -> libc::c_ulong {
     (size as libc::c_ulong) << 16 | (kind as libc::c_ulong) << 8 | number as libc::c_ulong
 }

@@ -23,7 +23,7 @@ pub const AREA: MmapArea = MmapArea { offset: 0x1000, size: 0x1000 };
 /// Offset of the capability of message-signalled interrupts.
 pub const MSI: u64 = 0x40;
 
-/// Registers of BAR0 with an effect; the rest is memory.
+/// Registers of BAR0 that have an effect. The rest of BAR0 is memory.
 pub mod register {
     /// A write to this register triggers the message.
     pub const MESSAGE: u64 = 0x00;

@@ -64,7 +64,7 @@ impl Piece {
 pub(crate) struct Ram {
     pieces: Vec<Piece>,
     limits: MemoryLimits,
-    /// Number of runs that the device, or a limit, refused.
+    /// Number of runs that were refused by the device or because of a limit.
     refused: u64,
 }
 
@@ -150,7 +150,7 @@ impl Ram {
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete, so that one call is enough for them.
+        // Most pieces are complete, so one call is enough for each of them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);

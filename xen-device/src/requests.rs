@@ -23,8 +23,8 @@ mod slot {
     pub const COUNT: usize = 16;
     pub const SIZE: usize = 20;
     pub const PORT: usize = 24;
-    /// The state is in the low half, followed by a flag that `data` is an address, the access's direction, and the
-    /// CPU's direction flag.
+    /// Offset of the byte with the state in its low half. Flags in its upper half: `data` is an address, the access is
+    /// a read, and the CPU's direction flag.
     pub const STATE: usize = 30;
     pub const KIND: usize = 31;
 }
@@ -244,7 +244,7 @@ pub(crate) mod writer {
         state_of(page, number).expect("a slot").load(Ordering::Acquire) & STATE_MASK
     }
 
-    /// Takes the answer out of a slot, like its virtual CPU.
+    /// Takes the answer out of a slot, as its virtual CPU does.
     pub fn finish(page: &Mapping, number: usize) -> u64 {
         let mut data = [0; 8];
         let at = place(number, slot::DATA).expect("a slot");

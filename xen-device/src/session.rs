@@ -19,7 +19,7 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. A guest that takes memory back does not depend on a fast
+/// TIMEOUT: interval between two checks of memory with holes. A guest that takes memory back does not need a fast
 /// reaction.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
@@ -29,7 +29,7 @@ const POLLS_PER_CLOCK_READ: u32 = 64;
 /// Maximum number of buffered requests that are taken in sequence.
 const MAX_BUFFERED: u32 = requests::RING;
 
-/// Reason that a domain is no longer served.
+/// Reason why a domain is no longer served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     /// The domain no longer exists.

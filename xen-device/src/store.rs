@@ -15,8 +15,8 @@ const MAX_NAME: usize = 255;
 /// The first reserved number, above all domains.
 const RESERVED: DomainId = 0x7ff0;
 
-/// The port of an event channel that never exists. Before a request to suspend, libxl binds the port that the domain
-/// has set for this purpose, and stops if that fails.
+/// The port of an event channel that never exists. Before libxl requests a suspend, it binds the port that the domain
+/// has set for this purpose, and stops if this fails.
 const NO_PORT: &str = "0";
 
 /// The domain to serve: its number, or its name, which survives a reboot.
@@ -81,8 +81,8 @@ pub trait Store: Send + fmt::Debug {
     /// If the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
-    /// Makes the toolstack refuse to save or migrate a domain, before it sends the domain a request; or allows this
-    /// again.
+    /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
+    /// false, allows both again.
     ///
     /// # Errors
     /// If xenstore refuses, or the domain no longer exists.
@@ -145,7 +145,7 @@ impl Store for XenStore {
         let list = self.0.ask(kind::DIRECTORY, &["/local/domain"])?.unwrap_or_default();
         let ids = list.split(|byte| *byte == 0).filter_map(|id| std::str::from_utf8(id).ok()?.parse().ok());
         let mut ids: Vec<DomainId> = ids.filter(|id| *id != 0).collect();
-        // While a domain reboots, both the old and the new one can exist for a while.
+        // While a domain reboots, the old and the new domain can both exist for a while.
         ids.sort_unstable_by(|a, b| b.cmp(a));
         for id in ids {
             if self.text(&format!("/local/domain/{id}/name"))?.as_ref() == Some(wanted)

@@ -69,7 +69,7 @@ impl Connection {
         self.ask_with(kind, words, "")
     }
 
-    /// Like [`Self::ask`], with a last word that has no final zero.
+    /// Same as [`Self::ask`], with a last word that has no final zero.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();

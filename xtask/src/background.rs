@@ -7,8 +7,8 @@ use anyhow::{Result, anyhow};
 /// Priority of background work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// The same priority as all other work. Use it for long work that all later work depends on: if it yielded,
-    /// processors would be idle towards the end.
+    /// The same priority as all other work. Use this priority for long work that all later work depends on. If this
+    /// work yielded to other work, processors would be idle towards the end.
     Equal,
     /// Uses only idle processors.
     Behind,
@@ -30,8 +30,8 @@ impl Background {
     pub fn start(priority: Priority, work: impl FnOnce() -> Result<()> + Send + 'static) -> Self {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
-                // On Linux, priorities belong to threads, and children inherit them. If this fails, the only loss is
-                // time.
+                // On Linux, priorities belong to threads, and children inherit them. If setting the priority fails, the
+                // only loss is time.
                 let _ = rustix::process::nice(NICE);
             }
             work()

@@ -58,7 +58,7 @@ const BENCHES: [Bench; 30] = [
     ("neighbours", Needs::Gpu, "a CUDA program next to honest and hostile ones: docs/guides/cuda.md"),
 ];
 
-/// Checks that a name selects a benchmark. It is either a benchmark's full name or the part before a `-`.
+/// Checks that a name selects a benchmark. The name is either the full name of a benchmark, or the part before a `-`.
 ///
 /// # Errors
 /// If no benchmark has this name. The error lists the known names.

@@ -1,7 +1,7 @@
 //! The fuzz suite: runs each target in `tests/fuzz` from its seed corpus, for a bounded time.
 //!
-//! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: LLVM's pass provides
-//! coverage, which the flags below enable, and the crate `libfuzzer-sys` provides the driver.
+//! The targets have the layout of cargo-fuzz, but need neither cargo-fuzz nor a nightly toolchain: an LLVM pass, which
+//! the flags below enable, provides coverage, and the crate `libfuzzer-sys` provides the driver.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use crate::orphans::{FuzzTarget, fuzz_targets};
 use crate::run::{cargo, root, shown, target};
 use crate::tally::Tally;
 
-/// Target triple. If it is given explicitly, the flags do not apply to build scripts and procedural macros.
+/// Target triple. It is given explicitly, so that the flags do not apply to build scripts and procedural macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Flags that enable coverage for libFuzzer, and every check that a release build omits.
@@ -41,7 +41,7 @@ pub fn build(jobs: Option<usize>) -> Result<()> {
     build.args(["--target", TRIPLE]).arg("--target-dir").arg(folder());
     build.env("RUSTFLAGS", RUSTFLAGS.join(" ")).env_remove("CARGO_ENCODED_RUSTFLAGS");
     if let Some(jobs) = jobs {
-        // The build runs while tests print their output.
+        // Build quietly, because tests print their output at the same time.
         build.arg(format!("--jobs={jobs}")).arg("--quiet");
     }
     if !shown(&mut build)? {
@@ -60,7 +60,7 @@ pub fn run(args: &TestArgs) -> Result<Tally> {
         bail!("tests/fuzz/Cargo.toml lists no such target");
     }
     let folder = folder();
-    // Run one target per processor at a time; all targets take equally long.
+    // Run one target per processor at a time. All targets take the same time.
     let workers = thread::available_parallelism().map_or(1, NonZero::get);
     let work = |first: usize| -> Result<Tally> {
         let mut tally = Tally::default();

@@ -2,8 +2,8 @@
 //! budget that may only fall.
 //!
 //! `cargo xtask check` fails if a package has more of these words than its line in `language.toml` permits. `cargo
-//! xtask language` prints the counts of each package, and with `--lower` writes lower counts to that file. It never
-//! raises a count.
+//! xtask language` prints the counts of each package, and with `--lower` writes lower counts to that file. The command
+//! never raises a count.
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -159,8 +159,8 @@ fn line(name: &str, counts: Counts) {
     println!("{name:24} {lines:8} {pronouns:10} {:8.1} {archaic:10} {:8.1}", rates.0, rates.1);
 }
 
-/// Returns sentences in comments and their locations. Chooses the sentences for which the hash of seed and sentence is
-/// smallest.
+/// Returns sentences in comments, with their locations. Chooses the sentences with the smallest hashes of seed and
+/// sentence.
 pub fn sample(files: &[File], count: usize, seed: u64) -> Vec<String> {
     let order = |text: &str| {
         let mut hasher = DefaultHasher::new();

@@ -9,7 +9,7 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// Each crate, and the crates of this workspace that it may depend on: the diagram in ARCHITECTURE.md as data. Tests
+/// The diagram in ARCHITECTURE.md as data: each crate, and the crates of this workspace that it may depend on. Tests
 /// and benches of a crate may use additional crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),

@@ -17,7 +17,7 @@ const NO_OFFSETS: [&str; 5] =
 const ACCESSES: [&str; 10] =
     ["read32", "write32", "read64", "write64", "rd32", "wr32", "read_u32", "write_u32", "mask32", "poll32"];
 
-/// Tag of a task. It is concatenated from halves, so that this file does not match itself.
+/// Tag that marks a task. The constant is concatenated from halves, so that this file does not match itself.
 const TASK: &str = concat!("TO", "DO");
 const REFUSED: [&str; 3] = [concat!("FIX", "ME"), concat!("X", "XX"), concat!("HA", "CK")];
 
@@ -135,7 +135,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
 
 /// Crates whose locks have ranks. They must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
-/// Locking and waiting functions of which the crate `locks` has a checked form, and the name of that form.
+/// Locking and waiting functions for which the crate `locks` has a checked form, with the name of that form.
 const UNCHECKED: [(&str, &str); 5] = [
     ("thread::sleep", "locks::sleep"),
     ("parking_lot::", "locks::Mutex"),
@@ -213,7 +213,7 @@ pub fn test_names(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Maximum number of columns in a line. rustfmt applies it to code, but not to comments.
+/// Maximum number of columns in a line. rustfmt enforces this limit for code, but not for comments.
 const MAX_COLUMNS: usize = 120;
 
 /// Returns comments that are too wide. A single word that is too wide cannot be broken.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-/// Maximum number of loops. More of them would only compete with each other.
+/// Maximum number of loops. More loops would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
 /// Busy loops. They end when the value is dropped, or with the process.

@@ -58,16 +58,16 @@ struct Cli {
 enum Command {
     /// Checks format, clippy, rustdoc, house lints, crate layers and licences.
     Check {
-        /// Leave out all that compiles or formats: only house lints, layers and licences, in a second.
+        /// Omit everything that compiles or formats: run only house lints, layers and licences, which takes a second.
         #[arg(long)]
         lints: bool,
     },
-    /// Print how often comments use words that make sentences hard to read, per package.
+    /// Print, per package, the number of words in comments that make sentences hard to read.
     Language {
         /// Write counts that have fallen into the budget, `xtask/language.toml`.
         #[arg(long)]
         lower: bool,
-        /// Print this many sentences of comments, chosen by the seed, to be read by a person.
+        /// Print this number of sentences from comments, chosen by the seed, for a person to read.
         #[arg(long, value_name = "COUNT", conflicts_with = "lower")]
         sample: Option<usize>,
         /// The seed of the sample: the same seed and the same sources give the same sentences.
@@ -80,7 +80,7 @@ enum Command {
     Bench {
         /// The group of metrics; all if omitted.
         name: Option<String>,
-        /// Only print the names, with the needs of each and the figure that it repeats.
+        /// Only print the names, with the requirements of each benchmark and the figure that it reproduces.
         #[arg(long, exclusive = true)]
         list: bool,
         /// Run every benchmark, each with its own file in the folder that `--json` names.
@@ -89,13 +89,14 @@ enum Command {
         /// Also write the metrics to this file.
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
-        /// Seconds that each part of `isolation` is measured.
+        /// Measured time of each part of `isolation`, in seconds.
         #[arg(long, value_name = "N")]
         seconds: Option<u64>,
-        /// Rounds of each part of `pv`.
+        /// Number of rounds of each part of `pv`.
         #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
         rounds: Option<u32>,
-        /// Only the attacks of `isolation` (or other parts) whose names contain one of these, separated by commas.
+        /// Run only the attacks of `isolation` (or other parts) whose names contain one of these words, separated by
+        /// commas.
         #[arg(long, value_name = "PART")]
         only: Option<String>,
         /// Keep the results in the file of `--json`, and measure the rest.
@@ -109,20 +110,20 @@ enum Command {
         #[arg(long, value_name = "FOLDER")]
         programs: Option<PathBuf>,
     },
-    /// Make mistakes in copies of the sources, and check that the tests notice each one.
+    /// Make deliberate mistakes in a copy of the sources, and check that the tests detect each mistake.
     Mutations {
-        /// Run only the mutations whose name contains one of these words, or whose package is one of them.
+        /// Run only the mutations whose name contains one of these words, or whose package has one of these names.
         filters: Vec<String>,
-        /// Leave out those that earlier runs have noticed.
+        /// Skip the mistakes that tests detected in earlier runs.
         #[arg(long)]
         resume: bool,
     },
-    /// Write the parts of the documentation that are made from code: tables and pictures.
+    /// Write the parts of the documentation that are generated from code: tables and pictures.
     Docs,
-    /// Make the Debian package.
+    /// Build the Debian packages.
     Package(package::PackageArgs),
-    /// Generate the Python client from the API's description and pack it as a wheel. Prints its path, and the folder
-    /// with the packages that it needs.
+    /// Generate the Python client from the API's description and pack it as a wheel. Prints the path of the wheel, and
+    /// the folder with the packages that it needs.
     PythonClient {
         /// Folder for the wheel.
         #[arg(long, value_name = "FOLDER")]
@@ -138,7 +139,7 @@ enum Command {
     },
     /// Make sure that QEMU, the guest kernels, the paravirtual drivers, the initramfs and Prometheus exist.
     Setup {
-        /// Resolve the package versions again, even if older ones are in the cache.
+        /// Resolve the package versions again, even if older versions are in the cache.
         #[arg(long)]
         refresh: bool,
     },
@@ -152,16 +153,17 @@ struct TestArgs {
     /// Time of each fuzz target, in seconds.
     #[arg(long, value_name = "N", default_value_t = 10)]
     fuzz_seconds: u32,
-    /// Number of processors for concurrent guest tests; by default all, at most 8. A test may occupy several of them.
+    /// Number of processors for concurrent guest tests; by default all processors, but at most 8. A test may occupy
+    /// several of them.
     #[arg(long, value_name = "N")]
     guest_threads: Option<usize>,
     /// Test with this number of concurrent busy loops.
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=i64::from(load::MAX_LOOPS)))]
     beside_load: u32,
-    /// Run the full scale as well: the tests in a module named `full`, and the others with their full workloads.
+    /// Also run the full scale: the tests in a module named `full`, and all other tests with their full workloads.
     #[arg(long)]
     full: bool,
-    /// Run only the tests whose name contains this.
+    /// Run only the tests whose names contain this text.
     #[arg(value_name = "FILTER")]
     filter: Option<String>,
 }

@@ -1,9 +1,9 @@
 //! Deliberate mistakes in the code, each of which must make a test fail: `cargo xtask mutations`.
 //!
 //! Each mistake removes something that isolation depends on: a bound, one 4 KiB part of a check, a flush. The file
-//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied, and with the
-//! mistake a test of the crate must fail in the copy (a failed build does not count). Only crates whose tests need no
-//! guests are mutated, and only the tests that should detect the mistake run.
+//! `mutations.toml` of a crate lists the mistakes in that crate ([`list`]). The sources are copied. With the mistake, a
+//! test of the crate must fail in the copy; a failed build does not count. Only crates whose tests need no guests are
+//! mutated, and only the tests that should detect the mistake run.
 //!
 //! Most of the time is spent compiling, so all mistakes are compiled together: in the [`copy`], the function around a
 //! mistake has both bodies, and an environment variable selects one ([`switch`], [`place`]). A mistake that is not
@@ -40,8 +40,8 @@ struct Mutation {
     name: String,
     /// The check that the mistake removes.
     what: String,
-    /// Package whose tests should detect the mistake. By default it is the crate with the list; it may be a crate that
-    /// uses that crate.
+    /// Package whose tests should detect the mistake. By default, this is the crate with the list. It may also be a
+    /// crate that uses that crate.
     #[serde(default)]
     package: String,
     /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's
@@ -56,7 +56,7 @@ struct Mutation {
 }
 
 impl Mutation {
-    /// Returns the words in `tests`. If there are none, returns a word that every name contains.
+    /// Returns the words in `tests`. If `tests` is empty, returns a word that every name contains.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }

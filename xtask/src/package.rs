@@ -30,22 +30,22 @@ use spec::{DAEMON, GDEV, GUEST, KUBERNETES, Spec};
 /// The options.
 #[derive(Args)]
 pub struct PackageArgs {
-    /// Take the programs from this folder instead of building them for release.
+    /// Take the programs from this folder, instead of building them in release mode.
     #[arg(long, value_name = "DIR")]
     binaries: Option<PathBuf>,
     /// Folder for the packages; by default the folder `package` next to the builds.
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Make them twice, and as RPMs, and check their contents.
+    /// Build the packages twice, and also as RPMs, and check their contents.
     #[arg(long)]
     check: bool,
-    /// Make RPMs as well.
+    /// Also build RPMs.
     #[arg(long)]
     rpm: bool,
-    /// Make only the daemon's package, without the one of debug symbols.
+    /// Build only the daemon's package, without its package of debug symbols.
     #[arg(long)]
     daemon: bool,
-    /// Do not compress them.
+    /// Do not compress the packages.
     #[arg(long)]
     fast: bool,
 }

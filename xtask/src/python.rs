@@ -1,4 +1,5 @@
-//! The Python client, which is generated from the API's description without handwritten code and packed as a wheel.
+//! The Python client, which is generated from the API's description, without handwritten code, and is packed as a
+//! wheel.
 //!
 //! The generator and the builder of the wheel come from the Python registry. They are installed in a folder of the
 //! cache, so that neither root nor a virtual environment is necessary.
@@ -56,7 +57,7 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// # Errors
 /// If Python or pip is missing, or the registry does not answer.
 pub fn helm() -> Result<bool> {
-    // Helm's library claims to require a newer Python than Debian 12 has, but works with that one.
+    // Helm's library claims to require a newer Python than Debian 12 has, but also works with Debian 12's Python.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());
     Ok(true)
 }

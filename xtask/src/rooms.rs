@@ -1,8 +1,8 @@
 //! Checks all crates for circular imports and for their size. In crates under `mediator/`, also checks the direction of
 //! imports, and finds public items that no other crate names.
 //!
-//! Also checks which files use the software card. All checks work on the text and not on the compiler's data: a name
-//! counts as used wherever it occurs.
+//! Also checks which files use the software card. All checks work on the text, and not on the compiler's data, so a
+//! name counts as used if it occurs anywhere.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -22,7 +22,8 @@ const LARGE_CRATES: [(&str, usize); 6] = [
     ("vmm-glue", 9_350),
 ];
 
-/// Number of modules that import each other in circles, for crates outside `mediator/`. These numbers may only fall.
+/// Number of modules that import each other in circles, by crate, for crates outside `mediator/`. These numbers may
+/// only fall.
 const MODULES_IN_CIRCLES: [(&str, usize); 3] = [("simgpu", 10), ("vmm-glue", 2), ("xtask", 4)];
 
 /// Returns the folder of the crate that a source file belongs to, and the module path of the file, starting at `src`.
@@ -43,7 +44,7 @@ fn place(path: &Path) -> Option<(String, Vec<String>)> {
     Some((folder, modules))
 }
 
-/// Like [`place`], for crates under `mediator/` only.
+/// Same as [`place`], for crates under `mediator/` only.
 fn room(path: &Path) -> Option<(String, Vec<String>)> {
     let (folder, modules) = place(path)?;
     folder.strip_prefix("mediator/").map(|name| (name.to_owned(), modules))

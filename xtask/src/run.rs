@@ -31,7 +31,7 @@ pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }
 
-/// Like [`shown`], but returns the status.
+/// Same as [`shown`], but returns the status.
 pub fn status(command: &mut Command) -> Result<ExitStatus> {
     let name = command.get_program().to_string_lossy().into_owned();
     command.status().with_context(|| format!("cannot start {name}"))

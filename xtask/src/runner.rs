@@ -173,7 +173,7 @@ pub fn is_full_scale(test: &str) -> bool {
     test.split("::").any(|module| module == "full")
 }
 
-/// Runs tests. Prints one line per test, the reports of tests, and the output of those that fail.
+/// Runs tests. Prints one line per test, the reports of tests, and the output of tests that fail.
 pub fn run(tests: &[Test<'_>], manner: &Manner<'_>) -> Result<Outcome> {
     let at_once = manner.at_once.max(1);
     let (queue, ended) = (Mutex::new(Queue::new(tests, at_once)), Condvar::new());
@@ -237,7 +237,8 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Write output as it arrives: that of a killed test matters most, and a test that passes may report something.
+    // Write output as it arrives: the output of a killed test matters most, and a test that passes may also print a
+    // report.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
     // Use a file: a pipe would stay open as long as any process that a test has left behind.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
@@ -263,8 +264,8 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
 
 /// Returns the current contents of a file that processes may still be writing.
 ///
-/// The processes share the position of the file with this process. If it changed, a process that a test has left behind
-/// would overwrite the beginning.
+/// The processes share the position of the file with this process. If this function changed the position, a process
+/// that a test has left behind would overwrite the beginning.
 pub fn written(file: &File) -> io::Result<String> {
     let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
     file.read_exact_at(&mut bytes, 0)?;
@@ -285,7 +286,8 @@ fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }
 
-/// Returns the reasons in the output of a failed test: the lines from each panic or error up to the trace that follows.
+/// Returns the reasons for the failure from a failed test's output: the lines from each panic or error up to the trace
+/// that follows.
 fn reasons(output: &str) -> Vec<String> {
     let mut lines = output.lines();
     let mut found = Vec::new();
@@ -316,7 +318,7 @@ fn cpu_of(stat: &str) -> Option<Duration> {
     ticks(stat, 0)
 }
 
-/// Returns the sum of the CPU times from field `first` on: user and system time of the process, and then of its
+/// Returns the sum of the CPU times that start at field `first`: user and system time of the process, and then of its
 /// children.
 fn ticks(stat: &str, first: usize) -> Option<Duration> {
     // Eleven fields follow the name of the program, which may contain any characters.

@@ -27,10 +27,10 @@ pub enum Suite {
     /// The crates of `cuda`: programs with the library, on the fake driver. This suite runs before the suites with
     /// guests, which wait for images.
     Cuda,
-    /// Parts for engines that place work on hosts: the crates of `fleet`, as processes, and libvirt, Slurm and podman
-    /// on a Debian host in namespaces.
+    /// Integrations with workload managers: the crates of `fleet`, as processes, and libvirt, Slurm and podman on a
+    /// Debian host in namespaces.
     Fleet,
-    /// Real guests that behave.
+    /// Real guests that behave well.
     Guest,
     /// Hostile guests and clients.
     Hostile,
@@ -46,7 +46,7 @@ pub enum Suite {
     Fuzz,
 }
 
-/// The way to run a suite.
+/// A way to run a suite.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Runner {
     /// The integration test in the crate `tests` that has the suite's name, with the images of guests.
@@ -75,13 +75,13 @@ impl Suite {
     /// Returns the load of one of the suite's tests with guests.
     fn load(self, test: &str) -> Load {
         match self {
-            // The guests in this test compete for a card's time. A guest that gets no processor stops, and gets less
-            // time.
+            // The guests in this test compete for a card's time. A guest that gets no processor stops, and receives
+            // less time.
             _ if test.starts_with("rogues::") => Load::Processors(usize::MAX),
             // Daemons of batch systems poll and sleep.
             Self::Fleet => Load::Waits,
-            // Usually a single guest boots, on one processor. The same holds for a machine that is a Xen host or runs
-            // machines itself.
+            // Usually a single guest boots, on one processor. The same is true for a machine that is a Xen host or runs
+            // other machines.
             _ => Load::Processors(1),
         }
     }

@@ -8,7 +8,7 @@ use std::ops::AddAssign;
 pub struct Tally {
     /// Number of tests that passed.
     pub passed: u64,
-    /// Number of tests that failed, and of programs that ended without a result.
+    /// Number of tests that failed, plus the number of programs that ended without a result.
     pub failed: u64,
 }
 

@@ -13,8 +13,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
 /// Maximum number of processes and threads to read, because a test may fork endlessly.
 const MAX_PROCESSES: usize = 4096;
 
-/// Multiplies a limit by the factor for slow hosts. The crate `tests` reads the same environment variable; this program
-/// does not depend on that crate.
+/// Multiplies a limit by the factor for slow hosts. The crate `tests`, on which this program does not depend, reads the
+/// same environment variable.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = std::env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|text| text.parse::<f64>().ok());
     let scale = scale.filter(|scale| scale.is_finite() && *scale > 0.0).unwrap_or(1.0);

@@ -6,8 +6,8 @@
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out at least once each time it leaves between a write and its next use. Minimizing these copies is
 //!   the same problem restricted to such times, and the same rule solves it.
-//! - The upper bound is the number of copies in feasible schedules: Belady's, which prefers clean chunks among equals,
-//!   and variants in which the next use of a dirty chunk counts as nearer.
+//! - The upper bound is the number of copies in feasible schedules: Belady's schedule, which prefers clean chunks among
+//!   equals, and variants in which the next use of a dirty chunk counts as nearer.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,7 +16,7 @@ use super::replay::{Copied, Memory, Piece};
 /// A chunk of a VM.
 type Chunk = (usize, u32);
 
-/// Divisors of the time to a dirty chunk's next use. The best result counts.
+/// Divisors of the time to a dirty chunk's next use. The best result is used.
 const DIRTY: [u64; 4] = [1, 2, 3, 6];
 
 /// Bounds of the minimum number of copied chunks.
@@ -79,7 +79,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
     memory.copied()
 }
 
-/// Returns how often a chunk must leave, at least, between a write and its next use or the end.
+/// Returns the minimum number of times that a chunk must leave between a write and its next use or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
     // These chunks are kept for their next use, sorted by that use: each was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();

@@ -2,9 +2,9 @@
 //! product's victim policies choose the chunks to evict.
 //!
 //! A chunk is created on the card at its first use, at no cost. A chunk that returns is copied in. An evicted chunk is
-//! copied out if it was written since it arrived; otherwise it is dropped, because host memory still has it. GPUswap's
-//! rule chooses the VM to evict from, which equals the balancer's rule for equal weights: the VM with the most chunks,
-//! including the request.
+//! copied out if it was written since it arrived. Otherwise it is dropped, because host memory still has a copy.
+//! GPUswap's rule chooses the VM to evict from, which equals the balancer's rule for equal weights: the VM with the
+//! most chunks, including the request.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ impl Copied {
     }
 }
 
-/// Chunks of the VMs, and whether they are on the card.
+/// State of the VMs' chunks, on the card and in host memory.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     on_card: Vec<BTreeSet<u32>>,
@@ -173,7 +173,7 @@ impl Memory {
         self.copied.outs += u64::from(self.dirty.remove(&(vm, chunk)));
     }
 
-    /// Executes a step of work, for which memory has been freed.
+    /// Executes a step of work. The caller has freed enough memory for the step.
     pub(super) fn run(&mut self, piece: &Piece<'_>) {
         self.pieces += 1;
         for (&chunk, used) in piece.step {
@@ -243,7 +243,7 @@ fn make_room(
             memory.on_card[vm].len() + wanted - counts[vm]
         };
         let givers = (0..hints.len()).filter(|&vm| candidates[vm].len() > counts[vm]);
-        // If several VMs have equally many chunks, take the first.
+        // If several VMs have the same number of chunks, take the first VM.
         let Some(sender) = givers.rev().max_by_key(|&vm| has(vm)) else { break };
         counts[sender] += 1;
     }

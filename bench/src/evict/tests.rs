@@ -15,8 +15,8 @@ fn trace(pieces: &[&[(u32, bool)]]) -> Trace {
 
 /// Returns the minimum over all schedules, by exhaustive search.
 fn exhaustive(pieces: &[Piece<'_>], capacity: usize) -> u64 {
-    // The key of a state is the chunks on the card, with true if they were written since they arrived; the value is its
-    // minimum cost.
+    // The key of a state is the set of chunks on the card, with true for each chunk that was written since it arrived.
+    // The value is the minimum cost of the state.
     let mut states: BTreeMap<BTreeMap<u32, bool>, u64> = [(BTreeMap::new(), 0)].into_iter().collect();
     let mut born = BTreeSet::new();
     for piece in pieces {

@@ -1,5 +1,5 @@
-//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card that has room for
-//! everything.
+//! Records a workload's memory accesses in order, while it runs as a mediated guest on a card that has room for all of
+//! its memory.
 //!
 //! The card records the blocks that its engines access, in short steps of their work
 //! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest, and its
@@ -76,7 +76,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
-    // Accesses during the start of the driver do not belong to the workload.
+    // Discard the accesses of the driver's start, which do not belong to the workload.
     drop(rig.card.take_touches());
     recorder.take_seen();
     let report = workloads::run(&*workload, &mut recorder)?;

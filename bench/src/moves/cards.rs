@@ -1,5 +1,5 @@
-//! Moves a working VM back and forth between two cards of a daemon. Measures its pauses, relative to the time in which
-//! this processor copies the VM's memory once, and the number of bytes copied.
+//! Moves a working VM back and forth between two cards of a daemon. Measures its pauses, relative to the time that this
+//! processor needs to copy the VM's memory once, and the number of bytes copied.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -122,7 +122,7 @@ fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let copied = median(&copied).context("no moves")?;
     let on_card = if host_mib == 0 { "_on_card" } else { "" };
     let name = |what: &str| format!("move.card.{what}_{mib}_mib_{channels}_channels{on_card}");
-    // This is the time in which this processor copies the VM's memory once.
+    // Time that this processor needs to copy the VM's memory once.
     let once_ms = mib as f64 / rate * 1000.0;
     let mut metrics = vec![
         Metric::ratio(name("pause_p50"), at(0.5)?, "ms", once_ms, Target::AtMost(MOST_PAUSE)),

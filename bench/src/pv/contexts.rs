@@ -1,9 +1,9 @@
-//! GPUvm's figure 6: 1 to 8 computing contexts in one VM, and in as many VMs, under full virtualization and with the
-//! modified driver, compared with a VM with the card in passthrough.
+//! GPUvm's figure 6: 1 to 8 computing contexts, in one VM and in the same number of VMs, under full virtualization and
+//! with the modified driver. The baseline is a VM with a passed-through card.
 //!
-//! As in the paper, each context launches `madd` repeatedly, on a card whose kernels take a fixed time. The model
-//! computes the cost of contexts beyond their kernels from the counts, also for the host itself ([`crate::model`]): the
-//! times of emulated guests that share two processors have little meaning.
+//! As in the paper, each context launches `madd` repeatedly, on a card whose kernels take a fixed time. A model
+//! computes the cost of contexts in addition to their kernels from the counts, also for the host itself
+//! ([`crate::model`]): the times of emulated guests that share two processors have little meaning.
 
 use std::time::Instant;
 
@@ -26,9 +26,9 @@ const MEMORY_MIB: u32 = 320;
 const VRAM_MIB: u32 = 48;
 /// Size of the card in MiB.
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
-/// Number of launches per context. The paper has 10,000.
+/// Number of launches per context. The paper uses 10,000.
 const LAUNCHES: u32 = 100;
-/// Maximum cost of each of several contexts, relative to that of a single context.
+/// Maximum cost per context of several contexts, relative to the cost of a single context.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -38,7 +38,7 @@ struct Host {
     vms: Vec<Vm>,
 }
 
-/// Result for several contexts: the time in ms until the last one has ended, and the total counts.
+/// Result for several contexts: the time in ms until the last context has ended, and the total counts.
 struct Run {
     contexts: usize,
     ms: f64,

@@ -10,7 +10,7 @@ use tests::{Daemon, Vm};
 
 use crate::model::Counts;
 
-/// Time for a guest to reach the next mark.
+/// Time limit for a guest to reach the next mark.
 const MARK_LIMIT: Duration = Duration::from_secs(300);
 
 /// Interval between polls for a guest's posted messages.
@@ -51,8 +51,8 @@ pub fn driver(daemon: &Daemon, vm: &Vm) -> Result<Phases> {
     Ok([("close", between.minus(&before)), ("init", after.minus(&between))].into())
 }
 
-/// Runs `gpu-workloads` and counts operations from its mark `begin` on. Each mark names the count up to it; `last`
-/// names the count from the last mark to the end of the program.
+/// Runs `gpu-workloads`, and counts operations after its mark `begin`. Each mark names the count of the operations
+/// before it. `last` names the count of the operations between the last mark and the end of the program.
 pub fn marked(
     daemon: &Daemon,
     vm: &Vm,

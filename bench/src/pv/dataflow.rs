@@ -1,7 +1,8 @@
 //! Gdev's figure 11: graphs whose nodes pass on their outputs in segments, compared with copies through CPU memory.
 //!
-//! In the latter case an emulated processor makes the copies, which would overstate the benefit of segments. The copies
-//! are therefore counted, and a model computes the times of both sides on a real host ([`crate::model`]).
+//! An emulated processor makes the copies through CPU memory, so measured times would overstate the benefit of
+//! segments. The copies are therefore counted, and a model computes the times of both ways on a real host
+//! ([`crate::model`]).
 
 use anyhow::{Context, Result};
 use tests::guest;

@@ -21,7 +21,8 @@ struct Column {
     target: Target,
 }
 
-/// Returns the column of the host itself, with the driver's counts in passthrough, and the columns of all kinds.
+/// Returns the columns of all kinds, and the column of the host itself, which uses the counts of the driver in
+/// passthrough mode.
 fn columns() -> impl Iterator<Item = Column> {
     let native = Column { name: NATIVE, counts: BASELINE, platform: Platform::Native, target: Target::None };
     let kinds = KINDS.iter().map(|kind| Column {
@@ -42,7 +43,7 @@ fn sum<'a>(counts: impl IntoIterator<Item = &'a Counts>) -> Counts {
     counts.into_iter().fold(Counts::default(), |sum, counts| sum.plus(counts))
 }
 
-/// Returns all figures of the table. `factor` says by how much a guest's processor is slower than the host's.
+/// Returns all figures of the table. `factor` is the factor by which a guest's processor is slower than the host's.
 pub fn all(table: &Table, factor: f64) -> Result<Vec<Metric>> {
     let measured: Vec<&'static str> =
         workloads().filter(|workload| table.contains_key(&(*workload, BASELINE))).collect();

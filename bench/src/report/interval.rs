@@ -1,7 +1,7 @@
 //! Confidence intervals of figures: ranges that would contain the figure in an estimated 95 of 100 repetitions.
 //!
-//! Bootstrap: draw as many rounds as were measured, with replacement, compute the figure from them, and repeat; the
-//! interval is the middle 95 % of the results. The method assumes no distribution, and works for any figure that is
+//! Bootstrap: draw as many rounds as were measured, with replacement, compute the figure from these rounds, and repeat.
+//! The interval is the middle 95 % of the results. The method assumes no distribution, and works for any figure that is
 //! computed from rounds. Values that are compared within a round (a measurement and its baseline) are drawn together,
 //! so that a change of the host's speed between rounds does not widen the interval.
 
@@ -12,7 +12,7 @@ use serde_json::Value;
 const DRAWS: usize = 4000;
 /// Fraction of the results that is cut off at each end.
 const TAIL_FRACTION: f64 = 0.025;
-/// Minimum number of rounds. With fewer, nearly every draw repeats the measured rounds.
+/// Minimum number of rounds. With fewer rounds, nearly every draw repeats the measured rounds.
 const MIN_ROUNDS: usize = 5;
 
 /// Interval of a figure.
@@ -44,7 +44,7 @@ impl Interval {
         Some(Self { low: figures[outside], high: figures[DRAWS - 1 - outside] })
     }
 
-    /// Returns the interval of a figure of samples, such as their [median](super::median).
+    /// Returns the interval of a figure that is computed from samples, such as their [median](super::median).
     pub fn from_samples(samples: &[f64], figure: impl Fn(&[f64]) -> Option<f64>) -> Option<Self> {
         Self::of_rounds(samples.len(), |rounds| figure(&picked(samples, rounds)))
     }

@@ -10,7 +10,8 @@ use super::{
 use crate::report::{Metric, Record};
 
 /// Numbers of rounds of the kernels in the two halves of the VMs. The kernels take 0.4 and 1.9 ms (GPUvm's `madd` and
-/// `long-madd`, as far as its paper specifies them); then 0.4, 1.9 or 5 ms in both halves; and finally 0.4 and 5 ms.
+/// `long-madd`, to the extent that its paper specifies them); then 0.4, 1.9 or 5 ms in both halves; and finally 0.4 and
+/// 5 ms.
 const KERNEL_ROUNDS: [(u32, u32); 5] = [(MADD, LONG_MADD), (1, 1), (5, 5), (13, 13), (1, 13)];
 
 /// Runs the benchmark, and records each run when it ends.

@@ -17,7 +17,7 @@ const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 /// history.
 const ARRIVAL: u64 = HALF;
 
-/// Returns the time between the start of a load and the next start, or the end of the run.
+/// Returns the start of a load, and the start of the next load or the end of the run.
 fn between(outcome: &Outcome, load: usize) -> Result<(u64, u64)> {
     let from = outcome.marks.get(load).context("a load that has not begun")? + ARRIVAL;
     let until = outcome.marks.get(load + 1).map_or(outcome.length, |next| next.saturating_sub(ARRIVAL));
@@ -49,7 +49,7 @@ pub fn gdev_14(stage: &Stage) -> Result<Vec<Metric>> {
 }
 
 /// Measures copies and kernels of two sizes, in two VMs under BAND, with separate queues (MRQ) and with one queue
-/// (SDQ), by the mediator's charges.
+/// (SDQ), according to the mediator's charges.
 pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, queues) in [("mrq", "separate"), ("sdq", "single")] {
@@ -75,7 +75,7 @@ pub fn gdev_15(stage: &Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures the same figure with copies of two lengths, and with equal and different shares for copies and compute.
+/// Measures Gdev's figure 15 with copies of two lengths, and with equal and different shares for copies and compute.
 pub fn unequal_copies(stage: &Stage) -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for (name, weight, wanted) in [("equal", "compute", [0.5, 0.5]), ("weights_3_1", "300", [0.75, 0.25])] {

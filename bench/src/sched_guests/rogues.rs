@@ -1,5 +1,6 @@
-//! Malicious guests next to three well-behaved guests. Measures the lowest time of the three relative to the
-//! entitlement, and their completed work relative to their work next to a fourth well-behaved guest.
+//! Runs malicious guests next to three well-behaved guests. Measures the lowest time that any of the three receives,
+//! relative to its entitlement, and the completed work of the three, relative to their work next to a fourth
+//! well-behaved guest.
 
 use std::time::Duration;
 
@@ -15,7 +16,7 @@ use crate::report::{Metric, Target};
 /// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms, so that some are still queued if a busy host
 /// delays the guest for a while.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
-/// Minimum measured time per rogue, if the rogue can continue that long.
+/// Minimum measured time per rogue, if the rogue can continue for that time.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
 
 /// Runs the benchmark.
@@ -50,7 +51,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Returns each neighbour's share of time by its completed kernels, as the neighbour counts them.
+/// Returns each neighbour's share of time, computed from the completed kernels that the neighbour has counted.
 fn work(outcome: &Outcome) -> Vec<f64> {
     let lengths = NEIGHBOURS.map(|rounds| u64::from(rounds) * ROUND_NS);
     let uses = outcome.counted(&lengths, WINDOW_STEP_NS);

@@ -1,4 +1,4 @@
-//! Unequal weights, bursts next to batches, and the throughput of one VM alone and of sixteen.
+//! Measures unequal weights, bursts next to batches, and the throughput of one VM alone and of sixteen VMs.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a lone VM under each of two policies, in alternation: the guest fluctuates more than it
-/// loses.
+/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not
+/// suffice, because the guest's speed fluctuates more than the scheduler costs.
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the lone VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
@@ -122,7 +122,7 @@ fn beside(name: String, rates: &[f64], baseline: &[f64], least: f64) -> Metric {
     ratio.within(Interval::of_ratio(rates, baseline, mean))
 }
 
-/// Compares one VM with a scheduler to the same VM without one.
+/// Compares one VM with a scheduler with the same VM without a scheduler.
 fn alone(stage: &Stage) -> Result<Vec<Metric>> {
     let mut rates_of = [Vec::new(), Vec::new()];
     for _ in 0..ALONE_RUNS {

@@ -1,5 +1,5 @@
-//! Speed of moving chunks, compared with plain copies between the same memories by the same engines, and the effect of
-//! the chunk size (GPUswap's figures 7 to 9).
+//! Measures the speed of moving chunks, compared with plain copies between the same memories by the same engines, and
+//! the effect of the chunk size (GPUswap's figures 7 to 9).
 
 use std::time::Instant;
 
@@ -116,8 +116,8 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Speeds in both directions, each measured in alternation with its baseline.
 struct Rates {
-    /// Moves to unused host memory, whose pages the host must first allocate: speed of the relocation with the
-    /// milliseconds of suspension, and speed of plain copies.
+    /// Speeds with unused host memory as the target, whose pages the host must first allocate: speed of the relocation
+    /// and time of suspension in milliseconds, and speed of plain copies.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

@@ -1,6 +1,6 @@
-//! GPUswap's figures 6 and 9: the time that a VM waits for other VMs' memory, and the time for which these VMs are
-//! suspended meanwhile, relative to a copy of the evicted bytes. Measured by number of requested bytes and by chunk
-//! size.
+//! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the time for which these VMs are
+//! suspended meanwhile, relative to the time of a copy of the evicted bytes. Both are measured by number of requested
+//! bytes and by chunk size.
 
 use std::time::Instant;
 
@@ -49,7 +49,7 @@ impl Vm {
         Ok(Self { driver, channel, chunk })
     }
 
-    /// Creates a VM that has taken all card memory. Also returns its number of chunks.
+    /// Creates a VM that has taken all card memory. Also returns the VM's number of chunks.
     fn of_all(rig: &Rig, vm: u32, chunk: u64) -> Result<(Self, u64)> {
         let one = Self::new(rig, vm, chunk)?;
         let mut chunks = 0;

@@ -36,7 +36,7 @@ struct Sample {
     host: [u32; 2],
 }
 
-/// Allocates one chunk at a time, makes the GPU use it, keeps all of them, and verifies them at the end.
+/// Allocates one chunk at a time, makes the GPU use the chunk, keeps all chunks, and verifies them at the end.
 fn allocator(rig: &Rig, vm: u32) -> Result<()> {
     let mut driver = guest(rig, vm, EACH_MIB + FIRST_FREE_CHUNK * CHUNK / MIB, Limits::default())?;
     let mut channel = driver.channel(1);

@@ -1,11 +1,11 @@
-//! Overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting speeds on links
-//! of 6 to 50 GB/s.
+//! Measures the overhead of moving chunks, relative to the time that a link needs for their bytes, and the resulting
+//! speeds on links of 6 to 50 GB/s.
 //!
-//! The software card transfers bytes with this machine's processors, and measures the time for that. The rest of a
-//! relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for either.
-//! The engines of a real card transfer the bytes concurrently. Here the time of a link is added to that of the
-//! software, as if they never overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a guest
-//! driver's copies with the same engines, is computed in the same way.
+//! The software card transfers bytes with this machine's processors, and measures the time of these transfers. The rest
+//! of a relocation's time is software overhead: the mover, the model of the card's engines and rings, and waits for
+//! both. The engines of a real card transfer the bytes concurrently. Here the time of a link is added to the time of
+//! the software, as if they never overlapped, so times are upper bounds and speeds are lower bounds. The baseline, a
+//! guest driver's copies with the same engines, is computed in the same way.
 
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ const ROUNDS: usize = 10;
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time without that for transferring the bytes, in seconds.
+    /// Time in seconds, without the time of transferring the bytes.
     own: f64,
 }
 

@@ -3,8 +3,8 @@
 //! quanta, with quanta, and with quanta of fixed lengths.
 //!
 //! A job runs one of the workloads repeatedly: it fills its buffers, computes, reads the result back, and compares
-//! every byte, which takes CPU time. Both sides of a ratio make the same number of runs. It is chosen so that a job is
-//! long compared with quanta, and with the 2 s after which other VMs get an idle VM's memory.
+//! every byte, which takes CPU time. Both sides of a ratio make the same number of runs. This number is chosen so that
+//! a job takes much longer than a quantum, and than the 2 s after which other VMs get an idle VM's memory.
 
 use std::sync::Barrier;
 use std::time::Instant;

@@ -12,7 +12,7 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
 
-/// Size of the card in MiB: a sixteenth of that in Gdev.
+/// Size of the card in MiB: a sixteenth of the size in Gdev.
 const CARD_MIB: u64 = 100;
 /// Size of the large job in MiB.
 const LARGE_MIB: u64 = 64;
@@ -40,8 +40,8 @@ fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
     Ok(took)
 }
 
-/// Returns the time in seconds until `jobs` small jobs have ended that start together next to the large job, which
-/// keeps its memory.
+/// Starts `jobs` small jobs together, next to the large job, which keeps its memory. Returns the time in seconds until
+/// all small jobs have ended.
 fn beside_a_large_one(jobs: u32, reserve_mib: u64) -> Result<(f64, u64)> {
     let mut division = division();
     division.reserve = u32::try_from(reserve_mib * MIB / CHUNK)?;

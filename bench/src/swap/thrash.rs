@@ -1,5 +1,5 @@
-//! Two jobs each of which fits on the card, but not both (unified-memory thesis, chapters 11 to 13): without quanta,
-//! with quanta, and with quanta only when they thrash.
+//! Two jobs, each of which fits on the card, although both together do not (unified-memory thesis, chapters 11 to 13).
+//! They run without quanta, with quanta, and with quanta only while they thrash.
 //!
 //! The engine of a job copies every piece of its working set to the next piece, pass after pass. The time of a pass on
 //! the card and from host memory is modelled, so the result does not depend on the speed at which kernels execute.
@@ -16,7 +16,8 @@ use super::{BUS_RATE, LANES, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of a chunk in bytes. It is small, so that a change of quanta is short, and several happen within seconds.
+/// Size of a chunk in bytes. The size is small, so that the change between two quanta is short, and several changes
+/// happen within seconds.
 const CHUNK: u64 = 512 << 10;
 /// Number of chunks of the card.
 const CARD: u64 = 22;
@@ -32,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. Several of them reduce the effect of the job waking up late on this machine.
+/// Number of passes in flight. Several passes reduce the effect of a job that wakes up late on this machine.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -59,8 +60,8 @@ impl Job {
     fn run(&mut self, passes: u64) -> Result<()> {
         let hand_on =
             |from: u64, to: u64| m2mf_copy(VA + from * PIECE_BYTES, VA + to * PIECE_BYTES, PIECE_BYTES as u32);
-        // Copy the last piece to the spare piece, each other piece to the next one, and the spare piece to the first
-        // one.
+        // Copy the last piece to the spare piece, every other piece to the next piece, and the spare piece to the first
+        // piece.
         let order = (0..=PIECES_PER_JOB).rev().map(|to| if to == 0 { (PIECES_PER_JOB, 0) } else { (to - 1, to) });
         let words = [object(M2MF)].into_iter().chain(order.map(|(from, to)| hand_on(from, to)));
         let words = words.collect::<Vec<_>>().concat();
@@ -142,7 +143,7 @@ pub fn run() -> Result<Vec<Metric>> {
             let mut job = Job::new(&rig, vm)?;
             let began = Instant::now();
             job.run(passes)?;
-            // The jobs are equal, so differences between them come from other work on this machine.
+            // The jobs are equal, so differences between their times come from other work on this machine.
             alone = alone.min(began.elapsed().as_secs_f64());
             job.verify(passes)?;
         }

@@ -23,8 +23,7 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads the mirror of configuration space that the card's driver sees. Writes to the standard registers have no effect
-/// here, because the VMM handles them.
+/// Reads the mirror of configuration space that the card's driver sees.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -35,6 +34,7 @@ pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32
     }
 }
 
+/// Writes a register of the mirror. Writes to the standard registers have no effect here, because the VMM handles them.
 /// Returns true if the guest has re-armed MSI.
 pub(crate) fn write_ppci(reg: ppci::Reg, at: At, value: u32, cx: &mut Cx) -> bool {
     match reg {
@@ -137,7 +137,7 @@ impl Pmu {
     }
 }
 
-/// The falcon of one copy engine. The card does the copies; this model accepts the upload and reports errors.
+/// The falcon of one copy engine. The card makes the copies. This model only accepts the upload and reports errors.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct CopyEngine {
     intr: Intr,

@@ -1,5 +1,5 @@
-//! The part that all falcons (PMU, copy engines, FECS, GPCCS) have in common. The modelled falcons do not execute code:
-//! uploads are only stored, and each user of this file implements the behaviour of its firmware.
+//! The parts that all falcons (PMU, copy engines, FECS, GPCCS) have in common. The modelled falcons do not execute
+//! code: uploads are only stored, and each user of this file implements the behaviour of its firmware.
 
 use nvspec::falcon::CODE_WORDS_MAX;
 use nvspec::regs::fecs::{DMEM_CONTROL, IMEM_CONTROL};
@@ -58,7 +58,7 @@ impl Dmem {
         &self.dwords
     }
 
-    /// Sets the ports to address 0. Like the reset of a falcon, it keeps the contents.
+    /// Sets the ports to address 0. Keeps the contents, as the reset of a falcon does.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }

@@ -35,8 +35,8 @@ impl Hangs {
         }
     }
 
-    /// Shows the next hang for which `wanted` returns true, and drops the hangs before it. Returns false if a hang is
-    /// still visible or no such hang is queued.
+    /// Shows the next hang for which `wanted` returns true, and drops all hangs before this one. Returns false if a
+    /// hang is still visible, or if no queued hang is wanted.
     pub fn next(&mut self, wanted: impl Fn(&Hang) -> bool) -> bool {
         if self.shown.is_some() {
             return false;
@@ -61,7 +61,7 @@ impl Hangs {
         while self.waiting.take(&over).is_some() {}
     }
 
-    /// Removes all hangs, but keeps the number of dropped ones.
+    /// Removes all hangs, but keeps the number of dropped hangs.
     pub fn reset(&mut self) {
         self.shown = None;
         self.waiting.clear();

@@ -71,7 +71,7 @@ impl Pbus {
         }
     }
 
-    /// Returns the start of the window if it is on VRAM. The guest's VRAM may end before it.
+    /// Returns the start of the window if the window is on VRAM. The guest's VRAM may end before the window.
     pub(crate) fn window_base(&self) -> Option<GuestVramAddr> {
         let is_vram = Target::from_bits(PRAMIN_WINDOW::TARGET.get(self.window)) == Target::Vram;
         is_vram.then(|| GuestVramAddr(u64::from(PRAMIN_WINDOW::BASE.get(self.window)) << 16))

@@ -1,5 +1,5 @@
-//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated; none
-//! of them reaches a register of the card.
+//! PFIFO: the channel table, the runlist, preemption, and the scheduler's interrupts. All accesses are translated, and
+//! no access reaches a register of the card.
 
 use super::hang::{Hang, Hangs};
 use super::pmc::pbdma_mask;
@@ -45,7 +45,7 @@ pub struct Pfifo {
     pbdmas: u32,
     non_stall: [u32; ENGINES],
     non_stall_en: u32,
-    /// The last fault of each unit; true if it is pending.
+    /// The last fault of each unit, with true if the fault is pending.
     faults: [Option<(MmuFault, bool)>; UNITS],
     backlog: Backlog<MmuFault>,
 }
@@ -212,7 +212,7 @@ impl Pfifo {
         }
     }
 
-    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine and an unbound channel,
+    /// Reports a channel that does not leave an engine in time. Ignores an invalid engine or an unbound channel,
     /// because the driver would have nothing to recover.
     pub(crate) fn ctxsw_timeout(&mut self, engine: u32, channel: VirtualChannelId) {
         if engine < engine::COUNT && self.is_bound(channel) {
@@ -352,7 +352,7 @@ impl Pfifo {
         if instance.is_some() || was_bound {
             cx.backend.bind_channel(id, instance);
         }
-        // For the backend, a new instance block is a new channel, which is stopped.
+        // For the backend, a channel with a new instance block is a new channel, which is initially stopped.
         if instance.is_some() && enabled {
             cx.backend.enable_channel(id, true);
         }
@@ -404,8 +404,8 @@ impl Pfifo {
         cx.backend.submit_runlist(list, length);
     }
 
-    /// Returns the preempt register. Linux 6.1 only waits for the channel number, and 6.12 until the pending bit is
-    /// clear.
+    /// Returns the preempt register. Linux 6.1 waits only for the channel number, and Linux 6.12 waits until the
+    /// pending bit is clear.
     fn preempt_state(&self, cx: &mut Cx) -> u32 {
         let pending = channel(self.preempted).is_some_and(|id| self.bound & bit(id) != 0 && cx.backend.preempting(id));
         PREEMPT::CHANNEL.encode(self.preempted) | PREEMPT::PENDING.encode(pending.into())
@@ -422,7 +422,7 @@ impl Pfifo {
         }
     }
 
-    /// Shows the next hang, if the driver has handled the previous one.
+    /// Shows the next hang, if the driver has handled the previous hang.
     fn show_next_hang(&mut self) {
         let bound = self.bound;
         if !INTR::SCHED_ERROR.is_set(self.intr) && self.hangs.next(|hang| bound & bit(hang.channel) != 0) {

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Mask of the clock's bits.
 const CLOCK_MASK: u64 = (TIME_1::NSEC.mask() as u64) << 32 | u32::MAX as u64;
 
-/// The guest's clock: the card's clock plus an offset, which follows from the time that the guest has set.
+/// The guest's clock: the card's clock plus an offset, which results from the time that the guest has set.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Ptimer {
     /// Guest time minus card time, wrapping, in ns.

@@ -9,7 +9,7 @@ impl PciConfig {
     pub fn save(&self) -> Vec<u8> {
         let Self {
             bytes,
-            // The function's configuration determines both.
+            // The function's configuration determines both of these fields.
             writable: _,
             initial: _,
         } = self;
@@ -19,7 +19,7 @@ impl PciConfig {
     /// Restores the state into a new function. Only bits that the guest may write may differ from the reset state.
     ///
     /// # Errors
-    /// If the saved state belongs to a different function. This function's state has not changed.
+    /// If the saved state belongs to a different function. The state of this function has not changed then.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

@@ -37,7 +37,7 @@ macro_rules! policies {
                 }
             }
 
-            /// Returns how an access is handled.
+            /// Returns the policy for accesses to the register.
             #[must_use]
             pub fn policy(self) -> Policy {
                 match self { $(
@@ -51,7 +51,7 @@ macro_rules! policies {
                 )* }
             }
 
-            /// Returns the register's name, offset, access rights, reset value, and fields.
+            /// Returns the register's name, offset, access mode, reset value, and fields.
             #[must_use]
             pub fn info(self) -> &'static RegInfo {
                 match self { $( Self::$variant(reg) => reg.info(), )* }
@@ -110,7 +110,8 @@ policies! {
     }
     Pfb = pfb {
         Model: PARTITIONS MMU_CTRL;
-        // On hardware these hold system memory and debug addresses of the unit; the guest's values are not used.
+        // On hardware, these registers contain addresses of system memory and debug addresses of the unit. The guest's
+        // values are not used.
         Store: INTR CONFIG MEM_TYPE NISO_ADDRESS MMU_INVALIDATE_VA MMU_INVALIDATE_PDB MMU_DEBUG_WR MMU_DEBUG_RD
             MMU_DEBUG_CTRL;
         Translate: MMU_INVALIDATE;

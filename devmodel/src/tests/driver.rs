@@ -1,5 +1,5 @@
-//! The steps of nouveau's probe in order, and the values that it must read. The offsets are nouveau's, so that the test
-//! checks the declarations as well.
+//! The steps of nouveau's probe in order, and the values that it must read. The offsets are written as numbers, as in
+//! nouveau, so that the test also checks the declarations.
 
 use super::mock::{Call, Rig, VRAM};
 use crate::backend::{Aperture, Place};

@@ -200,7 +200,7 @@ impl Rig {
         self.gpu.bar0_write32(offset, value, &mut self.mock);
     }
 
-    /// Reads, modifies and writes a register, like a driver. Returns the old value.
+    /// Reads, modifies and writes a register, as a driver does. Returns the old value.
     pub fn mask(&mut self, offset: u32, mask: u32, value: u32) -> u32 {
         let old = self.rd(offset);
         self.wr(offset, (old & !mask) | value);

@@ -176,7 +176,7 @@ proptest! {
         }
     }
 
-    /// Compares a vGPU that was saved and restored with one that was not.
+    /// Compares a vGPU that was saved and restored with a vGPU that was not.
     #[test]
     fn restored_vgpu_behaves_like_unsaved_vgpu(ops in prop::collection::vec(op(), 1..200)) {
         let (mut moved, mut kept) = (Rig::new(), Rig::new());
@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edits the bytes of a saved vGPU. It must be refused, or become a vGPU that stays within its bounds.
+    /// Edits the bytes of a saved vGPU. The vGPU must be refused, or stay within its bounds after it is restored.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),

@@ -1,5 +1,5 @@
 //! Tests of hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
-//! offsets and bits are those of the drivers in Linux 6.1 and 6.12.
+//! offsets and bits are taken from the drivers of Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
 use crate::backend::{EngineStatus, Place};
@@ -9,7 +9,7 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::mmu::fault;
 
 const SCHED_ERROR: u32 = 0x100;
-/// The number of each engine, its bits in the unit enable register, and its fault unit.
+/// Number of each engine, its bits in the unit enable register, and its fault unit.
 const UNITS: [(u32, u32, u32); 3] = [(0, 0x1000, 0x00), (4, 0x40, 0x15), (5, 0x80, 0x16)];
 
 fn instance(channel: u32) -> u32 {
@@ -56,7 +56,8 @@ fn submit(rig: &mut Rig) {
     rig.wr(0x002a00, 0x1000_0000);
 }
 
-/// Runs the interrupt handler of 6.1, which stops each channel that it finds. Returns these channels and their engines.
+/// Runs the interrupt handler of Linux 6.1, which stops each channel that it finds. Returns these channels and their
+/// engines.
 fn handler_6_1(rig: &mut Rig) -> Vec<(u32, u32)> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -85,14 +86,14 @@ fn work_6_1(rig: &mut Rig, engines: &[u32]) {
     rig.mask(0x002630, mask, 0);
 }
 
-/// Returns the channel on an engine as 6.12 reads it, and true if the engine is switching.
+/// Returns the channel on an engine as Linux 6.12 reads it, and true if the engine is switching.
 fn engine_6_12(rig: &mut Rig, engine: u32) -> Option<(u32, bool)> {
     let status = rig.rd(0x002640 + engine * 4);
     (status & 0x1000_0000 != 0).then_some((status & 0x7f, status & 0x5000 != 0))
 }
 
-/// Handles the scheduler error as the interrupt handler of 6.12 does: triggers a fault on each engine that its channel
-/// does not leave.
+/// Handles the scheduler error as the interrupt handler of Linux 6.12 does: triggers a fault on each engine that its
+/// channel does not leave.
 fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), SCHED_ERROR);
     assert_eq!(rig.rd(0x00254c) & 0xff, 0x0a);
@@ -118,7 +119,8 @@ fn handler_6_12(rig: &mut Rig) -> Vec<u32> {
     triggered
 }
 
-/// Handles the MMU faults as the interrupt handler of 6.12 does. Returns the channels that its work item must kill.
+/// Handles the MMU faults as the interrupt handler of Linux 6.12 does. Returns the channels that its work item must
+/// kill.
 fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     assert_eq!(causes(rig), 0x1000_0000);
     let mut kill = Vec::new();
@@ -142,7 +144,7 @@ fn faults_6_12(rig: &mut Rig) -> Vec<u32> {
     kill
 }
 
-/// Runs the work item of 6.12: removes channels, resets the engines that they are still on, and acknowledges the
+/// Runs the work item of Linux 6.12: removes channels, resets the engines that they are still on, and acknowledges the
 /// errors.
 fn work_6_12(rig: &mut Rig, kill: &[u32]) {
     for channel in kill {

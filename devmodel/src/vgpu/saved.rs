@@ -54,7 +54,7 @@ struct SavedIdentity {
 
 impl SavedIdentity {
     fn from_config(config: &VGpuConfig) -> Self {
-        // The firmware of a machine reads the VBIOS only once, so another release may have a different one.
+        // The firmware of a machine reads the VBIOS only once, so another release may have a different VBIOS.
         let VGpuConfig { chip, pci, vram_bytes, channels, vbios: _, vendor_capability } = config;
         Self {
             boot0: chip.boot0,
@@ -105,10 +105,10 @@ impl VGpu {
     }
 
     /// Restores the vGPU with a description that the guest cannot distinguish from the original one. Does not repeat
-    /// calls of the backend.
+    /// calls to the backend.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid, or belongs to a different vGPU.
+    /// If the state is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,

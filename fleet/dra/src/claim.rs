@@ -3,7 +3,7 @@
 /// Maximum length of a claim's UID that fits into the name of a tenant.
 const MAX_UID: usize = 48;
 
-/// The claim in a request of the kubelet.
+/// A claim that a request of the kubelet names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Namespace of the claim.

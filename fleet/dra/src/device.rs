@@ -16,9 +16,9 @@ const CUDA: &str = "cuda";
 const MAX_NAME: usize = 63;
 /// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// Default for a request without a capacity, as a fraction of the card.
+/// A request without a capacity gets the card's capacity divided by this number.
 const PARTS: u64 = 8;
-/// Minimum memory of a virtual machine, in MiB.
+/// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
@@ -72,7 +72,7 @@ pub struct Offer {
     pub chunk_mib: u64,
     /// Reason why the card cannot take new work, if any.
     pub trouble: Option<Trouble>,
-    /// Explanation of the trouble. It comes from the daemon if the daemon reports one.
+    /// Explanation of the trouble: the daemon's explanation, if the daemon reports one.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }

@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// If the claim cannot be prepared; the text is for the events of the claim's pod. In this case, no new part
-    /// remains.
+    /// If the claim cannot be prepared. The message is shown in the events of the claim's pod. In this case, no new
+    /// part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -145,7 +145,7 @@ impl Driver {
         let there = store.get(&claim.uid).cloned();
         let (mut kept, known) = match there {
             Some(kept) if kept.prepared => (kept, true),
-            // The preparation of this claim was interrupted by the end of the program. It is planned again, because its
+            // The program ended while it prepared this claim. Plan the claim again, which is possible because its
             // allocation has not changed.
             _ => (self.plan(claim).await?, false),
         };
@@ -235,7 +235,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object with a share's name: no owner, this claim, or another one.
+    /// Returns the owner of the daemon's object with a share's name: this claim, another owner, or no owner.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
@@ -247,7 +247,7 @@ impl Driver {
         }
     }
 
-    /// Makes the daemon create a share, if it does not exist.
+    /// Makes the daemon create a share, unless the share exists.
     async fn ask(&self, uid: &str, body: &Body) -> Result<(), String> {
         match self.there(uid, body).await? {
             There::Nothing => {}
@@ -262,7 +262,8 @@ impl Driver {
     }
 
     /// Creates the parent folder of the shares' folders, which only the daemon's user can read. The daemon creates the
-    /// folder of each share. This program has more rights, so it must not use paths that the daemon may have replaced.
+    /// folder of each share. This program has more privileges than the daemon, so it must not use paths that the daemon
+    /// may have replaced.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -282,7 +283,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the folder of the pipes of the MPS server of a share's group, if the group has one.
+    /// Returns the folder with the pipes of the MPS server of a share's group, if the group has a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {
@@ -322,7 +323,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// If parts could not be removed; the text lists them. The kubelet retries.
+    /// If parts could not be removed. The message lists these parts, and the kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -369,10 +370,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Recreates shares of prepared claims that a restarted daemon has lost. The claims' containers find them at the
-    /// same path.
+    /// Recreates shares of prepared claims that a restarted daemon has lost. The claims' containers find the new shares
+    /// at the same path.
     pub async fn mend(&self) {
-        // Without a response, the daemon's state is unknown. Another task reports this.
+        // If the daemon does not respond, its state is unknown. Another task reports this case.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);

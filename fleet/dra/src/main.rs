@@ -112,7 +112,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Registered before any slow step, so that a signal during that step is also handled.
+        // Register the signal handler before any slow step, so that a signal during that step is also handled.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await

@@ -135,7 +135,7 @@ enum Author {
     Claim,
 }
 
-/// Combined parameters of one request. Values that a claim has set are marked, because they are limited.
+/// Combined parameters of one request. Weights that a claim has set are marked, because limits apply to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
     /// The final value of each parameter.
@@ -146,7 +146,7 @@ pub struct Applied {
     pub memory_weight_of_claim: bool,
 }
 
-/// Combines the sets for a request; a claim's sets take precedence over a class's.
+/// Combines the sets for a request. The sets of a claim take precedence over the sets of a class.
 ///
 /// # Errors
 /// If a set is invalid; the message names the set and the problem.
@@ -154,7 +154,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
         let requests = set.requests.as_deref().unwrap_or_default();
-        // A subrequest is `REQUEST/NAME`; a set for the request also applies to it.
+        // A subrequest has the form `REQUEST/NAME`. A set for the request also applies to its subrequests.
         let main = request.split('/').next().unwrap_or(request);
         let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
         meant.then_some((set.source.as_str(), &opaque.parameters.0))

@@ -26,7 +26,7 @@ use crate::driver::Driver;
 use crate::metrics::Metrics;
 use crate::slices;
 
-/// Services of the driver, as named in the registration. An older kubelet chooses a version that it supports.
+/// Services of the driver, as named in the registration. The kubelet chooses a version that it supports.
 const SERVICES: [&str; 5] = [
     "v1.DRAPlugin",
     "v1beta1.DRAPlugin",

@@ -116,7 +116,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
 /// Creates the request to the daemon for the share with this number in a claim.
 ///
 /// # Errors
-/// If a part of the request is too large or invalid; the text names this part.
+/// If a part of the request is too large or invalid. The message names this part.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only users of the claim can access the folder. Within the folder, any user of a container may connect.
+        // Only containers that use the claim can access the folder. In such a container, any user may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });

@@ -20,11 +20,11 @@ use crate::metrics::Metrics;
 
 /// Time limit for requests to the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
-/// Delay before a retry after a failure.
+/// Delay after a failure before the next attempt.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum delay before a change of the cluster's slices is noticed if the watch reports nothing.
+/// Maximum time until a change of the cluster's slices is noticed if the watch does not report it.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -56,7 +56,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
 
 async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     let cards: CardList = admin.get("/v1/cards").await?;
-    // The reports about a failed card may be missing, but the card itself is listed.
+    // Memory and scheduler reports may be missing for a failed card, but the card itself is listed.
     let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
     let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
@@ -102,7 +102,7 @@ impl Publisher {
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // The daemon's cards are not known yet, and a slice of an earlier run may still be correct.
+            // The daemon's cards are not known yet, and the slice of an earlier run may still be correct, so keep it.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;

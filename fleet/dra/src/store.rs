@@ -83,7 +83,7 @@ impl Store {
     /// Loads the file, if it exists.
     ///
     /// # Errors
-    /// If the file cannot be read or has other contents. The driver would otherwise lose prepared claims.
+    /// If the file cannot be read or is invalid. Continuing without the file would lose prepared claims.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };

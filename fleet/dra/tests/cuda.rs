@@ -1,5 +1,5 @@
-//! Tests a claim of a CUDA card with the fake driver: creates a tenant, and runs a program that uses it like a program
-//! in a container.
+//! Tests a claim of a CUDA card with the fake driver: creates a tenant, and runs a program that uses the tenant in the
+//! same way as a program in a container.
 
 use std::path::Path;
 use std::process::Command;

@@ -129,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // Apply the mounts like a runtime: a later mount hides an earlier one at the same path.
+        // Apply the mounts as a runtime does: a later mount hides an earlier mount at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -269,7 +269,7 @@ async fn driver_killed_during_prepare_leaves_no_unknown_share() {
         node.start_driver(&[]);
         let kubelet = node.kubelet(NEW).await;
         node.slice(1).await;
-        // The kubelet requests half of the claims again.
+        // The kubelet requests half of the claims a second time.
         until("the cards", async || {
             let answer = kubelet.prepare(&claims[..3]).await.unwrap();
             answer.claims.values().all(|one| one.error.is_empty()).then_some(())
@@ -384,7 +384,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
     assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
-    // The card's users keep it, and its health is reported as good, so that the pod does not end.
+    // The card's users keep the card, and its health is reported as good, so that their pods do not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
         fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
@@ -422,7 +422,8 @@ async fn claim_of_vm_moved_to_another_card_stays_valid() {
     node.assert_clean().await;
 }
 
-/// The daemon's user owns the parent folder, and may replace the folder of all shares with a link.
+/// Tests an attack by the daemon's user, who owns the parent folder and can replace the folder of all shares with a
+/// link.
 #[tokio::test]
 async fn a_link_in_the_place_of_the_folder_of_shares_is_not_followed() {
     let node = Node::running(CARD).await;

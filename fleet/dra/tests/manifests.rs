@@ -1,4 +1,5 @@
-//! Tests the manifests and the image's recipe: they use only published types, necessary rights, and existing arguments.
+//! Tests the manifests and the image's recipe: they use only published types, necessary permissions, and existing
+//! arguments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -158,7 +159,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
         .env("NODE_NAME", "a")
         .output()
         .unwrap();
-    // All arguments are accepted except the last.
+    // The program accepts all arguments except the last.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
     // Every path in the arguments must be in a mounted folder of the node.

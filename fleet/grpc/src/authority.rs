@@ -10,7 +10,7 @@
 //! [`Rewriter`] terminates the compression: it keeps the client's table, decodes each block, and encodes it again as
 //! literals without table references. Frames of all other kinds pass unchanged.
 //!
-//! The module does not make the checks that `h2` makes later, such as the set and the order of headers.
+//! The module does not check the set and the order of headers, because `h2` does this later.
 
 use std::io;
 use std::pin::Pin;

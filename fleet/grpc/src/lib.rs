@@ -1,7 +1,7 @@
 //! Protocols of the kubelet and of KubeVirt, and gRPC over UNIX sockets in the form that Go programs use.
 //!
-//! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves them; [`authority`],
-//! which makes the kubelet's requests acceptable to the crate `h2`.
+//! Parts: messages and services, generated from the files in `proto`; [`socket`], which serves the services;
+//! [`authority`], which makes the kubelet's requests acceptable to the crate `h2`.
 //!
 //! The crate does not interpret claims or domains.
 

@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // The socket has another name until its mode is set, because the kubelet connects as soon as it sees a file,
-        // unless the file's name begins with a dot.
+        // Until its mode is set, the socket has a name that begins with a dot. The kubelet ignores such files, and
+        // connects to any other file as soon as it sees the file.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

@@ -1,9 +1,9 @@
-//! Tests a server with the recorded bytes of a Go client that dials like the kubelet.
+//! Tests a server with the recorded bytes of a Go client that dials in the same way as the kubelet.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
-//! `/tmp/cap/plugin.sock`: by its path, like the kubelet's watcher of plugins (`path`), with `:authority` escaped as in
-//! newer versions (`escaped`, the same bytes with this literal substituted), and as `unix:` followed by the path, like
-//! a kubelet since 1.34 for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
+//! `/tmp/cap/plugin.sock`: by its path, as the kubelet's plugin watcher does (`path`); with `:authority` escaped as in
+//! newer versions (`escaped`, the same bytes with this literal substituted); and as `unix:` followed by the path, as
+//! kubelets since 1.34 do for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
 //! `NotifyRegistrationStatus`. The later calls refer to the header table of the first call.
 
 use std::io::{Read, Write};

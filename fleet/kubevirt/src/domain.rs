@@ -1,7 +1,7 @@
 //! Adds vGPUs to a libvirt domain.
 //!
 //! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes to QEMU
-//! unchanged. The card accesses guest memory through a file from QEMU, so the memory must be a shared file.
+//! unchanged. The card accesses guest memory through a file that QEMU passes on, so guest memory must be a shared file.
 
 use std::borrow::Cow;
 
@@ -38,10 +38,10 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document` with shared memory and with QEMU's devices `devices`. Each device is the value of a
-/// `-device` argument.
+/// Returns the domain `document`, with shared memory and the QEMU devices `devices` added. Each device is the value of
+/// a `-device` argument.
 ///
-/// An existing device is not added again.
+/// A device that the document already contains is not added again.
 ///
 /// # Errors
 /// If the document is not a domain.

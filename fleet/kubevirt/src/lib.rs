@@ -2,8 +2,8 @@
 //!
 //! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook for each
 //! domain before the domain is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the
-//! container in which QEMU runs. Its socket is in a folder of that container with the name of the request (`cdi-spec`),
-//! so that the hook only needs the requests' names.
+//! container in which QEMU runs. Its socket is in a folder of that container that is named after the request
+//! (`cdi-spec`), so the hook only needs the names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 

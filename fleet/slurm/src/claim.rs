@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::options::{Arguments, Cap, Given};
 
-/// Largest weight.
+/// Maximum weight.
 const WEIGHT_MAX: u32 = 10_000;
 
 /// A card of the daemon.

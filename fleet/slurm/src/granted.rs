@@ -29,7 +29,7 @@ pub struct Granted {
     pub gpus: Vec<usize>,
 }
 
-/// A job's number.
+/// The numbers that identify a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Number {
     /// The job's own number.

@@ -104,7 +104,7 @@ impl Given {
     /// Sets the option with this number to a value.
     ///
     /// # Errors
-    /// If the value is invalid; the text names the expected form.
+    /// If the value is invalid. The message names the expected form.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -187,7 +187,7 @@ pub struct Arguments {
     pub ledger: PathBuf,
     /// Folder of the library that replaces `libcuda.so.1` for the programs.
     pub library: PathBuf,
-    /// NVIDIA's library, if programs do not find it by themselves.
+    /// NVIDIA's library, for programs that do not find it by themselves.
     pub driver: Option<PathBuf>,
     /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
@@ -219,7 +219,7 @@ impl Arguments {
     /// Parses the arguments.
     ///
     /// # Errors
-    /// If a word is invalid; the text names the word.
+    /// If a word is invalid. The message names the word.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

@@ -1,7 +1,8 @@
 //! The entry points that Slurm calls, and the calls to Slurm.
 //!
-//! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes,
-//! which starts a job's processes (as root until they become the user's) and, in another process, runs epilogs.
+//! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes.
+//! `slurmstepd` starts a job's processes, which run as root until they switch to the user, and runs epilogs in another
+//! process.
 //!
 //! UNSAFETY: Slurm is written in C. Its calls pass pointers that Slurm guarantees to be valid during the call. This
 //! module looks up Slurm's functions in the process by name, with the signatures of `spank(7)`, so that the crate links
@@ -85,9 +86,9 @@ fn function<T>(name: &str) -> Option<Symbol<T>> {
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
-/// Writes a line to the log of the process. For a user's command, the log is the terminal.
+/// Writes a line to the log of the process. The log of a command that a user runs is the terminal.
 fn complain(what: &str) {
-    // The line may contain names that jobs and programs chose themselves.
+    // The line may contain names that were chosen by jobs and programs.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
         // SAFETY: the format takes one string, and the string is terminated.
@@ -219,7 +220,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // This context has no options. An example is the context of Slurm's daemon.
+        // This context, for example that of Slurm's daemon, has no options.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -247,8 +248,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, and need no request to the controller. For a job with shards, the controller's
-        // number is used.
+        // Most jobs have no shards, and need no request to the controller. For a job with shards, use the number from
+        // the controller.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -308,7 +309,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer like `spank_getenv`: with as many bytes as fit, and a terminator.
+    /// Fills a buffer as `spank_getenv` does: with as many bytes as fit, and a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);

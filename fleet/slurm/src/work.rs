@@ -29,7 +29,7 @@ pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 /// NVIDIA's variable with the folder of an MPS server's pipes.
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
-/// Time for which a job waits for the MPS server of its group; without it, the job's programs take turns.
+/// Time for which a job waits for the MPS server of its group. Without the server, the job's programs take turns.
 // TIMEOUT: a server starts within a second.
 const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Time limit of a note to the controller.
@@ -64,7 +64,7 @@ pub struct Usage {
     pub memory_mib: u64,
     /// Time of the card that the job was charged, in ns.
     pub used_ns: u64,
-    /// Only for a tenant: the part of this time during which the tenant's work was in flight, in ns.
+    /// Part of this time during which the tenant's work was in flight, in ns. Only tenants have this value.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
@@ -129,11 +129,11 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
     Ok(list.cards.into_iter().map(card).collect())
 }
 
-/// Creates a job's part if it does not exist yet. Returns the variables for the job's processes; none if the job has no
-/// shards and no requests.
+/// Creates a job's part if it does not exist yet. Returns the variables for the job's processes. The list is empty if
+/// the job has no shards and makes no requests.
 ///
 /// # Errors
-/// If the job cannot have its part; the text is for the job's user.
+/// If the job cannot have its part. The message is for the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -183,8 +183,8 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).chain(mps).collect())
 }
 
-/// Returns the folder of the pipes of the MPS server of a job's group, if it has one, as soon as the server serves:
-/// programs are clients from their start, or never.
+/// Returns the folder with the pipes of the MPS server of a job's group, if the group has a server. Waits until the
+/// server serves clients, because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {
         return Ok(None);
@@ -192,7 +192,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     let begin = Instant::now();
     loop {
         let tenant = patiently(arguments, |client| client.get::<api::Tenant>(path))?.map_err(|error| told(&error))?;
-        // Without a state, the owner of the card is being started.
+        // If the state is missing, the owner of the card is being started.
         let starts = tenant.group_state.as_ref().is_none_or(|state| state.mps == api::MpsState::Starting);
         if !starts || begin.elapsed() > SERVER_TIMEOUT {
             return Ok(tenant.group_state.and_then(|state| state.mps_pipes));
@@ -325,7 +325,7 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // The jobs are queried afterwards, so that a job with a part that is not running now has ended.
+    // Query the running jobs after the parts: a job that has a part and is not running now has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;

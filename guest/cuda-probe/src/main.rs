@@ -1,8 +1,8 @@
 //! Guest program: uses the render node of a VM's CUDA function, and checks the results.
 //!
 //! `check` tests blobs, doorbells and waits together with the worker `probe-worker`. `hold` waits forever for a word,
-//! so that the test can kill it. `lose` ends its worker and waits for the report of this. `refused` expects that the
-//! device is full.
+//! so that the test can kill it. `lose` ends its worker, and waits for the report of the end. `refused` expects that
+//! the device is full.
 //!
 //! UNSAFETY: accesses words of blobs as atomics, because the worker changes them concurrently.
 

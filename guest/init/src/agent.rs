@@ -45,7 +45,7 @@ pub fn serve(line: &File) {
         let length = match reader.read(&mut bytes) {
             Ok(length) if length > 0 => length,
             _ => {
-                // After a hang-up, the line works again when the host reopens it.
+                // After a hang-up, the line works again as soon as the host has reopened it.
                 std::thread::sleep(Duration::from_millis(100));
                 continue;
             }

@@ -37,8 +37,8 @@ poweroff | reboot";
 /// Process IDs of running programs, by the ID of their command.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
-/// Executes a command and returns its exit code. For an error, the host receives code 1, or 127 if the command is
-/// malformed.
+/// Executes a command, and returns its exit code. If this function returns an error, the host receives code 1, or code
+/// 127 if the command is malformed.
 pub fn execute(request: &Request, answers: &Answers) -> io::Result<i32> {
     let (name, rest) = match request.words.split_once(char::is_whitespace) {
         Some((name, rest)) => (name, rest.trim()),
@@ -180,7 +180,7 @@ fn kill(rest: &str) -> io::Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Replies before it leaves, because no output is possible afterwards.
+/// Shuts down or reboots the guest. Replies first, because no output is possible afterwards.
 fn leave(how: RebootCommand, answers: &Answers) -> io::Result<()> {
     rustix::fs::sync();
     answers.end(0);

@@ -21,7 +21,7 @@ pub fn read_all() -> io::Result<Vec<String>> {
             Ok(length) => lines.extend(format_record(&String::from_utf8_lossy(&record[..length]))),
             Err(error) => match Errno::from_io_error(&error) {
                 Some(Errno::AGAIN) => break,
-                // Records were overwritten meanwhile; continue with the oldest one that remains.
+                // Records were overwritten meanwhile. Continue with the oldest remaining record.
                 Some(Errno::PIPE | Errno::INTR) => {}
                 _ => return Err(error),
             },

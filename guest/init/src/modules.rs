@@ -11,7 +11,7 @@ use rustix::system::{delete_module, finit_module};
 /// File that lists the paths of uncompressed modules, one per line, in loading order.
 const LIST: &str = "/etc/modules.list";
 
-/// Name of the card's driver. It is the only module with parameters.
+/// Name of the card's driver, the only module that receives parameters from commands.
 pub const DRIVER: &str = "nouveau";
 
 /// Loads every module in the list with its parameters from the kernel's command line (`module.name=value`), and passes

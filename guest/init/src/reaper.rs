@@ -40,7 +40,7 @@ fn collect() {
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {
-                // There are no children: sleep until one is started.
+                // No children exist, so sleep until a child is started.
                 let guard = owners();
                 if guard.as_ref().is_none_or(HashMap::is_empty) {
                     drop(STARTED.wait(guard));
@@ -49,7 +49,7 @@ fn collect() {
             }
         }
         let mut guard = owners();
-        // Wait for children of any process group, because a daemon creates its own.
+        // Wait for children of any process group, because a daemon creates its own process group.
         let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) else { continue };
         let code = status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255);
         if let Some(owner) = guard.as_mut().and_then(|owners| owners.remove(&pid.as_raw_nonzero().get())) {

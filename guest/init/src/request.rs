@@ -53,7 +53,7 @@ impl Answers {
     /// Waits until all output has been transmitted.
     pub fn drain(&self) {
         let line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
-        // If the line does not drain, nothing can be done about it.
+        // Ignore errors, because nothing can be done about a line that does not drain.
         let _ = rustix::termios::tcdrain(&*line);
     }
 

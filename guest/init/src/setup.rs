@@ -23,7 +23,7 @@ const MOUNTS: [(&str, &str); 6] = [
 /// Mounts the guest's file systems. Prints a message for each failure, and continues.
 pub fn mount_all() {
     for (kind, directory) in MOUNTS {
-        // For file systems within `sysfs` and `debugfs`, the directories already exist.
+        // The directories of file systems within `sysfs` and `debugfs` already exist.
         let _ = std::fs::create_dir_all(directory);
         match mount(kind, directory, kind, MountFlags::empty(), None) {
             // The kernel may have mounted devtmpfs already.

@@ -18,7 +18,7 @@ pub fn context(device: &Arc<Device>) -> Result<Guest> {
     Ok(Context::new(Nouveau::new(device)?, BY_ENGINE))
 }
 
-/// Creates a context in which a launch waits for the oldest submission once `in_flight` are in flight.
+/// Creates a context in which a launch waits for the oldest submission if `in_flight` submissions are in flight.
 pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Guest> {
     ensure!((1..=MOST_IN_FLIGHT).contains(&in_flight), "{in_flight} in flight: from 1 to {MOST_IN_FLIGHT}");
     Ok(Context::new(Nouveau::running_ahead(device, in_flight)?, BY_ENGINE))

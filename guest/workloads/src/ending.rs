@@ -27,7 +27,7 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Creates a limit of `duration` from now, and tells the host that the time has started.
+    /// Creates a limit that ends `duration` from now, and notifies the host that the time has started.
     pub fn after(duration: Duration) -> Self {
         println!("LOOPING");
         Self { began: Instant::now(), duration }

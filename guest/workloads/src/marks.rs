@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 
-/// Time for the host to react.
+/// Time limit for the host to react.
 const HOST_TIMEOUT: Duration = Duration::from_secs(120);
 /// Interval between polls of the file.
 const POLL_INTERVAL: Duration = Duration::from_millis(2);

@@ -1,4 +1,4 @@
-//! Test data: a stream of bytes any range of which can be computed, and the expected contents of a buffer.
+//! Test data: a stream of bytes of which any range can be computed, and the expected contents of a buffer.
 //!
 //! Word `i` of stream `seed` is splitmix64 of `seed` after `i + 1` steps, in little-endian order. A byte that was
 //! copied from a wrong address, or was not copied, is wrong with a probability of 255/256.
@@ -14,7 +14,7 @@ impl Stream {
         mix(self.0.wrapping_add(index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15)))
     }
 
-    /// Fills `out` with the bytes of the stream from byte `offset` on.
+    /// Fills `out` with the bytes of the stream, starting at byte `offset`.
     pub fn fill(self, offset: u64, out: &mut [u8]) {
         let shift = (offset % 8) as u32 * 8;
         let mut index = offset / 8;
@@ -44,7 +44,8 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases and seeds. They are based on [`mix`], which the guest's program needs anyway.
+/// Random numbers for choosing cases and seeds. They are based on [`mix`], which this program also needs for its test
+/// data.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -79,7 +80,7 @@ pub struct Piece {
     pub from: u64,
 }
 
-/// Expected contents of a buffer: a background covered by pieces; later pieces cover earlier ones.
+/// Expected contents of a buffer: a background that is covered by pieces. Later pieces cover earlier pieces.
 #[derive(Debug, Clone)]
 pub struct Expected {
     background: Stream,
@@ -99,7 +100,7 @@ impl Expected {
         }
     }
 
-    /// Writes the expected bytes from `offset` on to `out`.
+    /// Writes the expected bytes, starting at `offset`, to `out`.
     pub fn fill(&self, offset: u64, out: &mut [u8]) {
         self.background.fill(offset, out);
         let end = offset + out.len() as u64;

@@ -4,8 +4,8 @@
 //! Values other than the error contain no blanks; the error is quoted.
 //!
 //! If requested, the end times of kernels are printed before the result line: `ENDS at_us=... after_us=...,...` in
-//! microseconds of the card's clock. The first time in a line is absolute, and each further one is the difference from
-//! the previous one.
+//! microseconds of the card's clock. The first time in a line is absolute, and each further time is the difference from
+//! the previous time.
 
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! Common code of the tests: the device, counters, and filling and checking buffers in any memory.
 //!
-//! The CPU fills and checks guest RAM. More than a few KiB of VRAM go through a bounce buffer and a GPU copy, if
-//! possible on another engine than the one under test, because each CPU access to BAR1 may be trapped. A few words are
-//! still read through BAR1.
+//! The CPU fills and checks guest RAM. Because each CPU access to BAR1 may be trapped, more than a few KiB of VRAM are
+//! transferred through a bounce buffer with a GPU copy, if possible on an engine other than the one under test. A few
+//! words are still read through BAR1.
 
 use std::cell::Cell;
 use std::path::Path;
@@ -78,7 +78,7 @@ impl Rig {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Returns a new source of choices, which is independent of earlier ones.
+    /// Returns a new source of random choices, which is independent of earlier sources.
     pub fn random(&self) -> Random {
         let mut random = Random(self.random.get());
         let next = random.next();
@@ -233,13 +233,13 @@ impl<'a> Helper<'a> {
     }
 }
 
-/// Returns a use of the buffer by the GPU in its current memory.
+/// Returns a use of the buffer by the GPU that leaves the buffer in its current memory.
 fn stay(buffer: &Buffer, writes: bool) -> Result<Use<'_>> {
     let used = if writes { Use::write(buffer) } else { Use::read(buffer) };
     Ok(used.at(buffer.place()?))
 }
 
-/// Writes the expected bytes from `from` on to byte `at` of the buffer, with the CPU.
+/// Writes the expected bytes, starting at `from`, to byte `at` of the buffer with the CPU.
 fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;
@@ -252,7 +252,7 @@ fn write_expected(buffer: &Buffer, at: u64, length: u64, from: u64, expected: &E
     Ok(())
 }
 
-/// Compares the first `length` bytes of the buffer with the expected bytes from `from` on, with the CPU.
+/// Compares the first `length` bytes of the buffer with the expected bytes, starting at `from`, with the CPU.
 fn check_expected(what: &str, buffer: &Buffer, length: u64, from: u64, expected: &Expected) -> Result<()> {
     let mut chunk = vec![0; CHUNK.min(length) as usize];
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! Users and groups by name or number, for the access rights of sockets.
+//! Users and groups by name or number, for the ownership of sockets.
 
 use nix::unistd::{Group, User};
 use vmm_glue::socket::SocketOptions;
@@ -6,7 +6,7 @@ use vmm_glue::socket::SocketOptions;
 use super::DaemonError;
 use config::SocketMode;
 
-/// Returns the options of a socket, with the names of its users and groups looked up on this host.
+/// Returns the options of a socket, with its user and group names resolved on this host.
 ///
 /// # Errors
 /// If a user or a group does not exist.

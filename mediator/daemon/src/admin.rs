@@ -6,8 +6,8 @@
 //! The API runs on its own thread, never on the path of a guest's data. Slow requests (adding or removing a virtual
 //! machine) run concurrently, so that read-only requests never wait.
 //!
-//! The access rights of the sockets are the only authentication: a client of the admin socket may do everything, and a
-//! client of the read-only socket may only read.
+//! The file permissions of the sockets are the only authentication: a client of the admin socket may do everything, and
+//! a client of the read-only socket may only read.
 
 use std::future::{Future, IntoFuture};
 use std::net::TcpListener;
@@ -23,7 +23,7 @@ pub mod routes;
 #[cfg(test)]
 mod tests;
 
-/// Time limit for clients at shutdown: a client that stops in mid-request must not delay the daemon's end.
+/// Time limit for clients at shutdown: a client that stops in mid-request must not delay the daemon's exit.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 /// The sockets of the API.
@@ -37,7 +37,7 @@ pub(crate) struct Listeners {
     pub page: Option<TcpListener>,
 }
 
-/// Serves the API on listening sockets until `stop` is set. Requests in flight get two more seconds.
+/// Serves the API on listening sockets until `stop` is set. Requests in flight then have two more seconds to complete.
 ///
 /// # Errors
 /// If a socket cannot be used.
@@ -50,7 +50,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error means that the sender no longer exists, so a stop signal cannot arrive.
+            // An error means that the sender was dropped, so no stop signal can arrive any longer.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };
@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Otherwise clients that follow the log would use up the time limit.
+        // Close the log: otherwise, clients that follow it keep the server running until the time limit.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

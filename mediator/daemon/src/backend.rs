@@ -33,7 +33,7 @@ pub(crate) struct BackendStatus {
     pub programs: Vec<api::GuestProgram>,
 }
 
-/// A virtual machine's side of a card. The daemon uses it while the device belongs to the VM's thread.
+/// The daemon's interface to a virtual machine on a card. The daemon uses it while the VM's thread owns the device.
 pub trait VmBackend: Send + Sync {
     /// Returns the status. Any thread may call this function, so it must not wait for a guest.
     fn status(&self) -> BackendStatus;
@@ -70,7 +70,7 @@ pub trait VmBackend: Send + Sync {
     /// Releases all resources of the virtual machine on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
-    /// If resources stay on the card; the operator is informed.
+    /// If resources stay allocated on the card. The operator is informed.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -95,7 +95,7 @@ pub(crate) struct BackendError {
 }
 
 impl BackendError {
-    /// Creates a failure of any other kind.
+    /// Creates an error for a cause other than a lack of memory.
     pub fn failed(what: impl ToString) -> Self {
         Self { what: what.to_string(), lacks: None }
     }
@@ -110,9 +110,9 @@ impl BackendError {
 /// Status of a card, for the operator.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CardStatus {
-    /// Reason why the card is permanently out of service for all its users, if it is.
+    /// Reason why the card is permanently out of service for all its users; `None` if it is in service.
     pub failed: Option<String>,
-    /// Reason why the card is temporarily out of service, if it is expected to recover by itself.
+    /// Reason why the card is out of service until it recovers by itself; `None` if it is in service.
     pub trouble: Option<String>,
     /// PCI vendor and device, such as `10de:06d8`.
     pub pci_id: String,
@@ -126,7 +126,7 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of the card's channels that are available to virtual machines.
     pub channels: u32,
-    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may promise less.
+    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may allow less.
     pub vram_free_mib: Option<u64>,
     /// VRAM in MiB that backs memory of virtual machines. Memory that a guest has never used has no backing.
     pub vram_placed_mib: u64,
@@ -168,28 +168,27 @@ pub(crate) trait CardBackend: Send + Sync {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns how the card's time is shared, including the uses of the last `recent_ns` nanoseconds; `None` without a
-    /// scheduler.
+    /// Returns the shares of the card's time, and the uses of the last `recent_ns` ns; `None` without a scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
 
-    /// Changes how the card's time is shared, from now on. The settings are valid. Waiting and running work continues.
+    /// Changes how the card's time is shared. The caller has validated the settings. Existing work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of the card's time, from now on. The share is within its bounds.
+    /// Changes a virtual machine's share of the card's time, from now on. The caller has validated the share.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: TenantId) {}
 
-    /// Starts a record of the card's scheduler of at most `limit` bytes, with the names of its virtual machines.
-    /// Returns `false` if the card has no scheduler now, or a record is already running.
+    /// Starts a recording of the card's scheduler of at most `limit` bytes, with the names of the card's virtual
+    /// machines. Returns `false` if the card currently has no scheduler, or a recording is already running.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
 
-    /// Ends the record and returns it; `None` if no record is running.
+    /// Ends the recording and returns it; `None` if no recording is running.
     fn end_record(&self) -> Option<Vec<u8>> {
         None
     }
@@ -210,7 +209,7 @@ pub(crate) trait CardBackend: Send + Sync {
     }
 
     /// Creates a virtual machine that will receive the state of a virtual machine on another card. Its guest sees
-    /// `vram_bytes` bytes of VRAM. Otherwise like [`Self::build`].
+    /// `vram_bytes` bytes of VRAM. Otherwise the same as [`Self::build`].
     ///
     /// # Errors
     /// If the card cannot serve the virtual machine.
@@ -218,7 +217,7 @@ pub(crate) trait CardBackend: Send + Sync {
         Err(BackendError::failed("cards of this kind accept no VMs from other cards"))
     }
 
-    /// Changes how the card's memory is divided, from now on. The settings are within their bounds.
+    /// Changes how the card's memory is divided, from now on. The caller has validated the settings.
     ///
     /// # Errors
     /// If the card cannot change the division now; in this case nothing changes.

@@ -28,7 +28,7 @@ use vgpu::{MediatedVm, PvSettings, SavedSide, Settings};
 /// Opens real and software cards.
 #[derive(Clone, Debug, Default)]
 pub struct Cards {
-    /// Firmware of real cards' falcons. Both fields are `None` without a state folder.
+    /// Firmware for the falcons of real cards. Both fields are `None` without a state folder.
     store: Option<Store>,
     inbox: Option<Inbox>,
 }
@@ -104,15 +104,14 @@ struct OwnedCard {
     spec: CardSpec,
     cards: Cards,
     card: Physical,
-    /// The mediator's state of the card. It exists from the first mediated virtual machine until a passthrough virtual
-    /// machine needs the card.
+    /// The mediator's state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Time settings of the card, independent of whether the mediator owns the card now.
+    /// Time settings of the card. They exist even if the mediator does not own the card.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
     next_vm: AtomicU32,
-    /// True if a virtual machine used the card by passthrough and its data is still in VRAM.
+    /// True if a virtual machine used the card in passthrough mode, and its data is still in VRAM.
     left_over: AtomicBool,
 }
 
@@ -124,7 +123,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Returns the current settings for the card's owner.
+    /// Returns the current settings in the form for the card's owner.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -167,7 +166,7 @@ impl OwnedCard {
 
     /// Takes the card from the mediator for passthrough. Zeroes the data that another virtual machine left in VRAM.
     fn hand_over(&self) -> Result<(), BackendError> {
-        // The mediator scrubs memory after its own virtual machines. This scrub is for one passthrough after another.
+        // The mediator scrubs its own VMs' memory. This scrub removes the data of an earlier passthrough VM.
         if self.left_over.swap(true, Ordering::Relaxed) {
             let host = self.host()?;
             while host.lock().vram_mut().scrub_piece().map_err(BackendError::failed)? {}
@@ -274,7 +273,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // An unused card is also handed over, because this process has opened it.
+        // Unused cards are also handed over, because this process has opened them.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);

@@ -6,8 +6,8 @@
 //! stores its last status.
 //! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
-//! Readers never wait for an owner. A change of a card waits for other changes of this card and for its owner, and
-//! holds only that card's lock.
+//! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
+//! Meanwhile it holds only the lock of this card.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,8 +41,7 @@ const MIB: u64 = 1 << 20;
 const MS: u64 = 1_000_000;
 /// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
 const CHANGES: usize = 16;
-/// Length of a quantum as a multiple of the copies' duration at its start, unless the configuration sets a length
-/// (decision 120).
+/// Default length of a quantum, as a multiple of the duration of the copies at its start (decision 120).
 const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
@@ -53,7 +52,7 @@ pub(super) struct CudaCard {
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
-    /// The owner that another daemon started, before this daemon may use it.
+    /// The owner that another daemon started. `None` as soon as this daemon uses it.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
     /// State of another daemon's owner that this daemon has not confirmed.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
@@ -64,7 +63,7 @@ pub(super) struct CudaCard {
     users: users::Users,
 }
 
-/// The right to change a card; only one exists at a time.
+/// The exclusive right to change a card.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
     /// Dropped before the count decreases.
@@ -72,7 +71,7 @@ pub(super) struct Change<'a> {
     _place: Place<'a>,
 }
 
-/// One reserved unit in the count of a card's changes.
+/// One change, counted in the number of a card's changes until dropped.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -163,9 +162,9 @@ impl CudaCard {
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
-    /// Sends the owner a request that promises memory of the card, with `turn`, and repeats it until the owner grants
-    /// or refuses it. Other changes may run while the owner evicts other tenants' memory. Returns the change with the
-    /// last response.
+    /// Sends the owner a request that guarantees memory of the card, and repeats the request until the owner grants or
+    /// refuses it. `turn` is the right to change the card. Other changes may run while the owner evicts other tenants'
+    /// memory. Returns the change with the last response.
     ///
     /// # Errors
     /// See [`Change::ask`] and [`Self::change`].
@@ -192,7 +191,7 @@ impl Change<'_> {
         let sent = self.card.commands.send(Command::Ask(Box::new(request), reply));
         sent.map_err(|_| gone("the daemon ends".to_owned()))?;
         locks::may_wait();
-        // The thread always responds, because it waits for the owner for a bounded time.
+        // The thread always responds, because its wait for the owner has a time limit.
         let answer = answer.recv().map_err(|_| gone("the daemon ends".to_owned()))?;
         match answer.map_err(gone)? {
             Answer::Failed(what) => Err(DaemonError::Setting { of: of.to_owned(), what }),
@@ -202,8 +201,8 @@ impl Change<'_> {
 }
 
 impl Change<'_> {
-    /// Sends the owner a request that promises memory of the card; the first attempt was at `since`. Returns false if
-    /// the owner must first evict other tenants' memory, so the caller must repeat the request.
+    /// Sends the owner a request that guarantees memory of the card. The first attempt was at `since`. Returns false if
+    /// the owner must first evict other tenants' memory. The caller must then repeat the request.
     ///
     /// # Errors
     /// Same as for [`Self::ask`]; also if eviction takes too long.
@@ -231,7 +230,7 @@ impl Drop for CudaCard {
     }
 }
 
-/// The card in the form for callers that handle all kinds of cards.
+/// The card as a [`CardBackend`], for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
     /// Folder of the sockets of tenants, including VMs on the card.

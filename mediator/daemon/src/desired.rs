@@ -1,8 +1,8 @@
 //! A desired state: comparing it with the current state, and applying it.
 //!
 //! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. The whole
-//! document is checked before any change is made. A setting that cannot be changed while its object exists is an
-//! obstacle, reported with a remedy.
+//! document is checked before any change is made. If a document changes a setting that is fixed while its object
+//! exists, this is an obstacle, which is reported with a remedy.
 
 use std::fmt;
 
@@ -79,7 +79,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the differences from `desired`; with `exact`, also objects that it does not name.
+    /// Returns the differences from `desired`. With `exact`, also returns the objects that `desired` does not name.
     ///
     /// # Errors
     /// If `desired` has invalid keys or values.
@@ -97,8 +97,8 @@ impl Daemon {
     /// `dry_run`, only reports the steps.
     ///
     /// # Errors
-    /// If a part of `desired` is refused. In this case nothing is changed. If the card or the host fails meanwhile, the
-    /// error also names the completed steps.
+    /// If a part of `desired` is refused. In this case nothing is changed. If the card or the host fails during a step,
+    /// the error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -244,7 +244,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the obstacles to the tenants of a plan, given the virtual machines after the plan.
+    /// Returns the obstacles for the tenants of a plan; `vms` are the virtual machines after the plan.
     fn judge_tenants(&self, state: &State, plan: &Plan, vms: &[&VmSpec]) -> Vec<Obstacle> {
         let vms: Vec<&str> = vms.iter().map(|vm| vm.name.as_str()).collect();
         let changed =
@@ -290,7 +290,7 @@ impl Daemon {
             let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
-        // The virtual machines after the plan; existing ones come first because they have priority.
+        // The virtual machines after the plan. Existing machines come first, because they have priority.
         let changed =
             |name: &String| plan.items.iter().find(|item| item.step.kind == Kind::Vm && item.step.name == *name);
         let staying = state.vms.iter().filter_map(|(name, entry)| match changed(name) {
@@ -337,14 +337,14 @@ impl Daemon {
         plan.obstacles.append(&mut obstacles);
     }
 
-    /// Returns true if a CUDA card's owner executes a step.
+    /// Returns true if the owner of a CUDA card executes the step.
     fn is_of_owner(&self, step: &Step) -> bool {
         let cuda = |card: &String| self.cards.get(card).is_some_and(|card| card.cuda.is_some());
         step.kind == Kind::Tenant || (step.kind == Kind::Card && cuda(&step.name))
     }
 
-    /// Executes steps in order, and adds each to `done`. Needs `changing` and `tuning`, except for steps that the
-    /// owners of CUDA cards execute: these need neither.
+    /// Executes steps in order, and adds each to `done`. The caller must hold `changing` and `tuning`, except for steps
+    /// that the owners of CUDA cards execute.
     fn carry_out(&self, items: Vec<Item>, done: &mut Vec<Step>) -> Result<(), DaemonError> {
         for Item { step, vm, tenant } in items {
             let result = match (step.action, step.kind) {
@@ -482,7 +482,7 @@ impl Plan {
     }
 }
 
-/// Returns the position of a step in the order: memory is freed before it is used.
+/// Returns the position of a step in the order of execution: memory is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,

@@ -1,7 +1,7 @@
-//! Draining of cards: a mark that rejects new virtual machines and tenants, and moves of the existing ones.
+//! Drains cards: marks a card, so that it rejects new VMs and tenants, and moves its VMs to other cards.
 //!
-//! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused. Each
-//! virtual machine is moved separately: in between, other changes are possible.
+//! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused.
+//! Virtual machines are moved one by one, and other changes are possible between two moves.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
 use api::{DrainReport, EventKind, Left, Moved};
@@ -12,14 +12,14 @@ use events::NewEvent;
 /// Reason why a virtual machine or tenant is placed on a card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// The configuration file assigns it to the card. A drained card may still accept it.
+    /// The configuration file names the card. A drained card may still accept it.
     Configured,
     /// An operator adds it now.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason why a card refuses this arrival, if the card refuses it.
+    /// Returns the reason why a card refuses this arrival; `None` if the card accepts it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -62,11 +62,10 @@ impl Daemon {
         self.specs.iter().filter(|card| !fails(card)).cloned().collect()
     }
 
-    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has enough
-    /// memory.
+    /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has memory.
     ///
     /// # Errors
-    /// The obstacle.
+    /// Returns the obstacle if the virtual machine may not move.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let state = self.state.lock();
@@ -125,7 +124,7 @@ impl Daemon {
         Ok(moved)
     }
 
-    /// Moves a virtual machine to a suitable card, and counts and logs the move with its reason. Needs `changing`.
+    /// Moves a virtual machine to a suitable card, and counts and logs the move. The caller must hold `changing`.
     fn move_counted(&self, name: &str, card: &str, reason: &str) -> Result<Moved, DaemonError> {
         self.may_move(name, card)?;
         let event = |kind, what: String| self.events.add(NewEvent::vm(kind, name, what).on(card));
@@ -241,8 +240,8 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Retries machines without a target as long as other
-/// machines leave, because an affinity may place a machine on another machine's new card.
+/// Moves virtual machines with `move_off`, one after the other. Machines for which no card was found are retried as
+/// long as other machines leave, because an affinity may allow the new card of another machine.
 fn emptied(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

@@ -17,7 +17,7 @@ use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An open endpoint that serves no client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, with its path unless the service manager created it. Its backlog contains early VMMs.
+    /// A listening socket, and its path unless the service manager created it. Early VMMs wait in its backlog.
     Socket(Listening),
     /// The domain with this name.
     Domain(DomainName),
@@ -83,7 +83,7 @@ pub(super) enum EndpointServer {
 }
 
 impl EndpointServer {
-    /// Serves until `stop`, starting with the suspended clients in `parked`. Returns its clients if suspended.
+    /// Serves until `stop`, starting with the suspended clients in `parked`. If suspended, returns its clients.
     ///
     /// # Errors
     /// If the host fails.
@@ -100,7 +100,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns clients that another daemon served, and connects their memory and interrupts to `link`.
+    /// Restores clients that another daemon served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
     /// If their state is not valid, or their memory cannot be mapped.
@@ -116,7 +116,7 @@ impl EndpointServer {
         }
     }
 
-    /// Returns the client of a killed daemon, and connects the client's memory and interrupts to `link`.
+    /// Restores the client of a killed daemon, and connects the client's memory and interrupts to `link`.
     ///
     /// # Errors
     /// Same as [`Self::parked`].

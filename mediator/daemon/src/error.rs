@@ -55,13 +55,13 @@ pub enum DaemonError {
         /// The remaining processes.
         pids: Vec<u32>,
     },
-    /// The name belongs to a tenant.
+    /// A tenant already has this name.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
     /// Another process holds limits of the tenant.
     #[error("process {1} holds limits of tenant `{0}` already")]
     Leased(String, i32),
-    /// The client's process cannot be watched.
+    /// The daemon cannot watch the process of the client.
     #[error("the end of the client's process cannot be detected: {0}")]
     Unwatched(String),
     /// The limit on tenants is reached.
@@ -100,7 +100,7 @@ pub enum DaemonError {
     /// A virtual machine is a Xen domain, so it has no socket for another VMM.
     #[error("VM `{0}` is the domain `{1}` of Xen, and has no socket for another VMM")]
     IsDomain(String, String),
-    /// A virtual machine has its card by passthrough, or is a tenant of a CUDA card.
+    /// A virtual machine uses its card in passthrough mode, or is a tenant of a CUDA card.
     #[error("VM `{0}` has its card by passthrough, or is a tenant of a CUDA card: its part of the card is fixed")]
     NoScheduler(String),
     /// A card has no scheduler.
@@ -171,7 +171,7 @@ pub enum DaemonError {
     /// Parts of a desired state are refused.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
-    /// Some steps were completed before another one failed.
+    /// Some steps were completed before a step failed.
     #[error("{error}; completed changes: {done}")]
     Partly {
         /// The failure.

@@ -1,5 +1,4 @@
-//! A test daemon in a separate folder, with cards that serve plain memory, or with software cards. Errors of the caller
-//! panic.
+//! A test daemon in a separate folder, with cards that serve plain memory, or software cards. Panics if misused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::unix::net::UnixListener;
@@ -241,7 +240,7 @@ pub fn daemon_table(folder: &Path) -> String {
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until `so` returns true because of another thread's action.
+/// Waits until another thread makes `so` return true.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -256,7 +255,7 @@ pub struct Served {
     pub fixture: Fixture,
     /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of times that the API's thread would have fed a watchdog.
+    /// Number of times that the API thread would have notified a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -310,7 +309,7 @@ impl Served {
     /// Ends the server.
     ///
     /// # Errors
-    /// Errors of `admin::serve`.
+    /// Same as for `admin::serve`.
     pub fn end(&mut self) -> std::io::Result<()> {
         drop(self.stop.take());
         self.thread.take().map_or(Ok(()), |thread| thread.join().unwrap())

@@ -1,7 +1,7 @@
 //! Limits of tenants that end with a process: `POST /v1/tenants/NAME/lease`.
 //!
 //! A lease sets keys of a tenant until the client's process ends. The daemon then restores each key that still has the
-//! leased value. Leased values are not in `state_dir`. The next daemon gets them from `leases.json` in `socket_dir`.
+//! leased value. Leased values are not in `state_dir`: the next daemon reads them from `leases.json` in `socket_dir`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -97,7 +97,7 @@ impl Daemon {
         None
     }
 
-    /// Reads the leases of an earlier daemon. Returns the tenants with the limits of running processes.
+    /// Reads the leases of an earlier daemon. Returns the tenants, with the limits that running processes have leased.
     pub(super) fn resume_leases(&self, tenants: Vec<TenantSpec>) -> Vec<TenantSpec> {
         let mut saved = lease::read(&self.spec.socket_dir.join(FILE)).unwrap_or_else(|error| {
             tracing::warn!(%error, "limits that end with a process are not read");

@@ -1,15 +1,16 @@
 //! The daemon's core: the cards and virtual machines, and their addition and removal.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
-//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (its status for operators), `scheduling`
-//! (how the time of cards is shared, live), `draining` (cards that are emptied), `moving` (from one card to another),
-//! `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade` (another daemon takes over
-//! everything), `desired` (all that can be changed, at once; `overrides` stores it; `listening` the sockets), `account`
-//! (users and groups), `error`, `devices` (crates `vgpu` and `passthrough` as backends), `admin` (the admin API),
-//! `serving` (from ready to the end), `program` (from its arguments to its end), `fixture` (feature `test-rig`).
+//! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
+//! `scheduling` (shares of the cards' time, and their changes), `draining` (cards that are emptied), `moving` (moves
+//! from one card to another), `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade`
+//! (another daemon takes over everything), `desired` (all changeable settings in one document; the crate `overrides`
+//! stores them, and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates
+//! `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (the daemon from readiness to its end),
+//! `program` (the process from its arguments to its end), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
-//! machines are added and removed one at a time. This may take long (memory is scrubbed), but readers never wait.
+//! machines are added and removed one at a time. This may be slow, because memory is scrubbed, but readers never wait.
 //!
 //! Lock order: `locks::rank`.
 //!
@@ -121,7 +122,7 @@ struct State {
 }
 
 impl State {
-    /// Returns how a card is currently shared.
+    /// Returns the current settings of a card.
     fn tuning(&self, card: &CardSpec) -> Tuning {
         self.tunings.get(&card.name).copied().unwrap_or_else(|| Tuning::from_spec(card))
     }
@@ -169,7 +170,7 @@ pub struct Daemon {
     /// Stores overrides in a file that outlives the daemon.
     override_store: Mutex<rank::OverrideStore, OverrideStore>,
     sockets: Sockets,
-    /// The previous daemon and the next one.
+    /// This daemon's predecessor and successor.
     line: Generations,
     moves: Moves,
     events: Arc<Log>,
@@ -198,7 +199,8 @@ impl Daemon {
                 let name = vm.name.clone();
                 if let Err(error) = daemon.reserve(vm, None, Arrival::Configured).and_then(|spec| daemon.fill(&spec)) {
                     daemon.shut_down();
-                    // Virtual machines that an operator added during a previous run stay saved for the next run.
+                    // Virtual machines that an operator added during a previous run stay in the stored overrides, so
+                    // that the next run tries to start them again.
                     tracing::error!(vm = name.as_str(), %error, "a VM cannot be started");
                     return Err(error);
                 }
@@ -289,7 +291,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the revision of the settings that operators can change. Each change results in a different revision.
+    /// Returns the revision of the settings that operators can change. Each change creates a different revision.
     #[must_use]
     pub fn revision(&self) -> String {
         self.state.lock().revision.to_string()
@@ -302,7 +304,7 @@ impl Daemon {
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
-            // No operator removed the missing virtual machines.
+            // During shutdown, the state lacks virtual machines that no operator has removed, so do not store it.
             return Err(DaemonError::ShuttingDown);
         }
         let live = self.live_now();
@@ -322,7 +324,7 @@ impl Daemon {
         Live { vms, tunings: state.tunings.clone(), tenants }
     }
 
-    /// Compares the state with the previous one, and logs the differences as events.
+    /// Compares the state with the previous state, and logs the differences as events.
     pub(crate) fn observe(&self) {
         let mut observer = self.observer.lock();
         let schedulers = self.schedulers(WINDOW_MS).unwrap_or_default();
@@ -348,7 +350,7 @@ impl Daemon {
     /// Adds a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::add`]; also when the revision differs.
+    /// Same as for [`Self::add`]; also if the revision differs.
     pub(crate) fn add_if(&self, spec: VmSpec, expected: Option<&str>) -> Result<api::Vm, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         let spec = self.reserve(spec, expected, Arrival::New)?;
@@ -357,7 +359,7 @@ impl Daemon {
         Ok(vm)
     }
 
-    /// Reserves an entry for an acceptable virtual machine. Needs `changing`, or exclusive access to the daemon.
+    /// Reserves an entry for an acceptable virtual machine. The caller must hold `changing`, or own the daemon.
     fn reserve(&self, spec: VmSpec, expected: Option<&str>, arrival: Arrival) -> Result<VmSpec, DaemonError> {
         let mut state = self.state.lock();
         state.expect(expected)?;
@@ -378,7 +380,7 @@ impl Daemon {
         Ok(spec)
     }
 
-    /// Creates the virtual machine of a reserved entry. Needs `changing`, or exclusive access to the daemon.
+    /// Creates the virtual machine of a reserved entry. The caller must hold `changing`, or own the daemon.
     fn fill(&self, spec: &VmSpec) -> Result<api::Vm, DaemonError> {
         let name = &spec.name;
         let made = self.make(spec);
@@ -441,7 +443,7 @@ impl Daemon {
     /// Returns the VMM connection of a virtual machine that a killed daemon served.
     fn revived(&self, name: &str, server: &EndpointServer, link: &Link) -> Option<SuspendedClient> {
         let left = self.sockets.left(name)?;
-        // Daemons of earlier versions left no journal.
+        // A daemon of an earlier version has left no journal.
         let remains = left.remains()?;
         let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
             Ok(parked) => {
@@ -465,7 +467,7 @@ impl Daemon {
     /// Removes a virtual machine if the revision is still `expected`.
     ///
     /// # Errors
-    /// Same as for [`Self::remove`]; also when the revision differs.
+    /// Same as for [`Self::remove`]; also if the revision differs.
     pub(crate) fn remove_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // Report an unknown name before waiting for other changes.
         if !self.state.lock().vms.contains_key(name) {
@@ -476,10 +478,9 @@ impl Daemon {
         self.keep()
     }
 
-    /// Removes a virtual machine and its entry. Needs `changing`.
+    /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The removal discards the counts of kills. The daemon, not the removal's author, is the author of these
-        // events.
+        // The removal discards the counts of kills, so log kills first. The daemon, not the remover, is their author.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
@@ -580,7 +581,7 @@ impl Daemon {
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // The smaller of two bounds: the unassigned rest of the configured memory, and the card's free VRAM.
+        // Use the smaller of two bounds: the unassigned rest of the configured memory, and the card's free VRAM.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {

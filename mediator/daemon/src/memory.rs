@@ -20,10 +20,10 @@ use config::{CardMemory, CardSpec, RamSpec, VmSpec, check};
 use events::{NewEvent, changed_in};
 
 impl Daemon {
-    /// Returns how a card's memory is used.
+    /// Returns the use of a card's memory.
     ///
     /// # Errors
-    /// If no card has the name, or a virtual machine uses the card by passthrough.
+    /// If no card has the name, or a virtual machine uses the card in passthrough mode.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -61,7 +61,7 @@ impl Daemon {
         Ok(shown)
     }
 
-    /// Returns how the memory of all cards is used, except cards that are passed through.
+    /// Returns the use of the memory of all cards, except passed-through cards.
     #[must_use]
     pub fn memories(&self) -> Vec<api::CardMemory> {
         self.cards.keys().filter_map(|card| self.memory(card).ok()).collect()
@@ -88,7 +88,7 @@ impl Daemon {
         self.memory(card)
     }
 
-    /// Changes how a card's memory is divided. Needs `tuning`.
+    /// Changes how a card's memory is divided. The caller must hold `tuning`.
     pub(super) fn tune_memory(
         &self,
         card: &str,
@@ -126,7 +126,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that the card can satisfy the guarantees of its virtual machines, if `changed` replaces one of them.
+    /// Checks that the card can satisfy the guarantees of its VMs after `changed` has replaced one of the VMs.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
@@ -150,7 +150,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's memory.
     ///
     /// # Errors
-    /// If no virtual machine has the name, or it is being created or removed, or uses its card by passthrough.
+    /// If no virtual machine has the name, or if it is being created or removed, or uses its card in passthrough mode.
     pub fn vm_memory(&self, name: &str) -> Result<api::VmMemorySettings, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.memory);
@@ -181,7 +181,7 @@ impl Daemon {
         Ok(memory)
     }
 
-    /// Changes a virtual machine's settings for its card's memory. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's memory. The caller must hold `tuning`.
     ///
     /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again. If a check
     /// fails, the virtual machine gets its previous settings back.
@@ -412,7 +412,7 @@ pub(super) fn bytes(mib: Option<u64>) -> u64 {
     mib.unwrap_or(0).saturating_mul(1 << 20)
 }
 
-/// Returns the amount of RAM in bytes that the daemon may touch before the guest touches it.
+/// Returns the maximum amount of RAM, in bytes, that the daemon may touch before the guest does.
 pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
@@ -481,7 +481,7 @@ fn mediated(card: &Card) -> Result<Arc<ManagedCard>, DaemonError> {
     card.backend.mediated().ok_or_else(none)
 }
 
-/// Adds data about a virtual machine's memory that only this kind of card has.
+/// Adds the counters of memory moves, which only this kind of card has, to a virtual machine's memory status.
 fn add_moves(shown: &mut api::VmMemory, vm: TenantId, counters: &BTreeMap<String, u64>, holdings: &Holdings) {
     let Moved { sum, suspensions } = holdings.moved.get(&vm).cloned().unwrap_or_default();
     let refused = holdings.refusals.counts_for(vm).into_iter();

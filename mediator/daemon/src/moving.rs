@@ -19,8 +19,8 @@ use super::{Card, Daemon, DaemonError, Life, memory};
 // TIMEOUT: covers an incomplete request, or a write that waits up to a second for memory.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
 /// Time limit for the work to leave the engines. Work that remains is then treated as hung.
-// TIMEOUT: twice the limit of an upgrade, because only this VM waits. A guest's compute work either ends within
-// milliseconds, or exceeds the time that guests' drivers wait.
+// TIMEOUT: twice the limit of an upgrade, because only this VM waits. Compute work either ends within milliseconds, or
+// takes longer than guests' drivers wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Size of a MiB in bytes.
 pub(super) const MIB: u64 = 1 << 20;
@@ -52,7 +52,7 @@ impl Daemon {
     /// Same as for [`Self::move_vm`].
     pub(crate) fn move_vm_now(&self, name: &str, card: &str) -> Result<api::Moved, DaemonError> {
         let began = Instant::now();
-        // The next card starts its count of kills at zero.
+        // The count of kills starts at zero on the next card, so log the kills on this card first.
         author::acting(author::daemon(), || self.observe());
         let plan = self.plan_move(name, card)?;
         let (from, to) = (plan.from.spec.name.clone(), plan.to.spec.name.clone());
@@ -101,8 +101,7 @@ impl Daemon {
         })
     }
 
-    /// Moves a virtual machine to another card. Returns the duration of the pause, and the number of bytes copied
-    /// between the cards.
+    /// Moves a virtual machine to another card. Returns the duration of the pause, and the number of copied bytes.
     fn carry_over(&self, name: &str, plan: &Plan<'_>) -> Result<(Duration, api::PauseParts, u64), DaemonError> {
         let Plan { running, from, to, spec } = plan;
         let no = |why: &dyn std::fmt::Display| DaemonError::CannotMove {
@@ -128,7 +127,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This is the slow part, and the guest works meanwhile.
+        // This step is slow, and the guest works meanwhile.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));

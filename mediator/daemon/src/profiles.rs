@@ -58,7 +58,7 @@ impl Daemon {
     }
 
     /// Counts further users of a profile: adds users to a copy of the state until every card refuses one. The count is
-    /// limited to the maximum number of users of a daemon.
+    /// limited to the maximum number of users that a daemon supports.
     fn capacity(
         &self,
         profile: &ProfileSpec,

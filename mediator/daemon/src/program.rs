@@ -1,4 +1,4 @@
-//! Runs the program: a daemon that starts without state, or a daemon that takes over from another daemon.
+//! Runs the program, which either starts a daemon without state, or takes over from another daemon.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::UnixListener;
@@ -168,7 +168,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Does not wait for running requests. The daemon refuses changes from now on.
+    // Do not wait for running requests: from here on, the daemon refuses changes.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

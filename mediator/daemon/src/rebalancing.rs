@@ -1,7 +1,7 @@
 //! Automatic moves of virtual machines from full cards to empty ones.
 //!
 //! The crate [`rebalance`] decides which virtual machines move, and when. This module passes it the state of the cards,
-//! and executes its moves like an operator's moves.
+//! and executes its moves in the same way as an operator's moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{Daemon, HISTORY_MS};
 use config::RebalanceSpec;
 
-/// Returns the used part of each engine, as reported by a card's scheduler.
+/// Returns the part of each engine's time that is used, as reported by the card's scheduler.
 fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
     let mut busy = Busy::default();
     for (engine, of) in engines {

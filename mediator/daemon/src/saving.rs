@@ -2,8 +2,8 @@
 //!
 //! The daemon exchanges the stream in chunks with a client of the admin API through an unnamed file, so that neither
 //! the VM nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored vGPU is
-//! created on the same card as the current one, and replaces it once the whole stream has been read and checked. On any
-//! failure, the virtual machine continues unchanged.
+//! created on the same card as the current vGPU, and replaces it once the whole stream has been read and checked. On
+//! any failure, the virtual machine continues unchanged.
 
 use std::time::Instant;
 
@@ -16,16 +16,16 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// Maximum overhead of a stream for its parts, as a divisor of the VM's memory size.
+/// The overhead of a stream for the memory is at most the VM's memory size divided by this number.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream in bytes, not counting the memory. Kept page tables and all channels need less.
+/// Maximum size of a stream in bytes, without the memory. Saved page tables and all channels need less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
     /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// If the vGPU cannot be saved, or `out` fails. The virtual machine continues in any case.
+    /// If the vGPU cannot be saved, or `out` fails. The virtual machine continues in both cases.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -61,8 +61,7 @@ impl Daemon {
         }
     }
 
-    /// Saves a virtual machine's vGPU in a file of this process. Also returns the size of its memory in MiB. Needs
-    /// `changing`.
+    /// Saves a vGPU in a file of this process. Also returns the size of its memory in MiB. Needs `changing`.
     fn save_here(
         &self,
         name: &str,

@@ -1,4 +1,4 @@
-//! Time of cards: reports how it is shared, and changes the shares while guests work.
+//! Time of cards: reports how the time is shared, and changes the shares while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,9 +23,9 @@ const MS: u64 = 1_000_000;
 const INTERVAL_MS: u64 = History::INTERVAL_NS / MS;
 /// Maximum length of a history, in ms.
 pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
-/// Maximum size of a scheduler's record in bytes: about 200,000 events.
+/// Maximum size of a scheduler recording in bytes: about 200,000 events.
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
-/// Maximum size for the record of a CUDA card, which its owner sends as one message: about 50,000 events.
+/// Maximum size in bytes of a recording of a CUDA card, which its owner sends as one message: about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
 /// Text of an operator's release from quarantine.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
@@ -95,7 +95,7 @@ impl Daemon {
         self.scheduler(card, WINDOW_MS)
     }
 
-    /// Changes settings of a card's scheduler. Needs `tuning`.
+    /// Changes settings of a card's scheduler. The caller must hold `tuning`.
     pub(super) fn tune_card(
         &self,
         card: &str,
@@ -154,7 +154,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's time.
     ///
     /// # Errors
-    /// If no virtual machine has the name, it is being created or removed, or has its card by passthrough.
+    /// If no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -193,7 +193,7 @@ impl Daemon {
         Ok(time)
     }
 
-    /// Changes a virtual machine's settings for its card's time. Needs `tuning`.
+    /// Changes a virtual machine's settings for its card's time. The caller must hold `tuning`.
     pub(super) fn tune_vm(
         &self,
         name: &str,
@@ -235,7 +235,7 @@ impl Daemon {
         })
     }
 
-    /// Calls a function with a virtual machine that is known to a scheduler.
+    /// Calls a function with a virtual machine that a scheduler knows.
     pub(super) fn with_scheduled<T>(
         &self,
         state: &mut State,
@@ -295,7 +295,7 @@ struct CardTime {
     names: card_views::Names,
     /// Overdue submissions of virtual machines.
     overdue: BTreeMap<String, Vec<Overdue>>,
-    /// Numbers of programs that were killed.
+    /// Number of killed programs by tenant.
     killed: BTreeMap<String, u64>,
 }
 
@@ -337,7 +337,7 @@ impl Drop for SchedulerRecord {
         }
         // The client has disconnected, so the record is discarded. The owner of a CUDA card may respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
-        // If no thread can be created, the record ends when it is full.
+        // If no thread can be created, the recording ends when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));
     }
 }

@@ -1,4 +1,4 @@
-//! A daemon from readiness to its end: its admin API, its messages to the service manager, and its exit reason.
+//! Runs a daemon from readiness to its end: serves the admin API, and notifies the service manager.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -61,7 +61,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
 /// Interval at which the daemon compares states to find events.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Finds events by comparing the daemon's state with the previous one, until the runtime ends.
+/// Finds events by comparing the daemon's state with its previous state, until the runtime ends.
 pub(crate) async fn observe(daemon: Arc<Daemon>) {
     let mut turns = tokio::time::interval(OBSERVE_INTERVAL);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -92,7 +92,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice per `limit` while the daemon is responsive, because requests do not block each other.
+/// Calls `tell` at least twice per `limit` while the daemon is responsive. Blocked requests do not delay the calls.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {

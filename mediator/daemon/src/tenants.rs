@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// Assigns a tenant that names no card to the card with the most room.
+    /// Assigns a tenant that names no card to the card with the most free memory.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -146,7 +146,7 @@ impl Daemon {
             let turn = self.cuda(&card)?.change()?;
             let spec = self.tenant_spec(name)?;
             if self.state.lock().coming.contains(name) {
-                // The tenant is still being added, which waits for memory.
+                // The tenant is still being added: the addition waits for memory.
                 drop(turn);
                 locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
@@ -248,7 +248,7 @@ impl Daemon {
     /// Removes a tenant without saving the change.
     pub(super) fn take_tenant(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.state.lock().cuda_vm(name).is_some() {
-            // The VM's own command removes it.
+            // A VM is removed with the command for VMs.
             return Err(DaemonError::NoTenant(name.to_owned()));
         }
         let (spec, turn) = self.tenant_turn(name)?;
@@ -261,8 +261,8 @@ impl Daemon {
                 _ => break Vec::new(),
             }
         };
-        // The folder is removed while the name is still taken, because the next tenant with this name creates the
-        // folder again.
+        // Remove the folder while the name is reserved, because the next tenant with this name creates the folder
+        // again.
         folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
         {
             let mut state = self.state.lock();

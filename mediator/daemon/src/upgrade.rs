@@ -2,9 +2,10 @@
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
 //! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the running
-//! daemon's side, and `receiver` the next daemon's; `cuda` contains both for cards with an owner process. If anything
-//! fails before the next daemon reports that it has rebuilt its state, the first daemon resumes. `roster` is the state
-//! that cards and virtual machines do not serialize themselves. At `points`, tests kill one of the two daemons.
+//! daemon's side, and `receiver` is the next daemon's side. `cuda` contains both sides for cards with an owner process.
+//! If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes. `roster`
+//! contains the state that cards and virtual machines do not serialize themselves. At `points`, tests kill one of the
+//! two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -38,8 +39,8 @@ const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Time limit for a channel to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
 /// Time limit for the next daemon to receive the state, and the message that it owns the state. The other daemon has
-/// shorter limits, and its end is detected immediately. If this daemon gave up while the other is only slow, no daemon
-/// would own the state.
+/// shorter limits, and its end is detected immediately. If this daemon gave up while the other daemon is only slow, no
+/// daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -62,7 +63,7 @@ const FUNCTION: &str = "function:";
 /// Name of the state folder's lock.
 const STATE_LOCK: &str = "state-lock";
 
-/// Parameters with which this daemon starts the next one.
+/// Parameters with which this daemon starts the next daemon.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
     /// This daemon's executable; after an upgrade of the package, the next version's executable.
@@ -83,7 +84,7 @@ pub(crate) struct Generations {
     left: Notify,
     /// The upgrade in which this daemon has taken over.
     last: OnceLock<handover::Takeover>,
-    /// Number of failed upgrades after which this process continued.
+    /// Number of failed upgrades in this process, which continued after each.
     failures: AtomicU64,
 }
 
@@ -140,7 +141,7 @@ fn known() -> Vec<Known> {
     known
 }
 
-/// Returns the parts to write for a reader of `reads`, in the newest versions that both sides support.
+/// Returns the parts to write for a daemon that can read `reads`, in the newest versions that both daemons support.
 fn written_for(mut reads: Vec<Known>) -> Vec<Known> {
     let known = known();
     for part in &mut reads {

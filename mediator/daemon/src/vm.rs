@@ -24,10 +24,10 @@ use listening::SocketPath;
 /// Interval at which the end of a thread is checked.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status for the operator that the device has reported through its calls.
+/// Status for the operator, collected from the device's calls.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest memory is private to the current VMM, or to the previous one if no VMM is connected.
+    /// True if the guest memory is private to the VMM that is connected, or was connected last.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Like [`Self::go_on`], but deferred for a thread that is not suspended yet.
+    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes it once it is suspended.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
@@ -153,8 +153,8 @@ impl Running {
         });
     }
 
-    /// Returns the virtual machine after [`Self::rested`], with the device of another card. The resources of its
-    /// previous device must already be released.
+    /// Resumes the virtual machine after [`Self::rested`] with the device of another card, and returns it. The
+    /// resources of its previous device must already be released.
     ///
     /// # Errors
     /// If the host cannot create a thread.

@@ -1,4 +1,5 @@
-//! A bound on the number of log lines that arbitrary clients and guests can cause, and a count of the suppressed lines.
+//! Tests that the number of log lines that clients and guests can cause is limited, and that suppressed lines are
+//! counted.
 
 mod support;
 

@@ -1,4 +1,5 @@
-//! The daemon is killed while it serves a VMM. The next daemon takes over the connection, with a device after reset.
+//! Kills the daemon while it serves a VMM. The next daemon takes over the connection, with a device in the state after
+//! a reset.
 
 mod support;
 
@@ -55,7 +56,7 @@ struct Vmm {
 }
 
 impl Vmm {
-    /// Connects with memory, an interrupt, and a configuration like an operating system's.
+    /// Connects, lends memory, sets up an interrupt, and configures the device as an operating system would.
     fn new(place: &Place) -> Self {
         let mut client = connect(place);
         let file = memory_file(0x4000, true).unwrap();
@@ -83,7 +84,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
     (manager, daemon, vmm)
 }
 
-/// One VMM cannot overload the service manager, and the rate limit loses no data.
+/// Tests that one VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
     /// Number of messages in a burst, and time until another message is allowed (`fdstore::pace`).

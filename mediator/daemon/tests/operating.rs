@@ -19,7 +19,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 /// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the blocks with this mark: shell commands, or commands of a maintenance window.
+/// Returns the code blocks with this mark, which contain shell commands or commands for a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
@@ -78,7 +78,7 @@ fn operating_guide_commands_work_as_documented() {
             continue;
         }
         let script = block.replace("/run/gpu-mediator", folder);
-        // TIMEOUT: ends a command that would wait forever; all blocks together take seconds.
+        // TIMEOUT: ends a command that would wait forever. All blocks together take only seconds.
         let output = Command::new("timeout")
             .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
             .current_dir(folder)
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: ends a command that would wait forever; a block takes seconds.
+            // TIMEOUT: ends a command that would wait forever. A block takes only seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)

@@ -100,7 +100,7 @@ fn damaged_state_prevents_start_until_ignored() {
 fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     let place = Place::with_state(CARD);
     let running = place.start(&mut place.daemon());
-    // A file cannot replace a folder, whichever user runs this test.
+    // A file cannot replace a folder, even if root runs this test.
     fs::create_dir(place.path("kept/state.json.new")).unwrap();
     let output = place.ctl(&["vm", "add", "a", "--card", "card0", "--vram-mib", "16"]);
     let error = String::from_utf8(output.stderr).unwrap();

@@ -1,5 +1,5 @@
-//! Changes of how a card's time is shared while VMs work: no waiting or running work is lost. The operator's tools run
-//! as processes, and show and change the sharing.
+//! Changes the shares of a card's time while VMs work, and checks that no waiting or running work is lost. The
+//! operator's tools run as processes, and show and change the sharing.
 
 mod support;
 
@@ -49,7 +49,7 @@ impl Worker {
         let mut driver = Driver::new(guest);
         let graph = driver.channel(1);
         let copy = driver.prepare(2);
-        // Without contexts of other engines, the channel's work belongs to the copy engine.
+        // The channel has no context of another engine, so its work belongs to the copy engine.
         for pointer in [context::GR, context::CE1] {
             driver.guest.poke(copy.instance + pointer, 0);
         }

@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that dies at the point in the file `dies`; the next daemon does the same.
+/// Starts a daemon that dies at the point that the file `dies` names. The next daemon does the same.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -49,7 +49,7 @@ fn all_ended(place: &Place) {
 
 /// The steps at which the next daemon dies, and the first continues unaffected.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
-/// The steps at which the first daemon dies before the next one has any state.
+/// The steps at which the first daemon dies before the next daemon has any state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
     "sender: asked",
     "sender: met",

@@ -1,5 +1,5 @@
-//! Initialises a vGPU behind a socket of `mediatord`, without a VMM or a guest. Copies data within its VRAM and to RAM,
-//! and verifies every byte.
+//! Initializes a vGPU through a socket of `mediatord`, without a VMM or a guest. Copies data within the vGPU's VRAM and
+//! to RAM, and verifies every byte.
 //!
 //! Usage: `copies SOCKET VRAM_MIB ROUNDS`
 

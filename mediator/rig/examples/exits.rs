@@ -1,6 +1,6 @@
 //! Measures the cost of a virtual machine's exits without a guest kernel: a guest of five instructions reads or writes
-//! a device's register. This process, or the server behind a socket of `mediatord`, serves the access. The program also
-//! measures the cost of lending RAM to such a server.
+//! a device's register. This process, or the server that listens on a socket of `mediatord`, serves the access. The
+//! program also measures the cost of lending RAM to such a server.
 //!
 //! `exits SOCKET ROUNDS COUNT` needs a working KVM. `exits lend SOCKET MIB PAGES ROUNDS` does not need KVM; PAGES is
 //! `small` or `huge` (pages of 2 MiB, of which the host must have reserved enough). Each round prints one line of
@@ -8,7 +8,7 @@
 //!
 //! Sources: AMD64 manual volume 3 (encodings), the kernel's `Documentation/virt/kvm/api.rst`.
 #![expect(unsafe_code, reason = "gives a guest its memory")]
-// UNSAFETY: one call registers a mapping with KVM; the mapping exists as long as the guest.
+// UNSAFETY: one call registers a mapping with KVM. The mapping outlives the guest.
 
 use std::error::Error;
 use std::os::fd::{AsFd, OwnedFd};
@@ -90,7 +90,8 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Three pages that some processors need for real mode, below a PC's firmware, where this guest has no memory.
+        // Some processors need three pages for real mode. They are placed below a PC's firmware, where this guest has
+        // no memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {

@@ -5,7 +5,7 @@ use simgpu::SimGpu;
 use std::sync::Arc;
 use vmm_sys_util::eventfd::EventFd;
 
-/// Changes the behaviour of a card. A method that is not overridden behaves like the card.
+/// Changes the behaviour of a card. Methods that are not overridden call the card.
 pub trait Alter: Send + Sync + 'static {
     /// Reads a register of BAR0.
     fn read32(&self, card: &SimGpu, offset: u32) -> u32 {
@@ -17,7 +17,7 @@ pub trait Alter: Send + Sync + 'static {
         card.write32(offset, value);
     }
 
-    /// Returns the reason why the host removes the card; `None` if it does not.
+    /// Returns the reason why the host removes the card; `None` if the host does not remove it.
     fn lost(&self) -> Option<&'static str> {
         None
     }

@@ -75,9 +75,10 @@ pub struct Channel {
     pub fence: u64,
     used: u64,
     put: u32,
-    /// Known number of free entries in the ring.
+    /// Number of ring entries that are known to be free.
     free: u32,
-    /// Half of the push buffer for new segments, and for each half the fence after its last segment.
+    /// Half of the push buffer that receives new segments. The next field contains, for each half, the fence after its
+    /// last segment.
     half: u64,
     halves: [u32; 2],
     /// Number of submissions so far, which is the value of the fence after all of them have ended.
@@ -201,7 +202,7 @@ impl<M: Machine> Driver<M> {
         self.next = self.first;
     }
 
-    /// Initialises the vGPU again after a reset, which preserves VRAM. First zeroes all memory of the driver.
+    /// Initializes the vGPU again after a reset, which preserves VRAM. First zeroes all memory of the driver.
     pub fn start_over(&mut self) {
         self.first = FIRST_VRAM_ADDR;
         self.rewind();
@@ -370,8 +371,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Switches to a half of the push buffer once its previous contents have been executed. A fetch from the guest's
-    /// ring does not imply their execution.
+    /// Switches to a half of the push buffer once its previous contents have been executed. That an entry was fetched
+    /// from the guest's ring does not mean that it has been executed.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];
@@ -477,7 +478,7 @@ impl<M: Machine> Driver<M> {
     pub fn service(&mut self) {
         let guest = &mut self.guest;
         let intr = guest.rd(pfifo::INTR::OFFSET);
-        // A unit shows one fault at a time. The next fault appears after the first one is acknowledged.
+        // A unit shows one fault at a time. The next fault appears after the first fault has been acknowledged.
         for _ in 0..FAULTS_AT_ONCE {
             if !pfifo::INTR::MMU_FAULT.is_set(guest.rd(pfifo::INTR::OFFSET)) {
                 break;

@@ -27,7 +27,7 @@ const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
-/// Pattern of the other VM's memory: the byte for `fill`, which changes every 64 bytes.
+/// Seed of the pattern in the other VM's memory; the pattern changes every 64 bytes.
 const CANARY: u8 = 0xc9;
 /// Size of the other VM's RAM in bytes.
 const CANARY_RAM: u64 = 0x1_0000;
@@ -35,7 +35,7 @@ const CANARY_RAM: u64 = 0x1_0000;
 const SLOT: u64 = 0x20_0000;
 /// Number of inputs after which all of the other VM's memory is checked, instead of only a part.
 const FULL_CHECK: u64 = 32;
-/// Maximum time until an input's resources are free, and interval between the checks.
+/// Maximum time until the resources of an input are free. The next constant is the interval between the checks.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -67,7 +67,7 @@ pub enum Step {
     Entry { page: u16, low: u32, high: u8 },
     /// The driver maps a page of lent RAM.
     MapRam { page: u16, slot: u8 },
-    /// The driver submits a copy to its last channel: 0 for M2MF, 1 and 2 for the copy engines.
+    /// The driver submits a copy to its last channel. `engine` is 0 for M2MF, or 1 or 2 for a copy engine.
     Copy { engine: u8, from: u16, to: u16, pages: u8 },
     /// The driver submits two raw words.
     Raw { words: u64 },

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use vgpu::{MediatedDevice, MediatedVm, SavedSide};
 use vram::TenantId;
 
-/// Number that owns the card's parts in the file.
+/// Owner number of the card's parts in the file.
 const CARD: u32 = 0;
 /// Retry interval for parts that are not quiescent.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
@@ -28,7 +28,7 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created; they are needed to hand it over.
+/// Settings with which the card was created. They are needed to hand the card over.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).
@@ -152,7 +152,7 @@ impl Handover {
     }
 }
 
-/// Serialises everything, including the files behind mapped apertures. The card must be quiescent.
+/// Serializes everything, including the files behind mapped apertures. The card must be quiescent.
 fn written(rig: &Rig, still: &Standstill<'_>, guests: &[&mut Guest], reads: Vec<Known>) -> Package {
     let began = Instant::now();
     let (host, sides) = loop {

@@ -131,7 +131,7 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. The CPU transfers inputs and results in the same way as through an aperture.
+/// A guest that computes. The CPU transfers inputs and results as if through an aperture.
 pub struct LightGpu<M = Guest> {
     /// The guest's driver.
     pub driver: Driver<M>,
@@ -144,7 +144,7 @@ pub struct LightGpu<M = Guest> {
     launches: u64,
 }
 
-/// Allocator of guest VRAM, starting at `at`, which is mapped at [`HEAP_VA`] for the GPU, in pages.
+/// Allocates pages of guest VRAM. The heap starts at `at`, and is mapped at [`HEAP_VA`] for the GPU.
 struct Heap {
     at: u64,
     bytes: u64,
@@ -182,7 +182,7 @@ impl Heap {
 }
 
 impl<M: Machine> LightGpu<M> {
-    /// Creates a guest that uses all of its VRAM for buffers, as far as the driver's page table covers it.
+    /// Creates a guest that uses all VRAM that the driver's page table covers for buffers.
     ///
     /// # Errors
     /// If the guest does not start.
@@ -207,7 +207,7 @@ impl<M: Machine> LightGpu<M> {
         Ok(gpu)
     }
 
-    /// Returns the maximum total size of the buffers in use, in bytes.
+    /// Returns the maximum total size of the buffers that were in use at the same time, in bytes.
     #[must_use]
     pub fn footprint(&self) -> u64 {
         self.heap.mapped

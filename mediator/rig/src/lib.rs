@@ -1,12 +1,12 @@
-//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the same way as by the
-//! server.
+//! Mediated VMs without a VMM: a software card, its owner, and devices that are called in the same way as the server
+//! calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that uses the paravirtual
 //! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner),
-//! [`in_process_vm`] (guests that compute), [`RemoteGuest`] (a VM behind the socket of a daemon), [`xen`] (a Xen domain
-//! without Xen), [`Machine`] (the interface that a driver needs from any kind of VM), [`service_manager`] (starts a
-//! daemon, and keeps its sockets). Errors of the caller panic.
+//! [`in_process_vm`] (guests that compute), [`RemoteGuest`] (a VM that is served through a daemon's socket), [`xen`] (a
+//! Xen domain without Xen), [`Machine`] (the interface that a driver needs from any kind of VM), [`service_manager`]
+//! (starts a daemon, and keeps its sockets). The rig panics if its caller makes an error.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does.
 
@@ -166,21 +166,22 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Reads a region like a client. A refused read returns ones.
+    /// Reads a region, as a client would. A refused read returns ones.
     pub fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) {
         if self.device.region_read(region, offset, data).is_err() {
             data.fill(0xff);
         }
     }
 
-    /// Writes a region like a client. A refused write is lost.
+    /// Writes a region, as a client would. A refused write is lost.
     pub fn write(&mut self, region: RegionIndex, offset: u64, data: &[u8]) {
         if let Some(deferred) = self.write_until_answered(region, offset, data) {
             self.complete(deferred);
         }
     }
 
-    /// Same as [`Self::write`], but returns when the client has its response. Returns the deferred part of the write.
+    /// Same as [`Self::write`], but returns as soon as the client has its response. The deferred part of the write is
+    /// returned to the caller.
     pub fn write_until_answered(&mut self, region: RegionIndex, offset: u64, data: &[u8]) -> Option<Deferred> {
         match self.device.region_write(region, offset, data) {
             Ok(Ack::Deferred(deferred)) => Some(deferred),
@@ -222,7 +223,7 @@ impl Guest {
         self.backend.vram_peek(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
 
-    /// Writes the guest's VRAM like its CPU, but in one access.
+    /// Writes the guest's VRAM as the guest's CPU would, but in one access.
     pub fn vram_write(&self, at: u64, data: &[u8]) {
         self.backend.cpu_write(nvspec::addr::GuestVramAddr(at), data).expect("VRAM of the VM");
     }
@@ -265,17 +266,18 @@ impl Guest {
         self.ram.remove(gpa).map(|(_, file)| file)
     }
 
-    /// Reads the guest's RAM like its CPU.
+    /// Reads the guest's RAM, as the guest's CPU would.
     pub fn ram_read(&self, gpa: u64, data: &mut [u8]) {
         self.ram.read(gpa, data);
     }
 
-    /// Writes the guest's RAM like its CPU.
+    /// Writes the guest's RAM, as the guest's CPU would.
     pub fn ram_write(&self, gpa: u64, data: &[u8]) {
         self.ram.write(gpa, data);
     }
 
-    /// Returns the file of the RAM region that contains `gpa`, for writes like those of another CPU of the guest.
+    /// Returns the file of the RAM region that contains `gpa`, through which callers can write as another CPU of the
+    /// guest would.
     pub fn ram_file(&self, gpa: u64) -> OwnedFd {
         self.ram.file_of(gpa)
     }
@@ -345,12 +347,12 @@ impl Guest {
         self.backend.published()
     }
 
-    /// Resets the device like its client.
+    /// Resets the device, as its client would.
     pub fn reset(&mut self) {
         self.device.reset();
     }
 
-    /// Disconnects the client, and connects the next one.
+    /// Disconnects the client, and connects another client.
     pub fn reconnect(&mut self) {
         while let Some(gpa) = self.ram.first() {
             self.unmap_ram(gpa);
@@ -360,8 +362,8 @@ impl Guest {
         self.msi = self.link.attach_msi().expect("an event");
     }
 
-    /// Moves the VM to another card like an operator. Its number on that card is `vm`. With `emptied`, its memory is
-    /// first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
+    /// Moves the VM to another card, as an operator would. Its number on that card is `vm`. With `emptied`, its memory
+    /// is first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
     /// If an obstacle prevents the move. The VM then continues on its current card.
@@ -370,8 +372,8 @@ impl Guest {
     }
 
     /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received everything
-    /// that it can receive while the guest works. Calls `behind` when the VM has resumed, before its remains on this
-    /// card are released.
+    /// that it can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on
+    /// this card are released.
     ///
     /// # Errors
     /// Same as for [`Self::move_to`].
@@ -415,10 +417,10 @@ impl Guest {
         }
     }
 
-    /// Saves the VM like an operator. The VM continues.
+    /// Saves the VM, as an operator would. The VM continues.
     ///
     /// # Errors
-    /// If the VM cannot be saved; the error is the operator's error.
+    /// If the VM cannot be saved. The error is the one that an operator would see.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
@@ -428,7 +430,7 @@ impl Guest {
         Ok(all)
     }
 
-    /// Restores the VM from `saved` like an operator, as `vm` on a card.
+    /// Restores the VM from `saved` on a card, as an operator would. Its number on that card is `vm`.
     ///
     /// # Errors
     /// If an obstacle prevents the restoration. The VM then continues unchanged.
@@ -470,7 +472,7 @@ impl Guest {
     /// Removes the VM, as an operator would.
     ///
     /// # Errors
-    /// If the VM cannot be removed; the error is the operator's error.
+    /// If the VM cannot be removed. The error is the one that an operator would see.
     pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);

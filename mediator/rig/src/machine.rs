@@ -23,7 +23,7 @@ pub trait Machine {
     /// Reads the guest's VRAM.
     fn vram_read(&self, at: u64, data: &mut [u8]);
 
-    /// Writes the guest's VRAM like its CPU.
+    /// Writes the guest's VRAM, as the guest's CPU would.
     fn vram_write(&self, at: u64, data: &[u8]);
 
     /// Reads the guest's RAM.
@@ -95,7 +95,7 @@ impl Machine for Guest {
     }
 }
 
-/// A region of RAM, which is a memory file like a VMM's.
+/// A region of RAM, backed by a memory file, as in a VMM.
 struct Region {
     size: u64,
     file: OwnedFd,

@@ -1,4 +1,5 @@
-//! A VM behind a daemon's socket: like [`Guest`](super::Guest), but accessed through vfio-user messages.
+//! A VM that is served through a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed with vfio-user
+//! messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -24,7 +25,7 @@ const STATE_PART: u32 = 32 << 10;
 /// Size of one message to or from VRAM in bytes.
 const MESSAGE_BYTES: u64 = 4096;
 
-/// One VM. Writes are posted, like QEMU's writes.
+/// One VM. Writes are posted, as QEMU's writes are.
 ///
 /// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
 /// A server that does not respond, or violates the protocol, causes a panic.
@@ -37,7 +38,7 @@ pub struct RemoteGuest {
 }
 
 impl RemoteGuest {
-    /// Connects like a VMM, and enables MSI. The VM has `vram_bytes` of VRAM.
+    /// Connects, as a VMM would, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
     /// If no server listens, or the server refuses.
@@ -94,7 +95,7 @@ impl RemoteGuest {
         Some(file)
     }
 
-    /// Resets the device like its client.
+    /// Resets the device, as its client would.
     pub fn reset(&mut self) {
         self.ask(Client::reset);
     }
@@ -138,7 +139,7 @@ impl RemoteGuest {
         self.client.borrow_mut().as_mut().ok_or(ClientError::Closed)?.set_device_state(state)
     }
 
-    /// Disconnects without a message, like a killed client. Returns the files of its RAM.
+    /// Disconnects without a message, as if the client had been killed. Returns the files of its RAM.
     #[must_use]
     pub fn vanish(mut self) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.ram.remove(self.ram.first()?)).map(|(_, file)| file).collect()
@@ -216,7 +217,7 @@ impl Machine for RemoteGuest {
         false
     }
 
-    /// Writes with one message, like a VMM that combines posted writes.
+    /// Writes with one message, as a VMM that combines posted writes does.
     fn poke(&mut self, at: u64, value: u32) {
         let (window, offset) = window(at);
         let (window, value) = (window.to_le_bytes(), value.to_le_bytes());

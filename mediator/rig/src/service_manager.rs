@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// If the path cannot be listened on.
+    /// If this process cannot listen on the path.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -108,7 +108,7 @@ impl ServiceManager {
         Ok(command)
     }
 
-    /// Calls `look` with the received messages, now and whenever further messages arrive, until it returns a value.
+    /// Calls `look` with the received messages, now and whenever further messages arrive, until `look` returns a value.
     /// Fails after `limit`.
     ///
     /// # Errors

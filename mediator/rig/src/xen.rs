@@ -1,4 +1,5 @@
-//! A VM that is a domain of a fake hypervisor: like [`Guest`](super::Guest), but accessed through Xen's requests.
+//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed with Xen's
+//! requests.
 
 use super::{Machine, Rig};
 use nvspec::regs::{pbus, windows::pramin};
@@ -102,7 +103,7 @@ impl Drop for XenVm {
 pub struct XenGuest {
     /// The domain.
     pub domain: FakeDomain,
-    /// Number of messages that were already awaited.
+    /// Number of messages that the caller has already waited for.
     taken: Cell<usize>,
     vram_bytes: u64,
 }

@@ -17,7 +17,7 @@ use cuda_ring::{BlobKind, control};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use worker_link::{FromWorker, Link, ToWorker};
 
-/// Time after which a worker without a daemon ends.
+/// Time for which a worker continues without a daemon.
 const ALONE: Duration = Duration::from_secs(30);
 
 fn main() {
@@ -39,7 +39,7 @@ fn main() {
     let mut alone = None;
     loop {
         let Ok(message) = link.receive_in_worker() else {
-            // The daemon has ended, and the next one listens at this path.
+            // The daemon has ended, and the next daemon listens at this path.
             let since = *alone.get_or_insert_with(Instant::now);
             let Some(path) = rejoin.as_ref().filter(|_| since.elapsed() < ALONE) else { return };
             std::thread::sleep(Duration::from_millis(10));

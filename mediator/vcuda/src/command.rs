@@ -12,7 +12,7 @@ pub(crate) const MAX_COMMAND_BYTES: usize = 256;
 pub const MAX_ANSWER_BYTES: usize = 24 + DISPLAYS_BYTES;
 /// Maximum number of bytes of a submission that the device reads.
 const MAX_SUBMIT_BYTES: usize = 64;
-/// Bytes that describe 16 displays.
+/// Size of the descriptions of 16 displays, in bytes.
 const DISPLAYS_BYTES: usize = 16 * 24;
 
 /// The capability set of CUDA contexts. Linux before 6.18 cannot use IDs above 30.
@@ -337,7 +337,7 @@ pub enum Answer {
     Invalid,
 }
 
-/// Bytes of the capability set.
+/// Size of the capability set in bytes.
 const CAPSET_BYTES: usize = 16;
 
 impl Answer {

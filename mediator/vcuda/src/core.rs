@@ -1,9 +1,9 @@
-//! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, its outputs
-//! are responses and actions. It does no I/O, and gets the time as an argument.
+//! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
+//! outputs are responses and actions. The state machine does no I/O, and receives the time as an argument.
 //!
-//! One worker serves one context. It starts when the context's first blob is mapped, so a program that only examines
-//! the device costs nothing. A part of the window belongs to a blob from the mapping until the worker has unregistered
-//! the blob. The part is zeroed at the start and at the end.
+//! One worker serves one context. The worker starts when the context's first blob is mapped, so a program that only
+//! examines the device costs nothing. A part of the window belongs to a blob from the mapping until the worker has
+//! unregistered the blob. The part is zeroed at the start and at the end.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ const LEAVE_NS: u64 = 2_000_000_000;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkerId(pub u64);
 
-/// ID of a command without a response.
+/// ID of a command that has no response yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(pub u64);
 
@@ -319,8 +319,8 @@ impl Core {
         Answer::Ok
     }
 
-    /// Maps a blob at the offset that the guest's driver chose. A program sees an error of this command, but no errors
-    /// of earlier commands.
+    /// Maps a blob at the offset that the guest's driver chose. A program receives errors of this command, but not
+    /// errors of earlier commands.
     fn map_blob(&mut self, id: u32, offset: u64) -> Answer {
         let Some(resource) = self.resources.get_mut(&id) else { return Answer::NoResource };
         // A blob outlives its context, whose ID can be reused.
@@ -382,8 +382,8 @@ impl Core {
         }
         let Resource { blob, serial, .. } = resource;
         worker.removing.push(Removal { blob, serial, resource: id, ticket });
-        // A worker may wait long for its tenant's slice, so the removal has no time limit: only this VM waits for it.
-        // For the worker of a destroyed context, the limit of its end applies.
+        // A worker may wait for its tenant's slice for a long time. The removal therefore has no time limit: only this
+        // VM waits for it. The worker of a destroyed context must end within its own time limit.
         if !worker.killed {
             self.actions.push(Action::Remove { worker: number, blob, serial });
         }

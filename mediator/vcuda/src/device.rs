@@ -76,8 +76,8 @@ impl CudaDevice {
         Ok((device, function))
     }
 
-    /// Creates the function of a VM that another daemon has suspended, with its descriptors. It starts to work with
-    /// [`CudaFunction::start`], after the other daemon has given it up.
+    /// Creates the function of a VM that another daemon has suspended, with its descriptors. The function starts to
+    /// work with [`CudaFunction::start`], after the other daemon has given it up.
     ///
     /// # Errors
     /// Same as for [`Self::build`]; also if the saved state is invalid.
@@ -252,8 +252,8 @@ impl Device for CudaDevice {
     }
 
     fn dma_map(&mut self, _region: &DmaRegion) -> Result<(), MapError> {
-        // The executor takes a snapshot of the memory for each use of the queue. QEMU also maps the window itself,
-        // without a file; the executor never finds this memory.
+        // Nothing to do: the executor takes a snapshot of the memory for each use of the queue. QEMU also lends the
+        // window itself, without a file; the executor never uses this memory.
         Ok(())
     }
 

@@ -22,7 +22,7 @@ use crate::shared::{Shared, State};
 use crate::window::Window;
 use crate::worker::{Launcher, Worker};
 
-/// Number of commands that are executed before the workers are served again.
+/// Maximum number of commands that are executed before the workers are served again.
 const MAX_BATCH: usize = 256;
 /// Time for which the queue is polled without doorbells after a command.
 const LINGER: Duration = Duration::from_micros(20);
@@ -31,9 +31,9 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which the end of killed workers is checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Number of messages of one worker that are handled before those of the next worker.
+/// Maximum number of messages of one worker that are handled before those of the next worker.
 const MAX_MESSAGES: usize = 64;
-/// TIMEOUT: interval at which words are read that the card writes and therefore no worker reports.
+/// TIMEOUT: interval of polls for words that the card writes, because no worker reports these words.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
 mod saved;
@@ -52,7 +52,7 @@ pub(crate) struct Executor {
     generation: u64,
     /// Commands of the current queue when it was last used.
     progress: Progress,
-    /// Set if the last response of an earlier process may not be counted.
+    /// Set if the last response of an earlier process may be missing from the counts.
     is_resuming: bool,
     /// The recorded command to which the earlier process may have responded last.
     answering: Option<Ticket>,
@@ -64,7 +64,7 @@ pub(crate) struct Executor {
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
     failures: u64,
-    /// Set if the programs may differ from those that operators see.
+    /// Set if the list of programs may differ from the list that operators see.
     has_news: bool,
 }
 

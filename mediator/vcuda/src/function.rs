@@ -57,8 +57,8 @@ impl ExecutorThread {
         Ok(())
     }
 
-    /// Stops the executor's thread without an effect on workers, at the latest at a time. Returns false if the thread
-    /// does not stop; the thread then continues.
+    /// Stops the executor's thread without an effect on workers. Returns false if the thread does not stop by the time
+    /// `until`; the thread then continues.
     fn suspend(&self, until: Instant) -> bool {
         self.shared.set_stop(stop::SUSPEND);
         loop {

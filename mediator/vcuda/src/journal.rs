@@ -8,12 +8,13 @@
 //! |---|---|
 //! | 4 KiB | the words [`word`] |
 //! | 2 × 2 KiB | the registers; [`word::REGISTERS`] selects the valid copy |
-//! | 1024 × 256 | a slot for each descriptor of the control queue: its command, while it has no answer |
+//! | 1024 × 256 | a slot for each descriptor of the control queue, which contains the descriptor's command until the
+//! command has a response |
 //! | 2 × 2 MiB | the structure; [`word::STRUCTURE`] selects the valid copy |
 //!
 //! A command that changes contexts, blobs or workers is stored in its slot, with its response, before the structure
 //! that includes the command becomes valid. The response is sent afterwards. Other commands are counted together with
-//! their response, after it was sent: the guest's ring shows the next process if the last command has a response.
+//! their response, after it was sent. The guest's ring shows the next process whether the last command has a response.
 
 use std::fs::File;
 use std::io;
@@ -49,7 +50,7 @@ mod word {
     pub(super) const MAGIC: u64 = 0;
     pub(super) const REGISTERS: u64 = 8;
     pub(super) const STRUCTURE: u64 = 16;
-    /// Number of popped commands in the upper half, and of commands with a response in the lower half.
+    /// Number of popped commands in the upper half, and number of commands with a response in the lower half.
     pub(super) const PROGRESS: u64 = 24;
 }
 
@@ -226,7 +227,7 @@ impl Journal {
         put(slot::STATE, 1);
     }
 
-    /// Records that a command is about to get its response, after `answered` others. `None` undoes this.
+    /// Records that a command is about to get its response, after `answered` other responses. `None` undoes the record.
     pub(crate) fn put_answering(&self, head: u16, answered: Option<u32>) {
         let number = answered.map_or(0, |answered| u64::from(answered).saturating_add(1));
         self.store(slot_at(head).saturating_add(slot::ANSWERING), number);
@@ -325,7 +326,7 @@ fn slot_at(head: u16) -> u64 {
     SLOTS_AT.saturating_add(u64::from(head).saturating_mul(SLOT_BYTES))
 }
 
-/// Returns true if a wrapping count precedes another one.
+/// Returns true if the wrapping count `one` precedes `other`.
 pub(crate) fn is_before(one: u32, other: u32) -> bool {
     one.wrapping_sub(other) > u32::MAX / 2
 }

@@ -1,6 +1,6 @@
 //! PCI configuration space of the function: a modern virtio-gpu with MSI-X.
 //!
-//! The VMM emulates much of it (BAR addresses, MSI-X delivery) and forwards the writes.
+//! The VMM emulates much of the space (BAR addresses, MSI-X delivery) and forwards the writes.
 //!
 //! Sources: PCI Local Bus 3.0 chapter 6; VIRTIO 1.2 section 4.1.4.
 

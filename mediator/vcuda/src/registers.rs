@@ -1,6 +1,7 @@
 //! BAR0: the registers of a modern virtio-pci device and the table of its MSI-X vectors.
 //!
-//! A state machine that stores the values and reports effects. It serves each access immediately.
+//! The registers are a state machine that stores values and reports the effects of writes. It serves each access
+//! immediately.
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.
 
@@ -146,7 +147,7 @@ impl Registers {
                 *first = std::mem::take(&mut self.isr);
             }
         } else if DEVICE.contains(&offset) {
-            // No events, one scanout (Linux before 6.4 needs one), one capability set.
+            // The device has no events, one scanout (which Linux before 6.4 requires) and one capability set.
             let config = [0u32, 0, 1, 1].map(u32::to_le_bytes);
             copy(config.as_flattened(), offset.wrapping_sub(DEVICE.start), data);
         } else if MSIX_TABLE.contains(&offset) {
@@ -274,7 +275,7 @@ impl Registers {
         !self.is_resetting && self.status & (needed | status::NEEDS_RESET) == needed
     }
 
-    /// Returns the set-up of the control queue, if it is enabled.
+    /// Returns the setup of the control queue, if the queue is enabled.
     pub(crate) fn control_queue(&self) -> Option<Setup> {
         let [control, _] = &self.queues;
         (control.enabled && self.is_live()).then_some(control.setup)
@@ -347,7 +348,7 @@ mod tests {
         u64::from_le_bytes(data)
     }
 
-    /// Sets up the registers like Linux, up to DRIVER_OK.
+    /// Sets up the registers as Linux does, up to DRIVER_OK.
     fn driven() -> Registers {
         let mut registers = Registers::default();
         let mut offered = 0;

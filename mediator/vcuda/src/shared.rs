@@ -20,7 +20,7 @@ use crate::window::Window;
 pub(crate) struct State {
     pub(crate) registers: Registers,
     pub(crate) queue: Option<ControlQueue>,
-    /// Number of the queue's generation. Responses to commands of an earlier queue are dropped.
+    /// Generation number of the queue. Responses to commands of an earlier generation are dropped.
     pub(crate) generation: u64,
     pub(crate) is_bus_master: bool,
     /// The window of the current client; `None` if the host refused the memory.
@@ -108,7 +108,7 @@ impl Shared {
         self.stop.load(Ordering::Acquire) == stop::END
     }
 
-    /// Sets or clears the reason for the executor's thread to end.
+    /// Sets or clears the reason why the executor's thread must end.
     pub(crate) fn set_stop(&self, reason: u8) {
         self.stop.store(reason, Ordering::Release);
         self.wake.wake();

@@ -1,4 +1,4 @@
-//! The device's interface to workers: a process and a link for each.
+//! The device's interface to its workers, each of which has a process and a link.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead as _, BufReader, Read};
@@ -101,7 +101,7 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // The descriptor reserves the process ID, so the process with this ID is the examined one.
+        // The open descriptor reserves the process ID, so the start time below is that of the same process.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
@@ -190,7 +190,7 @@ impl Drop for WorkerProcess {
             return;
         }
         self.kill();
-        // A killed process ends when the driver permits it, and this thread does not wait for that.
+        // A killed process ends when the driver permits this. This thread does not wait for the end.
         if let Some(child) = &mut self.child {
             let _ = child.try_wait();
         }
@@ -254,8 +254,8 @@ impl Worker {
         !self.outbox.is_empty()
     }
 
-    /// Sends a message, now or after the worker has read earlier ones. A worker that does not read is killed. Without a
-    /// link, the message is dropped, because everything is repeated when the worker connects.
+    /// Sends a message, either now or after the worker has read earlier messages. A worker that does not read is
+    /// killed. Without a link, the message is dropped, because everything is repeated when the worker connects.
     pub(crate) fn send(&mut self, message: ToWorker) {
         if self.link.is_none() {
             return;

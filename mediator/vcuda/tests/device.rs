@@ -33,7 +33,7 @@ fn program_shares_blob_with_its_worker_and_waits() {
     assert_eq!(guest.event(), Event::Message(message));
     let window = guest.window();
     window.as_volatile_slice().store(41u64, 0x10_0000, Ordering::Release).unwrap();
-    // The guest submits two waits. The later one, on its own ring, completes first.
+    // The guest submits two waits. The second wait, on its own ring, completes first.
     guest.post(1, &wait(3, (7, 1), 43));
     guest.post(2, &wait(3, (8, 2), 42));
     guest.done(&doorbell(3));

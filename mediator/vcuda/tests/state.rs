@@ -1,4 +1,4 @@
-//! The function outlives its daemon, in upgrades and after kills.
+//! Tests that the function outlives its daemon, in upgrades and after kills.
 
 mod support;
 
@@ -29,7 +29,7 @@ fn guest_with(folder: &tempfile::TempDir, limit: Duration) -> Guest {
     Guest::with(|threads| threads.rejoin = Some(Rejoin { socket, limit }))
 }
 
-/// Two ways in which another device continues.
+/// A way in which another device continues the function.
 type Way = fn(&mut Guest, fn(&mut Guest));
 const WAYS: [Way; 2] = [|guest, meanwhile| guest.upgrade(meanwhile), |guest, meanwhile| guest.kill(meanwhile)];
 
@@ -48,7 +48,7 @@ fn program_continues_with_its_worker_in_next_device() {
         assert_eq!(started, 1);
         // The guest cannot notice that no device serves it: its commands wait in the queue.
         way(&mut guest, |guest| guest.post(2, &command(0x777, 0, &[])));
-        // The next daemon rings after a kill, so the word may already have its value.
+        // After a kill, the next daemon rings the doorbell, so the word may already have its value.
         let mut slots = Vec::new();
         while !slots.contains(&2) {
             slots.push(guest.answer().0);
@@ -67,7 +67,7 @@ fn program_continues_with_its_worker_in_next_device() {
         assert!(!events.contains(&Event::Started) && !events.contains(&Event::Ended), "{events:?}");
         let [program] = &guest.function.programs()[..] else { panic!("one program") };
         assert!(program.is_served);
-        // New programs start, and the old one ends.
+        // New programs start, and the old program ends.
         guest.program(4, 0x40_0000);
         guest.done(&destroy(3));
         guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));

@@ -218,7 +218,7 @@ pub const LOCAL_ADDRESS_BITS: u32 = 24;
 pub mod warp_error {
     /// The call and divergence stack overflowed.
     pub const STACK: u32 = 0x01;
-    /// A return, break or continue found no entry.
+    /// A return, break or continue instruction found no entry.
     pub const EMPTY_STACK: u32 = 0x03;
     /// A program counter is not aligned.
     pub const MISALIGNED_PC: u32 = 0x05;
@@ -234,7 +234,7 @@ pub mod warp_error {
     pub const ILLEGAL_PARAMETER: u32 = 0x0b;
     /// A constant is outside its bank.
     pub const CONSTANT_ADDRESS: u32 = 0x0c;
-    /// A register exceeds the program's declared number.
+    /// A register number exceeds the number of registers that the program declares.
     pub const OUT_OF_RANGE_REGISTER: u32 = 0x0d;
     /// An address is outside local or shared memory.
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;

@@ -122,8 +122,8 @@ regs! {
         #[doc(alias = "CHAN_KILL")]
         PREEMPT @ 0x002634 Rw { 20:20 PENDING; 11:0 CHANNEL; }
         /// State of each engine. For a context switch that does not complete, Linux 6.1 checks BUSY, LOAD and SWITCHING
-        /// together, and 6.12 BUSY_2 with SWITCHING or the middle bit of CTX_STATUS; both read the channel from
-        /// CHANNEL.
+        /// together, and Linux 6.12 checks BUSY_2 with SWITCHING or the middle bit of CTX_STATUS. Both versions read
+        /// the channel from CHANNEL.
         ENGINE_STATUS[6; 4] @ 0x002640 Ro { 31:31 BUSY; 28:28 BUSY_2; 20:20 SAVE; 18:18 LOAD; 15:13 CTX_STATUS; 12:12 SWITCHING;
             6:0 CHANNEL; }
         /// Runlist events.

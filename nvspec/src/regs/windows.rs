@@ -26,8 +26,8 @@ pub const BAR0_BYTES: u64 = 16 << 20;
 /// Value of a read that no unit answers. Source: rnndb, PRIVRING's error value for accesses on a Fermi hub.
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// Ranges of BAR0 that contain plain state registers, too many to give each a name: (name, first offset, offset after
-/// the last).
+/// Ranges of BAR0 that contain plain state registers, which are too many for individual names: (name, first offset,
+/// offset after the last).
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),

@@ -88,7 +88,7 @@ fn fields_are_where_the_interface_has_them() {
     }
 }
 
-/// Changes each byte of a batch to each value, and truncates the batch at each length: the result must match the
+/// Changes each byte of a batch to each value, and truncates the batch at each length. The result must match the
 /// specification.
 #[test]
 fn each_change_of_a_byte_is_seen_as_the_specification_sees_it() {

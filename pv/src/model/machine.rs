@@ -1,4 +1,4 @@
-//! A guest that input bytes control, and the checks after each batch.
+//! A guest that is controlled by input bytes, and the checks after each batch.
 
 use super::tables::{Model, Nth, Table};
 use super::wire::{self, Raw};
@@ -56,7 +56,7 @@ pub(crate) struct Machine {
     pokes: Vec<(usize, u8)>,
     /// Length of the truncated batch, in 256ths of its original length.
     cut: Option<u8>,
-    /// Addresses of tables that are known.
+    /// Known addresses of tables.
     places: BTreeMap<Nth, u64>,
     /// Highest number of tables so far.
     most: usize,
@@ -93,7 +93,7 @@ impl Machine {
         assert_eq!(self.seen, BTreeMap::new());
     }
 
-    /// Like [`Self::run`], but saves and restores the tables after every `every`-th step.
+    /// Same as [`Self::run`], but saves and restores the tables after every `every`-th step.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, step) in (1..).zip(bytes.chunks_exact(STEP_BYTES).take(MAX_STEPS)) {

@@ -41,8 +41,8 @@ impl Contents {
         self.pages.iter().flatten().flat_map(|page| page.iter()).map(|entry| entry.get()).filter(|entry| *entry != 0)
     }
 
-    /// Writes `count` entries from `first` on: `value(0)`, `value(1)` and so on. Ignores entries beyond the end.
-    /// Returns a mask of the pages that changed.
+    /// Writes `count` entries, starting at `first`, with the values `value(0)`, `value(1)` and so on. Ignores entries
+    /// beyond the end. Returns a mask of the pages that changed.
     pub(super) fn write(&mut self, first: u32, count: u32, value: impl Fn(u32) -> u64) -> u64 {
         let mut changed = 0;
         let mut nth = 0;
@@ -59,7 +59,7 @@ impl Contents {
         changed
     }
 
-    /// Fills `data` from byte `offset` on. Returns true if the whole range exists.
+    /// Fills `data` with the bytes that start at byte `offset`. Returns true if the whole range exists.
     pub(super) fn read(&self, offset: usize, data: &mut [u8]) -> bool {
         let size = self.pages.len().saturating_mul(PAGE_BYTES);
         if offset.checked_add(data.len()).is_none_or(|end| end > size) {
@@ -99,7 +99,7 @@ impl Contents {
     }
 }
 
-/// Writes entries of a page from index `at` on. Returns true if the page changed.
+/// Writes entries of a page, starting at index `at`. Returns true if the page changed.
 fn write_page(slot: &mut Option<Box<Page>>, at: u32, values: impl Iterator<Item = u64> + Clone) -> bool {
     let empty = values.clone().all(|value| value == 0);
     if empty && slot.is_none() {

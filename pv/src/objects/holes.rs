@@ -194,7 +194,7 @@ fn hole_16_naming_table_again_does_not_free_it() {
     assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "it still has a handle");
 }
 
-/// 16: there was no quota.
+/// 16: tables were not limited by a quota.
 #[test]
 fn hole_16_tables_count_at_full_size_against_limit() {
     let mut tables = tables(Kind::Large.bytes());
@@ -239,7 +239,7 @@ fn hole_17_a_new_table_is_empty() {
     assert!(written(&mut tables).contains(&(place.0 - BASE.0, 256 << 10)));
 }
 
-/// 17: a smaller table takes the slot of a larger one.
+/// 17: a smaller table takes the slot of a larger table.
 #[test]
 fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     let mut tables = tables(0);

@@ -1,4 +1,4 @@
-//! Saved state of the page tables that are kept for a guest. The reference count of a table follows from the objects
+//! Saved state of the page tables that are kept for a guest. The reference count of a table is derived from the objects
 //! that refer to it.
 
 use super::contents::{Contents, SavedPage};
@@ -11,14 +11,14 @@ use saved_state::{Invalid, ascend, first_version};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// The page tables of one virtual machine.
+/// Saved state of the page tables of one virtual machine.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedTables {
     pub(crate) limit: u64,
     /// Beginning of table space.
     pub(crate) base: u64,
     pub(crate) slots: Vec<SavedSlot>,
-    /// Slots without a table. The last one is used next.
+    /// Slots without a table. The last slot is used next.
     pub(crate) free: Vec<u32>,
     /// Slots, sorted by handle.
     pub(crate) handles: Vec<(u32, u32)>,
@@ -57,7 +57,7 @@ impl Tables {
     }
 
     /// Restores the tables of a guest whose VRAM ends at `base`. `limit` is the maximum total size of the tables in
-    /// bytes; they may exceed it if the limit was lowered.
+    /// bytes. The tables may exceed it if the limit was lowered.
     ///
     /// # Errors
     /// If the tables are invalid.

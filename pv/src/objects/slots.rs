@@ -31,7 +31,7 @@ struct Slot {
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the highest number of tables so far, which the limit on tables bounds.
+/// All slots. Their number is the highest number of tables so far, and is bounded by the limit on tables.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,
@@ -86,7 +86,7 @@ impl Slots {
             }
         };
         let contents = Contents::new(kind);
-        // The slot could not be read before. It contains zeros now.
+        // The slot could not be read before. Now it contains zeros.
         self.mark(slot, contents.all_pages());
         self.slots.get_mut(slot.0 as usize)?.object = Some(Object { kind, names: 1, contents });
         Some(slot)
@@ -99,7 +99,7 @@ impl Slots {
         }
     }
 
-    /// Removes a reference. If it was the last one, removes the table from its slot and returns it.
+    /// Removes a reference. After the last reference, removes the table from its slot and returns the table.
     pub(super) fn release(&mut self, slot: SlotId) -> Option<Object> {
         let object = self.get_mut(slot)?;
         object.names = object.names.saturating_sub(1);

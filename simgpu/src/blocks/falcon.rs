@@ -1,7 +1,7 @@
 //! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the upload enables its
 //! engine, and the model reports errors of methods as nouveau's firmware does.
 //!
-//! Both blocks have the same registers, 0x1000 bytes apart; the offsets of the first block decode both.
+//! Both blocks have the same registers, 0x1000 bytes apart, so the offsets of the first block are used to decode both.
 
 use crate::cx::Cx;
 use crate::engines::EngineError;

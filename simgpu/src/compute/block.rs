@@ -106,7 +106,8 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
-    /// Leaves the block's registers and shared memory to the next block. The block must not be continued afterwards.
+    /// Leaves the contents of the block's registers and shared memory to the next block. The block must not be
+    /// continued afterwards.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.lock_for_block(self.number);
         for (index, warp) in self.warps[..self.count].iter().enumerate() {
@@ -129,7 +130,7 @@ impl Block {
     /// Executes about `budget` instructions, or fewer if they access memory often.
     ///
     /// # Errors
-    /// [`Failure`]: the block must not be continued.
+    /// [`Failure`] if a warp fails. The block must not be continued then.
     pub(crate) fn run(
         &mut self,
         launch: &Launch,
@@ -181,7 +182,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp until its turn ends, then the next ready one.
+    /// Returns the next warp that can run: the current warp until its turn ends, and then the next ready warp.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)

@@ -98,8 +98,8 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Do not cache this instruction: its second word is in the next line, and this line would not notice a
-                // change there.
+                // Do not cache this instruction: its second word is in the next line, and this line's entry would not
+                // detect a change there.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));

@@ -1,5 +1,4 @@
-//! The constant cache: each line holds the contents of a constant bank at the time of the grid's first access to that
-//! line.
+//! The constant cache: each line holds the contents of a constant bank at the grid's first access to that line.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;

@@ -35,7 +35,7 @@ struct State {
     /// The next block to start.
     next: u64,
     workers: u32,
-    /// Set once no block may start and none is running.
+    /// Set once no block may start and no block is running.
     closed: bool,
     counts: Counts,
     failure: Option<(u64, Failure)>,
@@ -67,7 +67,7 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its own part of local memory. At least one block runs; it fails if the memory is too
+        // Each running block needs its own part of local memory. At least one block runs; it fails if memory is too
         // small.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
@@ -108,7 +108,7 @@ impl Grid {
         self.state.lock().closed = true;
     }
 
-    /// Executes blocks as worker `index` until none is left for it.
+    /// Executes blocks as worker `index` until no block is left for this worker.
     pub(crate) fn work(&self, worker: &mut Worker, index: u32) {
         let Some(_working) = self.join(index) else { return };
         worker.begin(&self.launch);

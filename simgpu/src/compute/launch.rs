@@ -58,7 +58,7 @@ pub(crate) struct Launch {
     pub(crate) code: GpuVa,
     /// Byte offset of the first instruction.
     pub(crate) entry: u32,
-    /// Number of registers of a thread.
+    /// Number of registers per thread.
     pub(crate) registers: u32,
     /// Size of the shared memory of a block in bytes.
     pub(crate) shared_bytes: u32,
@@ -100,7 +100,7 @@ impl Launch {
         [(block % x) as u32, (block / x % y) as u32, (block / x / y) as u32]
     }
 
-    /// Returns the bytes of local memory that a warp needs.
+    /// Returns the number of bytes of local memory that a warp needs.
     pub(crate) fn warp_local_bytes(&self) -> u64 {
         (u64::from(self.local_low) + u64::from(self.local_high)).next_multiple_of(16) * 32
     }

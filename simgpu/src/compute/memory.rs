@@ -9,7 +9,7 @@ use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 /// Number of bytes that the memory partitions transfer at once: the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// Counts of a grid or of part of one. Their sum does not depend on the order of execution.
+/// Counts of a grid or of a part of a grid. Sums of counts do not depend on the order of execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Number of warp instructions.
@@ -205,7 +205,7 @@ pub(crate) struct SharedMemory {
 }
 
 impl SharedMemory {
-    /// Starts a block with `bytes` bytes of shared memory. They begin with the contents of `left`; the rest is zero.
+    /// Starts a block with `bytes` bytes of shared memory. It begins with the contents of `left`; the rest is zero.
     pub(crate) fn start(&mut self, bytes: u32, left: &[u8]) {
         self.bytes.clear();
         self.bytes.extend_from_slice(left.get(..bytes as usize).unwrap_or(left));

@@ -31,7 +31,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Task {
-    /// Number of the current grid. A thread recognizes a new grid by it.
+    /// Number of the current grid, by which a thread recognizes a new grid.
     number: u64,
     grid: Option<Arc<Grid>>,
     end: bool,

@@ -18,7 +18,7 @@ pub(crate) struct Registers {
 }
 
 impl Default for Registers {
-    /// GUESS: the hardware starts with the windows and the identity map that drivers set.
+    /// Returns the initial state. GUESS: the hardware starts with the windows and the identity map that drivers set.
     fn default() -> Self {
         let words = Box::new([0; methods::STATE_WORDS]);
         let mut registers = Self { words, banks: Banks::default(), global_map: GlobalMap::default() };
@@ -144,8 +144,7 @@ impl Registers {
     /// Number of words in a context image.
     pub(crate) const IMAGE_WORDS: usize = methods::STATE_WORDS + 3 * limit::CONSTANT_BANKS as usize + 128;
 
-    /// Returns the state in the format of a context image: methods, banks and the global map. A running grid is not
-    /// included.
+    /// Returns the state in the format of a context image: methods, banks and the global map, without a running grid.
     pub(crate) fn to_words(&self) -> Vec<u32> {
         let banks = self.banks.iter().flat_map(|bank| [bank.base as u32, (bank.base >> 32) as u32, bank.bytes]);
         let map = self.global_map.0.chunks_exact(2).map(|pair| u32::from(pair[0]) | u32::from(pair[1]) << 16);

@@ -14,7 +14,7 @@ pub(super) const ROWS: usize = 1024;
 /// Allocation unit of a warp's registers, in rows.
 const ROWS_AT_ONCE: u32 = 2;
 
-/// Residue of one multiprocessor. It grows with use.
+/// Residue of one multiprocessor. Its size grows with use.
 #[derive(Debug, Default)]
 pub(super) struct Sm {
     pub(super) rows: Vec<Lanes>,

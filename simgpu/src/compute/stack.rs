@@ -28,8 +28,7 @@ struct Entry {
     pc: u32,
 }
 
-/// Number of entries that every warp has, regardless of the program's request. GUESS: the multiprocessor's internal
-/// storage.
+/// Number of entries that every warp has, regardless of the program's request. GUESS: this is internal storage.
 const OWN_ENTRIES: usize = 32;
 /// Size of an entry in memory, in bytes. GUESS.
 const ENTRY_BYTES: u32 = 8;

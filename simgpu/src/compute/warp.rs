@@ -100,8 +100,8 @@ impl Warp {
         }
     }
 
-    /// Sets the initial state of a program with `registers` registers. They receive the rows of the register file in
-    /// `left`; registers beyond those rows are zero.
+    /// Sets the initial state of a program with `registers` registers. The registers receive the rows of the register
+    /// file in `left`. Registers without such a row are zero.
     pub(crate) fn start(&mut self, index: u32, lanes: u32, pc: u32, registers: u32, left: &[Lanes]) {
         let Self { registers: rows, predicates, flags, stack, pc: at, active, alive, condition, index: number } = self;
         for (number, row) in rows.iter_mut().take(63.min(registers as usize)).enumerate() {

@@ -17,10 +17,10 @@ pub enum Form {
 /// also sees the time.
 ///
 /// # Errors
-/// [`MmuFault`]: the payload has not been written.
+/// [`MmuFault`] if a page cannot be accessed. The payload has not been written then.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
-        // Translate first: a fault must report the first byte, whichever page of the range is missing.
+        // Translate first: a fault must report the first byte, regardless of which page of the range is missing.
         session.translate(va, true)?;
         let mut rest = [0; 12];
         rest[4..].copy_from_slice(&now_ns.to_le_bytes());
@@ -66,7 +66,7 @@ impl Acquire {
 /// Returns true if the semaphore at `va` currently satisfies the acquire.
 ///
 /// # Errors
-/// [`MmuFault`].
+/// [`MmuFault`] if the page cannot be accessed.
 pub fn acquired(session: &mut Session<'_>, va: GpuVa, payload: u32, how: Acquire) -> Result<bool, MmuFault> {
     Ok(how.is_satisfied(session.read32(va)?, payload))
 }

@@ -118,14 +118,14 @@ impl Fifo {
     /// Handles a write to the channel's instance register.
     pub(crate) fn bind(&mut self, number: u32, value: u32, cx: &mut Cx) {
         let Ok(id) = u8::try_from(number) else { return };
-        // A new binding ends the previous one, whose state is lost unless it was saved.
+        // A new binding ends the previous binding, whose state is lost unless it was saved.
         for pbdma in &mut self.pbdmas {
             if pbdma.context.as_ref().is_some_and(|context| context.channel == id) {
                 pbdma.context = None;
             }
         }
         for index in 0..self.slots.len() {
-            // A hung engine, or one that waits after a fault, ignores the channel table.
+            // An engine that hangs, or that waits after a fault, ignores the channel table.
             let slot = &self.slots[index];
             let looks = !matches!(slot.condition, Condition::Failed | Condition::Hung);
             if looks && slot.resident.is_some_and(|resident| resident.channel == Some(id)) {

@@ -31,7 +31,7 @@ pub(crate) struct Report {
     pub(crate) fault: MmuFault,
 }
 
-/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new one is dropped.
+/// Stores a fault in the fault registers. If the unit's previous fault has not been read, the new fault is dropped.
 pub(crate) fn report(report: Report, cx: &mut Cx) {
     let Report { unit, client, instance, fault } = report;
     let pending = cx.storage.peek(pfifo::MMU_FAULT_ID::OFFSET);
@@ -101,7 +101,7 @@ impl Fifo {
         }
     }
 
-    /// Lets the scheduler use engines again that stopped on an error. An engine stays stopped until it is reset.
+    /// Allows the scheduler to use engines again that stopped on an error. Each of these engines still has to be reset.
     pub(crate) fn acknowledge_errors(engines: u32, cx: &mut Cx) {
         let at = pfifo::SCHED_ENABLE_ACK::OFFSET;
         cx.storage.poke(at, cx.storage.peek(at) & !engines);

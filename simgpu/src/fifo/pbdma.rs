@@ -43,7 +43,7 @@ pub(crate) struct Pbdma {
     holds: bool,
     /// The channel that ran last, for round-robin selection.
     last: Option<u8>,
-    /// Set if the PBDMA was idle, so that the time until now is not charged to work.
+    /// Set if the PBDMA was idle. The idle time is then not charged to the next work.
     idle: bool,
     /// The interrupt that stops the PBDMA until the driver clears it.
     trap: Option<Trap>,
@@ -68,7 +68,7 @@ pub(crate) enum Outcome {
     Done(Done),
     /// The engine is not ready; retry later.
     Later,
-    /// The semaphore is not released yet; retry later. If true, other channels may use the PBDMA in the meantime.
+    /// The semaphore is not released yet; retry later. True if other channels may use the PBDMA in the meantime.
     NotAcquired(bool),
     /// Another PBDMA serves the engine.
     Elsewhere(usize),

@@ -56,7 +56,8 @@ pub(crate) struct Slot {
     corrupt: bool,
     /// Set if the engine's channel must leave while work is in progress.
     pub(crate) switch: Option<Switch>,
-    /// Card time at which completed work ends by the time model. The card does not show its end before this time.
+    /// Card time at which completed work ends according to the time model. The card does not show the end of the work
+    /// before this time.
     pub(super) until: CardNs,
 }
 
@@ -65,14 +66,14 @@ pub(crate) struct Slot {
 pub(crate) enum Switch {
     /// The switch was requested at this time.
     Since(CardNs),
-    /// The switch took too long, and the driver has been told.
+    /// The switch took too long, and the driver has been notified.
     Reported,
 }
 
 /// Cost and effects of an engine call.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
-    /// Time in ns, by the time model and with injected delays.
+    /// Duration in ns according to the time model, including injected delays.
     pub(crate) ns: u64,
     /// Set if a non-stall interrupt is due.
     pub(crate) non_stall: bool,

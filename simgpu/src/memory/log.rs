@@ -44,7 +44,7 @@ impl Log {
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a step. If it only accessed blocks of the previous step, it is merged into that step.
+    /// Ends a step. A step that only accessed blocks of the previous step is merged into that step.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);

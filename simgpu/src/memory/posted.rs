@@ -1,4 +1,4 @@
-//! Posted writes to host memory: writes in flight, which no unit waits for.
+//! Posted writes to host memory: writes in flight for which no unit waits.
 //!
 //! The card's owner cannot bound the time that a write takes through caches and over the bus. A flush
 //! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push buffer's) and a semaphore that waits for its engine

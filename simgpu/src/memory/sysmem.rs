@@ -27,7 +27,8 @@ impl Sysmem {
     /// Gives the card access to `memory` at `iova`.
     ///
     /// # Errors
-    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`]: the table has not changed.
+    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is refused. The table
+    /// has not changed then.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -81,7 +82,7 @@ impl Sysmem {
         self.len() == 0
     }
 
-    /// Returns true if a reader would get the lock immediately, because no thread holds it for writing or waits to.
+    /// Returns true if a reader would get the lock immediately, because no writer holds the lock or waits for it.
     #[cfg(test)]
     pub(super) fn is_free(&self) -> bool {
         self.table.try_read().is_some()

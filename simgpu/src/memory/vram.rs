@@ -74,7 +74,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
-    /// [`VramError`].
+    /// See [`VramError`].
     pub fn new(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -87,7 +87,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes in an anonymous file, which can be handed to another process ([`Self::file`]).
     ///
     /// # Errors
-    /// [`VramError`].
+    /// See [`VramError`].
     pub fn shared(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of a card in another process.
     ///
     /// # Errors
-    /// [`VramError`], also if the file has a different size, or could be truncated while in use.
+    /// See [`VramError`]. Also if the file has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -126,7 +126,7 @@ impl Vram {
         self.file.as_ref()
     }
 
-    /// Turns the memory controllers off: no access is answered.
+    /// Turns the memory controllers off: the memory then answers no access.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }
@@ -151,7 +151,7 @@ impl Vram {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]: no byte has been read.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been read then.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`]: no byte has been written.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been written then.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -204,7 +204,7 @@ impl Vram {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`].
+    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn read32(&self, address: VramAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -218,7 +218,7 @@ impl Vram {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`].
+    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn write32(&self, address: VramAddr, value: u32) -> Result<(), BusError> {
         let piece = self.piece(address, 4)?;
         if piece.store(value, 0, Ordering::Release).is_err() {

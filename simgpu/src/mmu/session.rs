@@ -49,7 +49,8 @@ impl Default for Plan {
 }
 
 impl Plan {
-    /// Adds a run, merged with the last one if they are adjacent on both sides. Returns false if the plan is full.
+    /// Adds a run, or merges it with the last run if the two are adjacent on both sides. Returns false if the plan is
+    /// full.
     fn add(&mut self, piece: Piece) -> bool {
         if let Some(last) = self.count.checked_sub(1).map(|last| &mut self.pieces[last])
             && last.from.offset(last.len) == piece.from
@@ -132,7 +133,7 @@ impl<'a> Session<'a> {
         std::mem::take(&mut self.bus_bytes)
     }
 
-    /// Attributes the count of a translation to its memory.
+    /// Attributes the bytes counted for a translation to VRAM or to system memory.
     fn sort(&mut self, write: bool) {
         let recent = if write { &mut self.writes } else { &mut self.reads };
         // This is the usual case: the target is VRAM, and no profile is active.
@@ -154,7 +155,7 @@ impl<'a> Session<'a> {
     /// Translates one address, for a read or for a write.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn translate(&mut self, va: GpuVa, write: bool) -> Result<Translation, MmuFault> {
         let recent = if write { &self.writes } else { &self.reads };
         if let Some(translation) = recent.place(va) {
@@ -215,7 +216,7 @@ impl<'a> Session<'a> {
     /// Writes bytes. Unanswered writes are lost.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
     pub fn write(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -229,10 +230,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Reads bytes like [`Self::read`], and counts them as transferred.
+    /// Same as [`Self::read`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]: part of `data` may have been filled, and that part is counted.
+    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled, and this part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -245,10 +246,10 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes like [`Self::write`], and counts them as transferred.
+    /// Same as [`Self::write`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`]: the bytes before the faulting one have been written and counted.
+    /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have then been written and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -264,7 +265,7 @@ impl<'a> Session<'a> {
     /// Reads 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn read32(&mut self, va: GpuVa) -> Result<u32, MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, false)?;
         if bytes < 4 {
@@ -281,7 +282,7 @@ impl<'a> Session<'a> {
     /// Writes 32 bits, in one access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn write32(&mut self, va: GpuVa, value: u32) -> Result<(), MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, true)?;
         if bytes < 4 {
@@ -296,7 +297,7 @@ impl<'a> Session<'a> {
     /// Replaces 32 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn update32(&mut self, va: GpuVa, update: impl Fn(u32) -> u32) -> Result<u32, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update32(address, update).unwrap_or_else(|error| {
@@ -308,7 +309,7 @@ impl<'a> Session<'a> {
     /// Replaces 64 aligned bits in one access with the result of `update`, and returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`].
+    /// [`MmuFault`] if the page cannot be accessed.
     pub fn update64(&mut self, va: GpuVa, update: impl Fn(u64) -> u64) -> Result<u64, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update64(address, update).unwrap_or_else(|error| {
@@ -380,7 +381,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that no memory answers in part: copies the readable bytes to writable addresses, slowly.
+    /// Copies a run that is partly not backed by memory: copies only readable bytes to writable addresses, slowly.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

@@ -18,7 +18,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
     let entry = |table: BusAddr, index: u64| {
         view.read64(table.offset(index * ENTRY_BYTES)).map_err(|error| view.memory().count_lost(error))
     };
-    // GUESS: a table that no memory answers faults like a missing table.
+    // GUESS: a table at an address without memory causes the same fault as a missing table.
     let pde = Pde::from(entry(space.directory, va.0 >> PDE_SHIFT).map_err(|()| fail(fault::PDE))?);
     let large = BusAddr::from_table(pde.large_target(), pde.large_address());
     let small = BusAddr::from_table(pde.small_target(), pde.small_address());
@@ -42,7 +42,7 @@ pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Re
 /// Checks that the page permits the access.
 ///
 /// # Errors
-/// The fault reason.
+/// Returns the fault reason if the page does not permit the access.
 pub fn check(pte: Pte, write: bool, privileged: bool) -> Result<(), u32> {
     if pte.privileged() && !privileged {
         return Err(fault::PRIVILEGE);

@@ -39,7 +39,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     driver.run_until_idle();
     assert!(driver.holds(to, 1, 3), "the other engine goes on");
 
-    // Recover like a driver: fix the mapping, acknowledge the fault, reset the engine, and restart the channel.
+    // Recover as a driver would: fix the mapping, acknowledge the fault, reset the engine, and restart the channel.
     driver.wr(pfifo::MMU_FAULT_ID::OFFSET, 1 << unit);
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pfifo::SCHED_ENABLE_ACK::OFFSET, 1 << 4);
@@ -285,7 +285,7 @@ fn triggered_fault_removes_hung_channel_from_engine() {
     driver.wr(pfifo::FAULT_TRIGGER::at(5), 0x116);
     assert_eq!(driver.rd(pfifo::MMU_FAULT_ID::OFFSET), 1 << 0x16);
     assert_eq!(driver.rd(pfifo::FAULT_INST::at(0x16)), (hung.instance >> 12) as u32);
-    // Recover like a driver: disable the channel, reset the engine, and acknowledge the errors.
+    // Recover as a driver would: disable the channel, reset the engine, and acknowledge the errors.
     driver.wr(pfifo::CHANNEL_STATE::at(1), 0x001f_0000);
     driver.wr(pmc::ENABLE::OFFSET, !0x80);
     driver.wr(pmc::ENABLE::OFFSET, u32::MAX);

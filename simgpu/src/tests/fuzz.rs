@@ -6,7 +6,7 @@ use card::{Aperture, Card};
 use nvspec::regs;
 use proptest::prelude::*;
 
-/// An operation of a driver. Its values are often valid.
+/// An operation of a driver, often with valid values.
 #[derive(Clone, Debug)]
 enum Op {
     /// Writes a register: its index in the table, its index in an array, and the value.

@@ -281,8 +281,8 @@ fn time_between_semaphores(
 fn kernel_time_depends_on_work_and_not_on_worker_count() {
     let clock = ComputeTiming { warp_instructions_per_second: 1_000_000_000, bytes_per_second: 0 };
     let memory = ComputeTiming { bytes_per_second: 1_000_000_000, ..clock };
-    // If a warp accesses contiguous words, it makes one transaction of 128 bytes; if it accesses separate lines, it
-    // makes 32.
+    // A warp that accesses contiguous words makes one transaction of 128 bytes. A warp whose lanes access separate
+    // lines makes 32 transactions.
     for (compute, stride, per_access) in [(clock, 4, 0), (memory, 4, 1), (memory, 128, 32)] {
         for (rounds, launches) in [(3u32, 1), (40, 1), (40, 3)] {
             let instructions = 16 * (5 + 6 * u64::from(rounds));

@@ -111,7 +111,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         }
     }
     assert_eq!(driver.rd(fecs::CURRENT::OFFSET), 0x8000_0000 | instance, "{code}");
-    // Recover like a driver: remove the channel, and acknowledge the errors.
+    // Recover as a driver would: remove the channel, and acknowledge the errors.
     pair.computes(2);
     let driver = &pair.driver;
     driver.wr(pfifo::CHANNEL_STATE::at(3), 0x001f_0000);

@@ -82,7 +82,7 @@ fn kernels_are_counted_by_transactions() {
     let at = across_blocks(&mut driver, &channel, BANK);
     let data = across_blocks(&mut driver, &channel, DATA);
     driver.host(DATA, 1);
-    // The third page of the data is in host memory; the others are at the end of a block.
+    // The third page of the data is in host memory, and all other pages are at the end of a block.
     driver.map(channel.space, DATA + 2 * PAGE, At::Host(DATA), 1);
     driver.buffer(&channel, SEM, 1, 9);
     driver.push(&mut channel, &words(&[set_up(&[DATA as u32, 100, 7]), launch(16, 256), query(SEM, 1)]));
@@ -98,8 +98,8 @@ fn unanswered_accesses_are_counted_in_no_vram_block() {
     let mut driver = profiled();
     let mut channel = driver.only_channel(1);
     driver.buffer(&channel, A, 1, 1);
-    // Access VRAM addresses beyond the card's 64 MiB, in the same gibibyte and in later ones, and host memory that is
-    // not mapped.
+    // Access VRAM addresses beyond the card's 64 MiB, in the same and in later gibibytes, and host memory that is not
+    // mapped.
     for (page, at) in [At::Vram(80 << 20), At::Vram(3 << 30), At::Vram((1 << 40) - PAGE)].into_iter().enumerate() {
         driver.map(channel.space, B + page as u64 * PAGE, at, 1);
     }

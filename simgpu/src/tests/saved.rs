@@ -17,8 +17,8 @@ fn config() -> Config {
     Config { shared: true, ..small() }
 }
 
-/// Returns a driver with a channel that copies pages back and forth, the address of its semaphore, and that of one of
-/// the buffers.
+/// Returns a driver with a channel that copies pages back and forth, the address of the semaphore, and the address of
+/// one of the buffers.
 fn copier(config: &Config) -> (Driver, Channel, u64, u64) {
     let mut driver = Driver::new(config);
     let mut channel = driver.only_channel(1);
@@ -51,7 +51,7 @@ fn memory(card: &SimGpu, config: &Config) -> Vram {
     Vram::of_file(file, u64::from(config.vram_mib) << 20).expect("the card's own")
 }
 
-/// Hands the card over as to another process.
+/// Hands the card over, as if to another process.
 fn handed_over(card: &SimGpu, config: &Config) -> SimGpu {
     let bytes = encoded(card);
     let saved: SavedCard = postcard::from_bytes(&bytes).expect("it was just encoded");
@@ -196,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Edits a saved card. It must be refused, or become a card that may misbehave but never panics.
+    /// Edits a saved card. The card must be refused, or be restored as a card that may misbehave but never panics.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

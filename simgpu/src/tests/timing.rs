@@ -83,7 +83,7 @@ fn late_host_does_not_make_the_card_slower() {
 #[test]
 fn late_host_does_not_delay_start_of_card_work() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
-    // Test both with and without the driver taking the channel off before the card's thread runs.
+    // Test both cases: the driver removes the channel from its engine before the card's thread runs, or it does not.
     for off in [false, true] {
         let mut driver = Driver::new(&slow());
         let mut channel = driver.only_channel(1);
@@ -251,7 +251,7 @@ fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
             buffer(&mut driver, &channel, A, 16, from_host);
             buffer(&mut driver, &channel, B, 16, to_host);
             let sem = driver.buffer(&channel, SEM, 1, 3);
-            // The first copy also loads the channel on its engine, so measure the second.
+            // The first copy also loads the channel on its engine, so measure the second copy.
             let twice = [object(class), copy.clone(), release(SEM, 1), copy, release(SEM + 16, 1)];
             driver.push(&mut channel, &words(&twice));
             driver.run_until_idle();

@@ -1,4 +1,4 @@
-//! Runs arbitrary operations on two VMs' channels (instance blocks, ring contents, runlists, doorbells):
+//! Runs arbitrary operations on two VMs' channels (instance blocks, ring contents, runlists, doorbells).
 //! `channels::fuzz` documents the checks.
 #![no_main]
 

@@ -1,9 +1,10 @@
-//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is nothing but a client of the mediator, for hosts on which QEMU
-//! would be too slow.
+//! `light-vmm SOCKET MIB [WORKLOAD]`: a VM whose VMM is only a client of the mediator, for hosts on which QEMU would be
+//! too slow.
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
-//! verifies every byte of the copies. It then waits until the device disappears, and reports that. With the name of a
-//! workload, it instead runs the workload's kernels repeatedly, and verifies each result, until it is ended.
+//! verifies every byte of the copies. It then waits until the device disappears, and reports this. If the name of a
+//! workload is given, the program instead runs the workload's kernels repeatedly, and verifies each result, until it is
+//! ended.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

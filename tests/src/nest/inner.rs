@@ -19,13 +19,13 @@ use crate::guest::{self, Smoke};
 use crate::vm;
 use crate::{VmConfig, wait};
 
-/// Number of the first line's device in the machine, after the lines of a PC.
+/// Device number of the first serial line for VMs in the machine, after the serial lines of a PC.
 const FIRST_LINE: usize = 4;
 /// File in the machine for an argument that contains spaces: the kernel's command line.
 const WORDS: &str = "etc/vm.cfg";
 /// Size of a huge page in MiB.
 const HUGE_MIB: u32 = 2;
-/// Time from the start of QEMU to that of a guest's init.
+/// Time limit from the start of QEMU to the start of a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 
 /// Description of a VM.
@@ -81,7 +81,7 @@ pub(super) fn add_images(specs: &[InnerSpec], files: &mut Files) -> Result<()> {
     if specs.is_empty() {
         return Ok(());
     }
-    // The kernel's timer check takes a busy host for a broken machine.
+    // Disable the kernel's timer check, which mistakes a busy host for a broken machine.
     let words = "[machine]\n  append = \"console=ttyS0 no_timer_check panic=0 loglevel=7\"\n";
     files.write(WORDS, 0o644, words.as_bytes());
     let mut there = Vec::new();

@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM in seat `name`, which the daemon's configuration contains, with or without its driver.
+    /// Boots a VM, with or without its driver, in seat `name`, which the daemon's configuration contains.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -59,7 +59,7 @@ impl Host {
         Ok(())
     }
 
-    /// Ends one VM, in the middle of its work if it has any. Then another VM takes its seat.
+    /// Ends one VM, in the middle of its work if its driver is loaded. Then another VM takes its seat.
     fn event(&mut self) -> Result<String> {
         let at = self.random.usize(..self.seats.len());
         let Seat { name, vm, drives } = self.seats.remove(at);
@@ -85,13 +85,13 @@ impl Host {
                 }
             }
         }
-        // The other VMs keep working. A VMM that has lost its device may still run.
+        // The other VMs keep working. A VMM that has lost its device may keep running.
         if let Some(other) = self.seats.iter().find(|seat| seat.drives) {
             guest::smoke(&other.vm, "copy --engine ce0 --from vram --to gart --size 262144")?;
         }
         if what != "removed" {
             self.wait_gone(&name)?;
-            // Keep the vGPU for the next VM, or create a new one.
+            // Keep the vGPU for the next VM, or create a new vGPU.
             if self.random.bool() {
                 self.daemon.ctl(&["vm", "remove", &name])?.success()?;
                 self.add(&name)?;

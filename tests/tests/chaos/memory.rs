@@ -10,8 +10,8 @@ use tests::{Daemon, Output, Vm, VmConfig, wait};
 /// Maximum time for the daemon to notice the end of a VM, and for chunks to move.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the configuration of a card of `vram_mib` MiB of which the mediator keeps `reserve_mib`, in chunks of
-/// `chunk_kib`; a random move follows every `every` submissions.
+/// Returns the configuration of a card of `vram_mib` MiB, of which the mediator reserves `reserve_mib`, with chunks of
+/// `chunk_kib` KiB. A random move follows after every `every` submissions.
 fn stirred_toml(paths: &tests::Paths, vram_mib: u32, reserve_mib: u32, chunk_kib: u32, every: u32) -> String {
     let card = card_toml(paths, vram_mib) + &format!("reserve_mib = {reserve_mib}\nchunk_kib = {chunk_kib}\n");
     card + "overcommit = true\n" + &format!("memory = {{ host_mib = 256, chaos_every = {every}, chaos_seed = 6 }}\n")
@@ -107,8 +107,8 @@ fn daemon_killed_in_mid_relocation_serves_again_after_a_restart() -> Result<()> 
 
 #[test]
 fn guest_on_the_largest_chunks_is_verified_while_they_move() -> Result<()> {
-    // Of the card's 64 MiB chunks, the VM may use one although it needs two. The mediator uses one itself, keeps one
-    // for the VM's page tables, and two in reserve.
+    // The card is divided into chunks of 64 MiB. The VM may use one chunk on the card, although it needs two. The
+    // mediator uses one chunk itself and one chunk for the VM's page tables, and keeps two chunks in reserve.
     let daemon = Daemon::start("large", |paths| stirred_toml(paths, 384, 256, 65536, 4) + &vm_toml("large", 128))?;
     let vm = boot(&daemon, "large", "6.12")?;
     guest::smoke(&vm, "workload --name memory --working-set 48m --rounds 1")?;

@@ -20,8 +20,8 @@ const CHANGES: &str = "sed -i -e \"s#type='kvm'#type='qemu'#\" -e \"s#<cpu mode=
     \"s#<serial type='pty'/>#<serial type='file'><source path='/srv/vm/console.log'/></serial><serial type='pipe'>\
     <source path='/srv/vm/agent'/></serial>#\" web.xml && mkfifo agent.in agent.out && touch console.log answers && chown -R libvirt-qemu .";
 
-/// Checks QEMU's rights under libvirt's AppArmor profile with the package's additions, although the kernel does not
-/// enforce the profile.
+/// Computes QEMU's permissions under libvirt's AppArmor profile with the package's additions, because the kernel here
+/// does not enforce the profile.
 const PROFILE: &str = "printf '#include <tunables/global>\nprofile test /usr/bin/qemu-system-x86_64 {\n #include <abstractions/libvirt-qemu>\n\
     }\n' > /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache /tmp/profile && apparmor_parser --skip-kernel-load --skip-cache \
     --preprocess /tmp/profile | grep -q 'run/gpu-mediator/[*].sock rw'";

@@ -190,7 +190,7 @@ fn page_shows_upgrade(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Ends the present daemon, which is not the unit's first process after an upgrade.
+/// Ends the current daemon, which, after an upgrade, is not the unit's first process.
 fn end_daemon(host: &Debian) -> Result<()> {
     let daemon = json(host, &format!("--socket {SOCKET} daemon show"))?;
     let pid = daemon["pid"].as_u64().context("a process")?;
@@ -231,7 +231,7 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
             Ok((shown["on_card_bytes"].as_u64() >= Some(mib << 20)).then_some(()))
         })
     };
-    // A guest whose kernels run all the time.
+    // Start a guest whose kernels run all the time.
     host.start("desktop", "exec light-vmm /run/n1/desktop.sock 32 loop")?;
     let computes = "grep -q '^RESULT ok=true' /var/log/units/desktop.log";
     host.until("the guest to compute", computes, WAIT_TIMEOUT)?;
@@ -244,8 +244,8 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants always have work, and together have received more than half of the last second. The guest
-        // computes, too, on its own card.
+        // Both tenants always have work, and together have received more than half of the last second. The guest also
+        // computes, on its own card.
         let all = shown(&document);
         let received_by = |users: &[&str]| -> u32 {
             let received =

@@ -102,7 +102,8 @@ fn packages_pass_lintian_and_rpmlint() -> Result<()> {
     Ok(())
 }
 
-/// The loader finds the guest's libraries once the package is installed, and the doctor names the missing device.
+/// Tests that the loader finds the guest's libraries once the package is installed, and that the doctor names the
+/// missing device.
 #[test]
 fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     let scratch = Scratch::new("guest-package")?;
@@ -111,7 +112,7 @@ fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     let root = scratch.path().join("guest");
     let mut unpack = Command::new("dpkg-deb");
     run_to_end(unpack.arg("--extract").arg(scratch.path().join(&package)).arg(&root), LIMIT)?.success()?;
-    // The loader's own tool, with a list and a cache that are not the host's.
+    // Run the loader's own tool with a separate list and cache, instead of those of the host.
     let folder = fs::read_to_string(root.join("etc/ld.so.conf.d/gpu-mediator-guest.conf"))?;
     let folder = root.join(folder.trim().trim_start_matches('/'));
     let (list, cache) = (scratch.path().join("list"), scratch.path().join("cache"));
@@ -124,7 +125,7 @@ fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
         let place = found.and_then(|line| line.split_once(" => ")).map(|(_, place)| place);
         ensure!(place.map(Path::new) == Some(&folder.join(name)), "{name}: {place:?}\n{list}");
     }
-    // A machine without the device.
+    // This machine does not have the device.
     let mut doctor = Command::new(root.join("usr/bin/gpu-mediator-guest-doctor"));
     let doctor = run_to_end(&mut doctor, LIMIT)?;
     ensure!(doctor.code == Some(1), "{}{}", doctor.stdout, doctor.stderr);
@@ -132,7 +133,7 @@ fn guest_package_installs_libraries_that_programs_find() -> Result<()> {
     Ok(())
 }
 
-/// A program compiles against the package's files, and finds the library where the package has it.
+/// Tests that a program compiles against the package's files, and finds the library at its path in the package.
 #[test]
 fn gdev_package_has_what_programs_need() -> Result<()> {
     let scratch = Scratch::new("gdev-package")?;
@@ -150,7 +151,7 @@ fn gdev_package_has_what_programs_need() -> Result<()> {
     compile.arg(&source).arg("-I").arg(root.join("usr/include")).arg("-o").arg(&program);
     compile.args(libraries.split_whitespace()).arg(format!("-Wl,-rpath,{}", folder.display()));
     run_to_end(&mut compile, LIMIT)?.success()?;
-    // The program starts with the library, and reports that there is no such device.
+    // The program starts with the library, and reports that the device does not exist.
     let image = source.with_file_name("add.sm20");
     let ended = run_to_end(Command::new(&program).arg("vgpu:/no/socket").arg(image), LIMIT)?;
     ensure!(ended.code == Some(1) && ended.stderr.contains("/no/socket"), "{}{}", ended.stdout, ended.stderr);
@@ -211,7 +212,7 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
         "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
-    // The driver is started as by the DaemonSet, and complains that its node's name is missing.
+    // The driver is started in the same way as by the DaemonSet, and complains that the name of its node is missing.
     let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
     ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
     let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;

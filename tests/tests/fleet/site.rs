@@ -88,7 +88,7 @@ pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     files.write("root/accounts.sh", 0o755, ACCOUNTS.as_bytes());
     let [config] = &blocks(PAGE, "toml")[..] else { bail!("docs/guides/libvirt.md has not one configuration") };
     files.write("etc/gpu-mediator.toml", 0o644, config.as_bytes());
-    // The host's C library is at least as new as the library that the programs were linked to.
+    // The host's C library is at least as new as the library that the programs were linked against.
     for (name, place) in [
         ("cuda-program", "usr/bin/cuda-program"),
         ("libcuda_fake.so", "opt/fake/libcuda.so.1"),

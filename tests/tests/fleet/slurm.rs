@@ -120,8 +120,8 @@ fn kill(job: u32) -> String {
 
 /// Cancels or kills jobs that hold their memory, each once it runs.
 ///
-/// The controller starts jobs in an order of its own. The jobs together request more shards than the nodes have, so a
-/// job may have to wait until any other job has ended.
+/// The controller decides in which order the jobs start. The jobs together request more shards than the nodes have, so
+/// a job may have to wait until any other job has ended.
 fn end_holding_jobs(host: &Debian, cancelled: &[u32], killed: &[u32]) -> Result<()> {
     let cancel = |job| format!("test \"$(squeue --noheader --jobs={job} --format=%T)\" = RUNNING && scancel {job}");
     let mut commands: Vec<String> =
@@ -183,7 +183,7 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of MiB that a program could allocate, which is its last output.
+/// Returns the number of MiB that a program was able to allocate, which the program prints last.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
@@ -263,7 +263,7 @@ fn is_restarted(host: &Debian, job: u32, has_memory: &str) -> Result<()> {
     run_node(host, "n2")?;
     let kept = names(host, "/run/n2/admin.sock", "tenant")?;
     ensure!(kept.contains(&format!("slurm-{job}")), "{kept:?}");
-    // A process that the job starts gives the new socket to the job's user.
+    // When the job starts another process, the plugin gives the new socket to the job's user.
     host.ok(&format!("{} srun --jobid={job} --overlap true", user("alice")))?;
     host.until("the program to be served with its memory again", has_memory, WAIT_TIMEOUT)?;
     ensure!(host.ok(&process)? == before, "another process runs");

@@ -37,7 +37,7 @@ impl Scene {
         Self::with(name, kernel, card, false)
     }
 
-    /// Like [`Self::new`]; with `knows`, the faulty guest has the paravirtual driver.
+    /// Same as [`Self::new`]. If `knows` is true, the faulty guest has the paravirtual driver.
     fn with(name: &str, kernel: &str, card: &str, knows: bool) -> Result<Self> {
         let faulty = if knows { offered("faulty", 192, "") } else { vm_toml("faulty", 192) };
         let vms = faulty + "hang_limit_ms = 1500\n" + &vm_toml("neighbour", 192);
@@ -84,9 +84,9 @@ impl Scene {
 
 /// Causes three kinds of faults in sequence in one guest. The neighbour copies during the whole test.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
-    // The first two kinds of faults take only a few launches, so the hang after 200 launches cannot occur during them.
-    // The residue must be kept: otherwise the mediator's own kernel, which clears PGRAPH between VMs, would launch on
-    // this engine as well, and could trigger the hang.
+    // The first two kinds of faults take only a few launches, so the hang, which occurs after 200 launches, cannot
+    // occur during them. The residue must be kept: otherwise the mediator's own kernel, which clears PGRAPH between
+    // VMs, would launch on this engine as well, and could trigger the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";
     let scene = Scene::new("faults", kernel, hang)?;
     // The neighbour uses only the copy engines, which have no injected fault.

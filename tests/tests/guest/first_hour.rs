@@ -22,12 +22,12 @@ const PAGE: &str = include_str!("../../../docs/guides/operating.md");
 const CURL: &str = "/usr/bin/curl";
 /// Address of the status page.
 const ADDRESS: &str = "http://127.0.0.1:9470";
-/// Settings of the driver without a GPU.
+/// Settings of the driver that needs no GPU.
 const CARD: &str = "FAKE_CUDA_FOLDER=/run/gpu-mediator/card FAKE_CUDA_MIB=1088";
 /// Time limit of commands and waits, which only detects hangs.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Adds curl. This machine's libraries go to a separate folder, so that they do not replace the guest's libraries.
+/// Adds curl. Copies this machine's libraries to a separate folder, so that they do not replace the guest's libraries.
 fn add_curl(files: &mut Files) -> Result<()> {
     files.copy(Path::new(CURL), "opt/curl/curl", 0o755)?;
     let mut loader = None;
@@ -138,7 +138,7 @@ fn first_hour_ends_with_vms_and_tenants_on_the_page() -> Result<()> {
     ensure!(said.contains("training") && said.contains("serving"), "{said}");
     page_shows_both_tenants(&host)?;
 
-    // The status page is read-only, listens only on this host, and needs no further right.
+    // The status page is read-only, is served only on this host, and needs no further permission.
     let code = |arguments: &str| {
         host.ok(&format!("curl --silent --output /dev/null --write-out '%{{http_code}}' {arguments} {ADDRESS}/v1/vms"))
     };

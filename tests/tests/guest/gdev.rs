@@ -14,7 +14,7 @@ use super::stories::complaints;
 
 /// Name of the VM.
 const VM: &str = "gdev";
-/// Name of the VM whose vGPU a host process drives.
+/// Name of the VM whose vGPU is used by a process on the host.
 const HOST: &str = "host";
 
 /// Returns the library that cargo has built next to the tests.
@@ -25,7 +25,7 @@ fn library(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Compiles a C program of a crate's examples, which needs the library at `library`.
+/// Compiles an example program of a crate, which is written in C and needs the library at `library`.
 fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev").join(part);
     let program = folder.join(name);
@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the library of the driver API under the name that programs need. Its folder is next to that of the built
-/// libraries, because guests have a file system of their own at `/tmp`.
+/// Returns the library of the driver API, under the name that programs need. Its folder is next to the folder of the
+/// built libraries, because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");
@@ -81,7 +81,7 @@ fn c_programs_compute_and_share_memory_in_a_guest() -> Result<()> {
         let output = vm.run_within(&format!("run /gdev/{arguments}"), guest::SMOKE_LIMIT)?;
         ensure!(output.code == 0 && output.text().trim() == expected, "{arguments}: {}", output.text());
     }
-    // The same programs on the host, next to the guest.
+    // Run the same programs on the host, next to the guest.
     let target = format!("vgpu:{}", daemon.vm_socket(HOST).display());
     let kernel = Path::new(env!("CARGO_MANIFEST_DIR")).join("../gdev/c/examples/c/add.sm20");
     let on_host = |program: &str, arguments: &[&str]| -> Result<String> {

@@ -1,5 +1,5 @@
-//! Kills the daemon while guests run, and restarts it like a service manager: the VMMs stay connected, and the guests
-//! reload their driver.
+//! Kills the daemon while guests run, and restarts it as a service manager would: the VMMs stay connected, and the
+//! guests reload their driver.
 
 use std::time::{Duration, Instant};
 

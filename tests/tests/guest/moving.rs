@@ -15,7 +15,7 @@ use super::upgrade::{Copies, compute_until};
 /// Number of moves of computing guests, by default and at full scale.
 const MOVES: usize = 24;
 const FULL_MOVES: usize = 100;
-/// Maximum time after which a lost card must be out of service.
+/// Time within which a lost card must be out of service.
 // TIMEOUT: the daemon polls the card ten times a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
@@ -112,8 +112,8 @@ fn card_drains_while_vm_arrives_and_upgrade_keeps_moved_vms() -> Result<()> {
     copies.iter_mut().try_for_each(Copies::copy)?;
     let (report, late) = std::thread::scope(|scope| -> Result<_> {
         let drains = scope.spawn(|| daemon.ctl_json(&["card", "drain", "card0"]));
-        // Add a VM during the drain. It is placed on another card, or on this card, which it then leaves with the other
-        // VMs.
+        // Add a VM during the drain. The VM is placed on another card, or on this card, which it then leaves with the
+        // other VMs.
         let late = daemon.ctl(&["vm", "add", "d", "--vram-mib", "32"])?;
         let report = drains.join().map_err(|_| anyhow::anyhow!("a thread has panicked"))??;
         Ok((report, late))

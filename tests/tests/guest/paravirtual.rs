@@ -6,7 +6,7 @@ use tests::{Daemon, Vm, VmConfig};
 
 use super::stories::complaints;
 
-/// Returns the configuration of a second card, and of a VM that has this card in passthrough.
+/// Returns the configuration of a second card, and of a VM that has this card in passthrough mode.
 fn passed_through(name: &str) -> String {
     let card = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
     format!("{card}\n[[vm]]\nname = {name:?}\ncard = \"card1\"\npassthrough = true\n")

@@ -47,7 +47,7 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
 
 /// Command prefix that runs a command as a user that may run VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
-/// Command prefix that runs a command as a user without rights.
+/// Command prefix that runs a command as an unprivileged user.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
 /// Maximum exposure score of the unit, from 0 to 100 (`systemd-analyze security`). The score results from AF_UNIX,
 /// other users, `/`, `chown` and `setpriority`. `docs/guides/operating.md` contains the same score, and a test of
@@ -164,7 +164,7 @@ fn is_installed(host: &Host) -> Result<()> {
     Ok(())
 }
 
-/// Checks users, a card, and access rights.
+/// Checks users, a card, and permissions.
 fn is_configured(host: &Host) -> Result<()> {
     for group in ["operators", "kvm"] {
         host.ok(&format!("addgroup --quiet --system {group}"))?;
@@ -246,8 +246,8 @@ fn is_restarted(host: &Host) -> Result<()> {
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections are lost as well. For VM 3, systemd stores a copy of its connection, its journal with the VMM's
-    // RAM and interrupt, and the mapped memory under BAR1, BAR3 and PRAMIN.
+    // Their connections are lost as well. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
+    // and interrupt, and the mapped memory of BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);
     host.ok("rm /etc/systemd/system/gpu-mediator.service.d/slow.conf").map(drop)
@@ -332,7 +332,7 @@ fn is_upgraded(host: &Host) -> Result<()> {
     assert_ne!(property(host, "MainPID")?, process);
     assert_eq!(property(host, "ActiveState")?, "active");
     assert_eq!(state(host)?, before);
-    // The sockets are still the same, not replacements.
+    // The sockets are still the same, and have not been replaced.
     assert_eq!(host.ok(sockets)?, old);
     host.ok("cmp /root/site.toml /etc/gpu-mediator.toml")?;
     Ok(())

@@ -43,7 +43,7 @@ fn comes_up(name: &str, kernel: &str) -> Result<()> {
     Ok(())
 }
 
-/// Like [`comes_up`], but with apertures that the VMM maps: the CPU's accesses to them cause no messages.
+/// Same as [`comes_up`], but with apertures that the VMM maps: the CPU's accesses to them cause no messages.
 fn comes_up_remapped(name: &str, kernel: &str) -> Result<()> {
     let (daemon, vm) = one(name, kernel, false, "")?;
     assert_eq!(guest::load_driver(&vm)?, "nouveau renderD128 MSI");

@@ -1,4 +1,4 @@
-//! Replaces the daemon by another one while the guests of its VMs compute, also by successors that fail to start.
+//! Replaces the daemon with another daemon while the guests of its VMs compute. Some successors fail to start.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -133,7 +133,7 @@ fn next_daemon_that_does_not_come_up_changes_nothing() -> Result<()> {
         assert_eq!(info["upgrades"], upgrades, "{info}");
         copies.iter_mut().try_for_each(|copies| copies.copy().with_context(|| daemon.log_tail()))?;
     }
-    // VMs can be added and removed, and the last daemon ends like the first one would have ended.
+    // VMs can be added and removed, and the last daemon ends in the same way as the first daemon would have ended.
     daemon.ctl(&["vm", "remove", "b"])?.success()?;
     assert!(!daemon.vm_socket("b").exists() && daemon.vm_socket("a").exists());
     let [a, _, mut c] = copies;

@@ -1,4 +1,4 @@
-//! Runs the papers' workloads on the stock driver, with a card in passthrough, and concurrently in two mediated VMs.
+//! Runs the papers' workloads on the stock driver, with a passed-through card, and concurrently in two mediated VMs.
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -45,7 +45,7 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
-/// Runs no other program, so that no guest access can cause the interrupt.
+/// Tests the timer's alarm. No other program runs, so that no guest access can cause the interrupt.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
     let daemon = Daemon::start("alarm", |paths| card_toml(paths, 128) + &vm_toml("alarm", 64))?;

@@ -111,7 +111,7 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
         assert!(!held, "{line}");
     }
     // Check that the attacker's own driver can still start and receives interrupts. A correct copy alone does not prove
-    // the interrupts, because the driver polls for the copy before it waits.
+    // that interrupts arrive, because the driver polls for the copy before it waits.
     guest::load_driver(&attacker)?;
     guest::smoke(&attacker, "copy --engine m2mf --from gart --to vram --size 65536")
         .inspect_err(|_| println!("{:?}", daemon.ctl(&["sched", "show"])))?;

@@ -12,8 +12,8 @@ use tests::rogues::{Rogue, stretched};
 /// neighbour has work even if a busy host delays its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
-/// Maximum number of measurements of one rogue. A guest that the host runs late has no work for a while, and the others
-/// receive its share. A fault of the mediator shows in each measurement.
+/// Maximum number of measurements of one rogue. A guest that the host schedules late has no work for a while, and the
+/// other guests receive its share. A fault of the mediator shows in every measurement.
 const ROUNDS: usize = 3;
 
 /// Describes the harm that a rogue did to its neighbours. The test reports all rogues together.
@@ -29,8 +29,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // A neighbour must pay only for its own work, not for a rogue's. A busy host detects the rogue late. Without
-        // detection, the factor would be ten times as large.
+        // A neighbour must pay only for its own work, not for a rogue's. On a busy host, the rogue is detected late.
+        // Without detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }
@@ -56,8 +56,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
     Ok(complaints)
 }
 
-/// Lists neighbours that were charged for more than their own kernels while a rogue toggles its channel. A late host
-/// also adds to the charges, but the rogue's kernels would add 5 to 25 times as much.
+/// Lists neighbours that were charged for more than their own kernels while a rogue toggles its channel. Delays of the
+/// host also add to the charges, but the rogue's kernels would add 5 to 25 times as much.
 fn paid_for_others(rogue: Rogue, outcome: &Outcome) -> Vec<String> {
     if !Rogue::BY_REGISTERS.contains(&rogue) {
         return Vec::new();

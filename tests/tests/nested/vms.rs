@@ -11,17 +11,17 @@ use tests::nest::inner::{InnerSpec, InnerVm};
 use tests::nest::{self, ADDRESS, Nest, OUTER_VM, Shape};
 use tests::scale;
 
-/// Size of the card, and size that is configured for the inner daemon, in MiB.
+/// Size of the card in MiB. The next constant is the size that is configured for the inner daemon.
 const CARD_MIB: u32 = 256;
 const VRAM_MIB: u32 = 96;
-/// Size of a VM's VRAM, and of its quota on the card, in MiB. Small, because each word that the daemon zeroes is a
-/// message to the outer daemon.
+/// Size of a VM's VRAM, and of its quota on the card, in MiB. The size is small, because each word that the daemon
+/// zeroes is a message to the outer daemon.
 const VM_MIB: u32 = 32;
 const QUOTA_MIB: u32 = 8;
 /// Size of host memory for evicted chunks in MiB: all VRAM that VMs see, because none of it is guaranteed to be on the
 /// card.
 const HOST_MIB: u32 = 2 * VM_MIB;
-/// The VM that reboots and turns hostile, and the paravirtual VM, which is killed.
+/// The VM that reboots and turns hostile. The next constant is the paravirtual VM, which is killed.
 const FIRST: &str = "a";
 const PARAVIRTUAL: &str = "pv";
 /// Configuration line of a paravirtual VM.

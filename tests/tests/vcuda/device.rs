@@ -1,4 +1,4 @@
-//! The device with stock kernels, and a worker without CUDA.
+//! Tests the device with stock kernels, and with a worker without CUDA.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -45,8 +45,8 @@ fn load(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Runs programs on a kernel: one that checks everything, one that is killed, one that loses its worker; then the guest
-/// is reset with a program at work.
+/// Runs three programs on a kernel: one that checks everything, one that is killed, and one that loses its worker. Then
+/// resets the guest while a program works.
 fn programs_work_on(kernel: &str) -> Result<()> {
     let name = format!("cuda-{kernel}");
     let scratch = Scratch::new(&name)?;

@@ -1,4 +1,4 @@
-//! Guests whose programs use CUDA, through the stock driver of virtio-gpu.
+//! Tests guests whose programs use CUDA through the stock driver of virtio-gpu.
 
 mod device;
 mod programs;

@@ -1,4 +1,4 @@
-//! CUDA programs in a guest, with the daemon, workers and the fake driver on the host.
+//! Tests CUDA programs in a guest, with the daemon, the workers and the fake driver on the host.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn worker(folder: &Path) -> Result<PathBuf> {
 
 /// A daemon with a VM on the fake card, and the guest.
 struct Site {
-    // Dropped first.
+    // The VM is dropped first.
     vm: Vm,
     daemon: Daemon,
     scratch: Scratch,
@@ -58,7 +58,7 @@ impl Site {
         std::fs::create_dir(&plain_folder)?;
         symlink(&fake, plain_folder.join("libcuda.so.1"))?;
         let (worker, card) = (worker(folder)?, folder.join("card"));
-        // The owner of the card inherits them; workers start with an empty environment.
+        // The owner of the card inherits these variables. Workers start with an empty environment.
         let variables = [("FAKE_CUDA_FOLDER", card.as_os_str()), ("FAKE_CUDA_MIB", "256".as_ref())];
         let daemon = Daemon::start_as_service_with(&format!("{name}-daemon"), &variables, |paths| {
             format!(
@@ -117,11 +117,12 @@ fn driver_api_program_computes_in_a_guest() -> Result<()> {
     Ok(())
 }
 
-/// The program computes while the daemon is upgraded, killed twice and upgraded again, and its share changes.
+/// Tests that the program computes while the daemon is upgraded, killed twice and upgraded again, and while the
+/// program's share changes.
 #[test]
 fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     let mut site = Site::start("cuda-state")?;
-    // Its rounds take 30 s of the card's time; they do not change the result.
+    // The rounds take 30 s of the card's time, and do not change the result.
     let trained = site.vm.start("run /cuda/cuda-program train --mib 8 --rounds 100 --spin-us 300000")?;
     let has_program =
         |site: &Site| -> Result<bool> { Ok(site.daemon.ctl_json(&["vm", "show", VM])?["programs"][0].is_object()) };
@@ -141,7 +142,7 @@ fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     ensure!(output.text().trim() == site.plain(&["train", "--mib", "8", "--rounds", "100"])?, "{}", output.text());
     let tenant = site.daemon.ctl_json(&["tenant", "show", VM])?;
     ensure!(tenant["time"]["weight"] == 300 && tenant["memory"]["quota_mib"] == 32, "{tenant}");
-    // No worker was started again: the first one computed all of it.
+    // No worker was started again: the first worker made the whole computation.
     ensure!(site.shown("/counters/workers_started")? == 0, "{}", site.daemon.log_tail());
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Domains with stock and paravirtual drivers share a card: they copy and compute. One domain is destroyed, and attacks
-//! when it is created again. At full scale, three domains also swap, and one domain reboots.
+//! Tests domains with stock and paravirtual drivers that share a card, copy and compute. One domain is destroyed, and
+//! attacks when it is created again. At full scale, three domains also swap, and one domain reboots.
 
 use std::time::Duration;
 

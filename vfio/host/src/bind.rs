@@ -13,13 +13,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Address, Function, ManagerError, Obstacle, Sysfs, VFIO_PCI};
 
-/// Writes files of sysfs. This is a trait so that tests can simulate the kernel: writing a file in a test's folder does
+/// Writes files of sysfs. A trait allows tests to simulate the kernel, because writing a file in a test's folder does
 /// not bind anything.
 pub trait Attributes {
     /// Writes `text` to the existing file at `path`.
     ///
     /// # Errors
-    /// The kernel's error.
+    /// Returns the kernel's error if the call fails.
     fn write(&self, path: &Path, text: &str) -> io::Result<()>;
 }
 

@@ -101,7 +101,7 @@ fn accesses_beyond_an_aperture_read_as_ones() {
 
 #[test]
 fn memory_is_pinned_for_two_at_the_same_time() {
-    // Here the kernel completes a mapping only after another one has begun.
+    // Here the kernel completes a mapping only after another mapping has begun.
     let together = Some(Arc::new(std::sync::Barrier::new(2)));
     let machine = Machine::new(Nature { pins_together: together, ..Nature::default() });
     let card = Arc::new(machine.card());
@@ -156,7 +156,7 @@ fn memory_over_pin_limit_error_says_which_limit_to_raise() {
     let machine = Machine::new(Nature { memlock: 0x2000, ..Nature::default() });
     let card = machine.card();
     card.map_dma(0, memory(0x2000)).unwrap();
-    // No other code in this process locks memory, so lowering the limit is harmless. It needs no privilege.
+    // No other code in this process locks memory, so lowering the limit is harmless. Lowering it needs no privilege.
     let before = getrlimit(Resource::Memlock);
     let limit = before.current.unwrap_or(1 << 30);
     setrlimit(Resource::Memlock, rustix::process::Rlimit { current: Some(limit), ..before }).unwrap();
@@ -274,7 +274,7 @@ fn runs_a_guest(nature: Nature) {
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);
     drop(rig);
-    // A thread of the card's owner may keep the card slightly longer.
+    // A thread of the card's owner may keep the card for a short time.
     assert!(eventually(|| machine.mappings().is_empty()), "{:?}", machine.mappings());
 }
 

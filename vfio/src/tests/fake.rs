@@ -18,11 +18,12 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and of its function. A test changes those that it examines.
+/// Properties of the host and of its function. A test changes the properties that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
-    /// `Some` if the kernel has function nodes and iommufd: the result of binding the function.
+    /// True if the kernel has function nodes and iommufd. The next field is the error of binding the function, if
+    /// binding fails.
     pub node: bool,
     pub bind: Option<i32>,
     pub version: u32,
@@ -32,7 +33,7 @@ pub struct Nature {
     pub iommu: IommuInfo,
     pub limit: usize,
     pub memlock: u64,
-    /// Makes each mapping wait for others before it completes.
+    /// Barrier at which each mapping waits for other mappings before it completes.
     pub pins_together: Option<Arc<std::sync::Barrier>>,
     pub flags: u32,
     pub sizes: [u64; 3],
@@ -119,7 +120,7 @@ impl Machine {
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
     }
 
-    /// Like [`Self::new`], for a given card.
+    /// Same as [`Self::new`], for a given card.
     pub fn around(sim: Arc<SimGpu>, nature: Nature) -> Arc<Self> {
         let folder = tempfile::tempdir().unwrap();
         let sysfs = FakeSysfs::new(folder.path());

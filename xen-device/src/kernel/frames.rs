@@ -1,8 +1,8 @@
 //! Calls that add memory to a domain and remove it. The kernel passes them to Xen unchanged.
 //!
-//! `memory_op` is the same in every version of Xen. A domain's memory is limited by its toolstack; raising that limit
-//! is a call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the
-//! same in all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
+//! `memory_op` is the same in every version of Xen. The toolstack limits a domain's memory. The limit is raised with a
+//! call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in
+//! all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames from `first` on to the domain: either all of them or none.
+    /// Adds `count` frames, starting at `first`, to the domain. Adds either all of them or none.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -152,7 +152,7 @@ impl Frames<'_> {
         Ok(())
     }
 
-    /// Removes `count` frames from `first` on from the domain.
+    /// Removes `count` frames, starting at `first`, from the domain.
     pub fn take(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.saturating_add(count);
         let mut at = first;

@@ -1,5 +1,5 @@
-//! Pages that the domain has under its BARs: a guest finds the device's data with pages, without pages, and after a
-//! move.
+//! Tests the pages that the domain has under its BARs: a guest finds the device's data with pages, without pages, and
+//! after a move.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Domains of a fake hypervisor: arbitrary Xen requests in any order and size, and domains that start and end.
+//! Tests domains of a fake hypervisor, with arbitrary requests in any order and size, and with domains that start and
+//! end.
 
 mod bar_backing;
 
@@ -187,7 +188,7 @@ fn access_that_straddles_bars_reaches_both() {
     let expected = [(RegionIndex::Bar0, BAR0 - 4, 4, true), (RegionIndex::Bar1, 0, 4, true)];
     assert_eq!(rig.take_accesses(), expected);
     assert_eq!(domain.read(0, PLACE1 - 2, 4), 0x6655_4433);
-    // Xen passes on accesses across adjacent ranges; a server must not rely on that.
+    // Xen passes on accesses that span adjacent ranges, but a server must not rely on this.
     let beyond = Request { address: PLACE1 + BAR1 - 2, size: 8, count: 1, kind: kind::MEMORY, ..Request::default() };
     let read = Request { read: true, ..beyond };
     domain.request(0, &Request { data: 0x2211, ..beyond }).unwrap();
@@ -387,7 +388,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
                 assert!(fetched == frame + 1 || fetched == u64::MAX, "{fetched:#x} at frame {frame}");
             }
         });
-        // The load also ends after a failure, so that it ends with the test.
+        // End the load also after a failure, so that it does not outlive the test.
         let _ended = Ends(&done);
         for first in [0, 600, 511, 1024, 3000, 4090] {
             let gone = first..first + 5;
@@ -476,7 +477,7 @@ fn operator_disconnects_a_domain_for_good() {
     rig.link.disconnect();
     domain.wait_left();
     assert_eq!(rig.link.client(), None);
-    // Creating other domains does not make the domain served again.
+    // Creating other domains does not cause the domain to be served again.
     rig.xen.create(FakeSpec::new(5, "other")).destroy();
     domain.destroy();
     let again = rig.domain(FakeSpec::new(6, "guest"));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 /// Width and height of the picture, in pixels.
 const SIZE: (i32, i32) = (900, 580);
 
-/// A box: its upper left corner, width and height, fill colour, title, and crates or, without crates, a note.
+/// A box: its upper left corner, width and height, fill colour, title, and either crates or a note.
 struct Part {
     at: (i32, i32),
     size: (i32, i32),
@@ -127,7 +127,8 @@ const ARROWS: [Arrow; 9] = [
     Arrow { from: (520, 404), to: (520, 490), text: "" },
 ];
 
-/// The daemon's control of the CUDA owner, and the names of the protocols at the boundary of the daemon.
+/// Arrow from the daemon to the CUDA owner, which it controls. The next constants are the names of the protocols at the
+/// boundary of the daemon.
 const CONTROL: Arrow = Arrow { from: (310, 376), to: (290, 376), text: "" };
 const NOTES: [((i32, i32), &str); 4] =
     [((452, 98), "vfio-user"), ((677, 98), "ioctl"), ((812, 98), "HTTP"), ((527, 458), "PCI function (crate card)")];

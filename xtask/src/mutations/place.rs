@@ -13,8 +13,9 @@ struct Function {
 
 /// Returns the body of the innermost function around a location, without its braces.
 ///
-/// Returns `None` outside functions, and if two bodies cannot be branches of an `if`: in a constant function, and in
-/// one whose return type has no name, because the branches would have different types.
+/// Returns `None` outside functions, and if two bodies cannot be the branches of an `if`. This is the case for a
+/// constant function, and for a function whose return type has no name, because the branches would have different
+/// types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
     let around = |function: &Function| function.body.start <= place.start && place.end <= function.body.end;
     let function = functions(text).into_iter().filter(around).max_by_key(|function| function.body.start)?;
@@ -26,7 +27,7 @@ pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
 
 fn functions(text: &str) -> Vec<Function> {
     let bytes = text.as_bytes();
-    // Each open bracket has the start of the function head if it opens a body.
+    // Offsets of the open brackets, each with the start of the function head if the bracket opens a body.
     let mut open: Vec<(usize, Option<usize>)> = Vec::new();
     let mut head: Option<(usize, usize)> = None;
     let mut found = Vec::new();

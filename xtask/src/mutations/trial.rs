@@ -20,8 +20,8 @@ use crate::runner::written;
 use crate::tally::{Reader, Tally};
 use crate::watch;
 
-/// Time after which a program counts as having detected the mistake. TIMEOUT: the limit of a test in the suite `unit`;
-/// the tests of one mistake take a few seconds.
+/// Time limit of a program, after which it counts as having detected the mistake. TIMEOUT: the limit of a test in the
+/// suite `unit`; the tests of one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Packages of libraries and programs that the programs of `cuda-rig` load although no dependency names them.

@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::output;
 use super::spec::Spec;
 
-/// Returns all problems of a package; `again` is the result of a second build.
+/// Returns all problems of a package. `again` is the result of a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let mut problems = problems_of_contents(spec, package, again)?;
     problems.extend(lintian_problems(package)?);
@@ -72,7 +72,7 @@ fn unit_problems(tree: &Path) -> Result<Vec<String>> {
     let unit = unit.replace("ExecStart=/usr/bin/", &format!("ExecStart={}/usr/bin/", tree.display()));
     let path = tree.join("gpu-mediator.service");
     fs::write(&path, unit)?;
-    // The drop-in for CUDA cards is included, as an administrator would install it.
+    // Include the drop-in for CUDA cards, in the form in which an administrator would install it.
     let drop_ins = tree.join("gpu-mediator.service.d");
     fs::create_dir_all(&drop_ins)?;
     let drop_in = fs::read_to_string(tree.join("usr/share/doc/gpu-mediator/examples/cuda.conf"))?;

@@ -83,7 +83,7 @@ impl Recipe {
         Ok(package)
     }
 
-    /// The newest version of glibc that a program requires.
+    /// Returns the newest version of glibc that a program of the package requires.
     fn libc(&self, spec: &Spec) -> Result<Option<(u32, u32)>> {
         let programs = spec.built.iter().filter(|one| one.is_required);
         let libc = programs.map(|one| libc_version(&self.binaries.join(one.name))).collect::<Result<Vec<_>>>()?;

@@ -72,7 +72,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
     }
     builder.requires(Dependency::any("libgcc_s.so.1()(64bit)"));
     if tree.path(LOADER_FILE).exists() {
-        // Other distributions have no trigger for it.
+        // Other distributions have no trigger that runs this program.
         builder.post_install_script("/sbin/ldconfig\n").post_uninstall_script("/sbin/ldconfig\n");
     }
     if spec.has_service {
@@ -89,7 +89,7 @@ pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32,
     Ok(package)
 }
 
-/// Returns all problems of a package; `again` is the result of a second build.
+/// Returns all problems of a package. `again` is the result of a second build.
 pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<String>> {
     let read = Package::open(package).with_context(|| format!("cannot read {}", package.display()))?;
     read.verify_digests().context("the RPM's own checksums")?;
@@ -123,7 +123,7 @@ pub(super) fn problems(spec: &Spec, package: &Path, again: &Path) -> Result<Vec<
     Ok(problems)
 }
 
-/// Returns access rights in the format of `ls -l`.
+/// Returns permissions in the format of `ls -l`.
 fn shown(bits: u32) -> String {
     let letters = "rwxrwxrwx".chars().enumerate();
     let each = letters.map(|(at, letter)| if bits >> (8 - at) & 1 == 1 { letter } else { '-' });

@@ -27,13 +27,13 @@ pub(super) struct Spec {
     /// Lines of the description.
     pub description: &'static [&'static str],
     pub built: &'static [Built],
-    /// Configuration files: an upgrade keeps the administrator's changes.
+    /// Configuration files. An upgrade keeps the administrator's changes to them.
     pub conffiles: &'static [&'static str],
     /// True if the package's scripts set up a user and a service.
     pub has_service: bool,
     /// Dependencies in addition to libraries, by their names in Debian.
     pub depends: &'static str,
-    /// Files that the package must contain, with their access rights.
+    /// Files that the package must contain, with their permissions.
     pub expected: &'static [(&'static str, &'static str)],
 }
 
@@ -45,7 +45,7 @@ pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so", "libcuda.so.1"),
 ];
 
-/// Same, of the library in guests.
+/// Additional names of the CUDA library in guests.
 pub(super) const GUEST_LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator-guest/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator-guest/libnvidia-ml.so.1", "libcuda.so.1"),

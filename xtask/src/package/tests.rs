@@ -47,7 +47,7 @@ fn exposure_of_unit_is_as_page_says() {
     let (said, _) = rest.split_once(" of 10").unwrap();
     let command = ["security", "--no-pager", "--offline=true", "packaging/gpu-mediator.service"];
     let Ok(rated) = Command::new("systemd-analyze").args(command).current_dir(root()).output() else {
-        // The host has no systemd; the package's test in a guest makes this comparison.
+        // This host has no systemd. The package's test in a guest makes the comparison.
         assert!(unit().contains("PrivateMounts=yes"));
         return;
     };
@@ -55,7 +55,8 @@ fn exposure_of_unit_is_as_page_says() {
     assert!(text.contains(&format!("gpu-mediator.service: {said} ")), "{said}\n{text}");
 }
 
-/// Containers have mounted the folder, and would not see the contents of a new folder at its path.
+/// Tests that the runtime folder survives a stop of the service: containers have mounted the folder, and would not see
+/// the contents of a new folder at its path.
 #[test]
 fn runtime_folder_outlives_stop_of_service() {
     let unit = unit();

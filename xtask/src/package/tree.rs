@@ -31,7 +31,7 @@ impl Tree {
         self.0.join(path)
     }
 
-    /// Adds a file with these access rights.
+    /// Adds a file with these permissions.
     pub fn write(&self, path: &str, bytes: &[u8], mode: u32) -> Result<()> {
         let at = self.path(path);
         let made = || -> std::io::Result<()> {
@@ -76,7 +76,7 @@ impl Tree {
         Ok(())
     }
 
-    /// Sets the access rights of a file.
+    /// Sets the permissions of a file.
     pub fn set_mode(&self, path: &str, mode: u32) -> Result<()> {
         let at = self.path(path);
         let set = fs::set_permissions(&at, fs::Permissions::from_mode(mode));
@@ -115,7 +115,7 @@ impl Tree {
         output(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(self.path(plain))).map(drop)
     }
 
-    /// Returns all files of the package, sorted by path, with their access rights.
+    /// Returns all files of the package, sorted by path, with their permissions.
     pub fn listed(&self) -> Result<Vec<(String, u32)>> {
         let listed = |path: PathBuf| {
             let mode = fs::metadata(self.0.join(&path))?.permissions().mode();
@@ -171,7 +171,7 @@ impl Tree {
         for path in self.all()?.into_iter().chain([PathBuf::new()]) {
             let path = self.0.join(path);
             if path.is_symlink() {
-                // These times are set by the tools that build packages.
+                // The tools that build packages set these times.
                 continue;
             }
             let set = fs::File::open(&path).and_then(|file| file.set_modified(time));

@@ -126,7 +126,7 @@ impl ApiServer {
         self.objects().slices.values().map(typed).collect()
     }
 
-    /// Removes all slices, like a kubelet that starts.
+    /// Removes all slices, as a starting kubelet does.
     pub fn wipe(&self) {
         let mut objects = self.objects();
         objects.version += 1;
@@ -209,7 +209,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks those rules of the API server for a slice that the slice's type does not express.
+/// Checks the API server's rules for a slice that the slice's type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -265,8 +265,8 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let since: u64 = query["resourceVersion"].parse().unwrap();
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
-            // Reports that objects have changed since then. One event suffices, because the watcher then reads all
-            // objects again.
+            // Report that objects have changed since that version. One event suffices, because the watcher then reads
+            // all objects again.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();

@@ -1,4 +1,4 @@
-//! The manifests in `fleet/kubernetes`, rendered in the same way as by `kubectl`.
+//! The manifests in `fleet/kubernetes`, rendered in the same way as `kubectl` renders them.
 
 use std::collections::BTreeSet;
 use std::fs;

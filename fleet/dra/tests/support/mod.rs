@@ -112,7 +112,7 @@ impl Node {
         node
     }
 
-    /// Creates a node on which all processes run.
+    /// Creates a node, and starts all its processes.
     pub async fn running(tables: &str) -> Self {
         let mut node = Self::new(tables).await;
         node.start_daemon();

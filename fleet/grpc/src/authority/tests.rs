@@ -128,7 +128,7 @@ fn malformed_frames_end_connection() {
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0xff, 0xff, 0xff, 0xff, 0xff, 0xff])), Malformed::Compression);
-    // A table of 8 KiB, which is twice the size that the server permits.
+    // The client announces a table of 8 KiB, which is twice the size that the server permits.
     assert_eq!(after(frame(HEADERS, END_HEADERS, 1, &[0x3f, 0xe1, 0x3f, 0x82])), Malformed::Compression);
 }
 

@@ -79,7 +79,7 @@ fn install(from: &std::path::Path, to: &std::path::Path, slurm: Option<String>) 
     let mark: Vec<u8> = MARK.iter().flat_map(|word| word.to_ne_bytes()).collect();
     let found: Vec<usize> =
         plugin.windows(mark.len()).enumerate().filter(|(_, window)| *window == mark).map(|(at, _)| at).collect();
-    // The words of the mark may also occur in code, but never in this sequence.
+    // The words of the mark may also occur separately in code, but not in this sequence.
     let [at] = found[..] else { bail!("{} has {} places for a version, expected one", from.display(), found.len()) };
     let place =
         at.checked_sub(4).and_then(|at| plugin.get_mut(at..at + 4)).context("the place for a version is cut off")?;

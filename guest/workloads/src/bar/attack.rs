@@ -1,5 +1,5 @@
-//! Common code of the attacks: addresses outside the share, tables in the share, and checks of the words that were
-//! read.
+//! Common code of the attacks: chooses addresses outside the share, writes tables in the share, and checks words that
+//! were read.
 
 use anyhow::{Result, ensure};
 
@@ -13,8 +13,8 @@ pub const BRAND: u32 = 0xa77a_c4ed;
 /// Value that the attacks write to our own VRAM, where it must remain.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM. It is low, where a driver that has since freed its buffers allocated the first
-/// ones.
+/// Offset of our own structures in VRAM. It is low: an earlier driver allocated its first buffers there, and has freed
+/// them.
 const OWN_BASE: u64 = 4 << 20;
 
 /// Context of the attacks: the card, our own range on it, and the findings so far.
@@ -67,8 +67,8 @@ impl<'a> Ground<'a> {
         Ok(Self { card, apertures, vram, base: OWN_BASE, random, writes, mapped: false, pattern, found })
     }
 
-    /// Returns addresses outside the share, `aligned` to a page size: neighbouring ones, powers of two, and random
-    /// ones.
+    /// Returns addresses outside the share, `aligned` to a page size: neighbouring addresses, powers of two, and random
+    /// addresses.
     pub fn outside(&mut self, aligned: u64, count: u64) -> Vec<u64> {
         let (vram, top) = (self.vram, 1u64 << 40);
         let mut addresses =
@@ -155,7 +155,7 @@ impl<'a> Ground<'a> {
         self.card.vram_write(at + 4, high);
     }
 
-    /// Tells the card that the tables of a page directory have changed.
+    /// Notifies the card that the tables of a page directory have changed.
     pub fn flush(&self, directory: u64) {
         self.card.write(reg::BAR_FLUSH, 1);
         // One read per flush suffices: the flush is complete when the next register access completes.
@@ -180,7 +180,7 @@ fn is_nothing(word: u32) -> bool {
     word == 0 || word == u32::MAX || word >> 20 == 0xbad
 }
 
-/// Returns true if the dword is part of the repeated pattern, from any byte on.
+/// Returns true if the dword is part of the repeated pattern, starting at any byte of the pattern.
 fn holds_piece(pattern: &[u8], word: u32) -> bool {
     let bytes = word.to_le_bytes();
     (0..pattern.len()).any(|start| {

@@ -53,7 +53,7 @@ pub fn reads(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     ))
 }
 
-/// Writes a register repeatedly: one without effect, or the register that an option selects. Then reads once.
+/// Writes a register repeatedly: a register without effect, or the register that an option selects. Then reads once.
 pub fn writes(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let (bar, offset, count) = place(card, options, reg::PBUS_INTR)?;
     let value = options.number("value", 0)?;

@@ -17,7 +17,7 @@ const COMMAND: u64 = 4;
 /// Bits of the command register for memory decoding and bus mastering.
 const COMMAND_WANTED: u16 = 0x6;
 
-/// A card and its three regions: 0 contains the registers, 1 is the VRAM aperture, and 3 the instance aperture.
+/// A card and its three regions: 0 contains the registers, 1 is the VRAM aperture, and 3 is the instance aperture.
 pub struct Card {
     registers: Mapping,
     /// The apertures. A device that is not a card, as in transport benchmarks, may lack them.

@@ -1,7 +1,7 @@
 //! A channel that we create without a driver: first with our own pages, and then with pages and pointers outside our
 //! share.
 //!
-//! The channel only releases semaphores. The host engine does this itself, so no other engine has to be set up.
+//! The channel only releases semaphores. The host engine executes releases itself, so no other engine has to be set up.
 
 use anyhow::Result;
 
@@ -34,8 +34,8 @@ pub struct Attacked {
     pub armed: bool,
     /// Number of channels that were started.
     pub count: u64,
-    /// Number of channels that ran although their tables or ring are outside the share: the card must have read them
-    /// from there.
+    /// Number of channels that ran although their tables or ring are outside the share, so that the card must have read
+    /// memory outside the share.
     pub reached: u64,
     /// Number of channels that continued past a page or a USERD outside the share. This alone is harmless: the card may
     /// have dropped the write, and the mediator may have used its own USERD. Only the neighbour can detect damage.
@@ -88,7 +88,8 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns all combinations of flaw and address. The first few cover as many of both as possible.
+/// Returns all combinations of flaw and address. The first few combinations cover as many flaws and addresses as
+/// possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),

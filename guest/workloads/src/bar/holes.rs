@@ -3,7 +3,7 @@
 //! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
 //! contained open ...`. Denied means that an attempt was visibly refused (with a fault, or by reading all ones).
 //! Contained means that an attempt had no effect beyond the guest itself. Open means that an attempt had such an
-//! effect, and the program fails. Holes 1 to 19 are those of the reference code, in its order; those of its paravirtual
+//! effect, and the program fails. Holes 1 to 19 are those of the reference code, in its order. Holes of its paravirtual
 //! interface are also tried with registers and tables. Holes from 20 on concern registers that the reference code does
 //! not know. Holes from 31 on concern the paravirtual interface, if the card has one.
 //!
@@ -103,7 +103,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
         let mut verdict = Verdict::default();
         let mut lab = Lab::new(card, hole.number, share, pattern.clone())?;
         let tried = (hole.attempt)(&mut lab, &mut verdict).and_then(|()| lab.alive(boot0));
-        // If an attempt's precondition does not hold, this must not count as a success of the mediator.
+        // An attempt whose precondition does not hold must not count as a success of the mediator.
         if let Err(error) = tried {
             verdict.open.push(format!("{error:#}"));
         }

@@ -22,7 +22,7 @@ const OWN_VA: u64 = 0x10_0000;
 const OUTSIDE_VA: u64 = 0x20_0000;
 /// First virtual address of large pages outside the share.
 const LARGE_VA: u64 = 0x400_0000;
-/// Address from which on no guest of the tests has RAM.
+/// Address at and above which no guest of the tests has RAM.
 pub const BEYOND_GUEST_RAM: u64 = 1 << 39;
 /// Number of dwords to read from each page.
 const READS: u64 = 4;
@@ -39,7 +39,7 @@ pub fn run(card: &Card, options: &Options) -> Result<(Counts, Facts)> {
     let share = options.number("share", card.vram()?)?;
     let mut ground = Ground::new(card, share, Random(seed), pattern, !options.flag("no-writes"))?;
     ground.mapped = options.flag("mapped");
-    // Each word costs an access, and after a reset there is nothing to clear.
+    // Clearing costs an access per word, and is not necessary after a reset.
     if !options.flag("fresh") {
         card.vram_zero(ground.base, own::END);
     }
@@ -171,7 +171,7 @@ fn point_at_own(ground: &Ground<'_>) {
     }
 }
 
-/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); with `writes`, also writes them.
+/// Reads some dwords of a page in BAR1 (space 0) or BAR3 (space 1); if `writes` is set, also writes these dwords.
 fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str) {
     let region = ground.apertures[space];
     for read in 0..READS {
@@ -187,7 +187,7 @@ fn look(ground: &mut Ground<'_>, space: usize, va: u64, length: u64, what: &str)
     }
 }
 
-/// Tries page tables, page directories and instance blocks that are outside the share themselves.
+/// Tries page tables, page directories and instance blocks that are themselves outside the share.
 fn tables(ground: &mut Ground<'_>, probes: u64) {
     let directory = ground.base + own::DIRECTORIES[0];
     for address in ground.outside(PAGE, probes) {

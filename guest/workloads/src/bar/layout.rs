@@ -79,7 +79,7 @@ pub mod reg {
     pub const PEEPHOLE: [u32; 3] = [0x06000c, 0x060010, 0x060014];
     /// Flushes CPU writes that went through a BAR.
     pub const BAR_FLUSH: u32 = 0x070000;
-    /// Address to which the card flushes guest RAM, >> 8.
+    /// Address in guest RAM to which the card's flushes write, >> 8.
     pub const SYSMEM_FLUSH: u32 = 0x100c10;
     /// Address of the page directory to flush, >> 12, << 4.
     pub const TLB_DIRECTORY: u32 = 0x100cb8;

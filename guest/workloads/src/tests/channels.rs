@@ -15,7 +15,7 @@ use gdev::nouveau::push::{Engine, linear};
 const BUFFER_BYTES: u64 = 96 << 10;
 /// Maximum number of channels per open file. The 6.1 kernel has room for the notifications of 16 channels.
 const MOST_OF_A_CLIENT: u64 = 12;
-/// Number of channels to create: all that the hardware has, except some for the kernel and the helpers.
+/// Number of channels to create: all channels of the hardware, except some for the kernel and the helpers.
 const MAX_CHANNELS: u64 = 100;
 
 /// A channel and the data that it works on.
@@ -127,7 +127,7 @@ impl<'a> Group<'a> {
     }
 
     /// Passes one buffer through all channels without waiting on the CPU: the kernel makes each channel wait for the
-    /// previous one.
+    /// previous channel.
     fn chain(&self) -> Result<()> {
         let expected = Expected::background(self.rig.random().stream());
         let mut stages = Vec::new();

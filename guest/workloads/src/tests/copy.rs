@@ -52,7 +52,7 @@ pub enum Shape {
 }
 
 impl Shape {
-    /// Returns the number of bytes from the start of the first line to the end of the last one, in the source and in
+    /// Returns the number of bytes from the start of the first line to the end of the last line, in the source and in
     /// the target.
     fn extents(self) -> (u64, u64) {
         match self {

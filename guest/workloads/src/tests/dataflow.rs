@@ -1,7 +1,8 @@
 //! Gdev's data-flow programs (figure 11): graphs of matrix operations in which each node has its own context. A node's
 //! result goes to the next node through the CPU's memory, or through a segment that both map.
 //!
-//! The measured time is from the inputs in the CPU's memory to the result there. Contexts are created before.
+//! The measured time begins with the inputs in the CPU's memory, and ends with the result there. Contexts are created
+//! before the measurement.
 
 use std::path::Path;
 use std::time::Instant;

@@ -17,9 +17,9 @@ pub const UNMAPPED_ADDR: u64 = 0x7f_1234_0000;
 const NO_METHOD: u32 = 0x1ffc;
 /// Size of a copy in bytes.
 const COPY_BYTES: u64 = 65536;
-/// Time for the kernel to notice that a channel is dead.
+/// Time limit for the kernel to notice that a channel is dead.
 const NOTICED: Duration = Duration::from_secs(60);
-/// Maximum number of copies until a card that should hang has hung.
+/// Maximum number of copies before a card that must hang has hung.
 const COPIES: u32 = 4000;
 
 /// Runs `faulty --what unmapped|method|hang`, or one of [`faulty_kernels::KERNELS`].
@@ -28,7 +28,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     if let Some(faulty) = faulty_kernels::KERNELS.iter().find(|faulty| faulty.what == what) {
         return faulty_kernels::run(rig, faulty);
     }
-    // Both channels exist before the fault. The bystander must work after it.
+    // Both channels exist before the fault. The bystander must still work afterwards.
     let bystander = rig.channel(&[Engine::Ce0])?;
     let victim = rig.channel(&[Engine::M2mf])?;
     let number = victim.number();

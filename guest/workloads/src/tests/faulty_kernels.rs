@@ -1,4 +1,5 @@
-//! Kernels that fault or never end. Some kill their channel; others are reported and end early.
+//! Kernels that fault or never end. For some kernels, the channel is killed. The other kernels are only reported, and
+//! end early.
 
 use std::sync::Arc;
 
@@ -22,8 +23,8 @@ pub struct Faulty {
     /// Name of the kernel on the command line.
     pub what: &'static str,
     kernel: &'static str,
-    /// Set if the channel is killed. The kernel's driver only reports a warp error: the grid ends at the error, and the
-    /// channel continues.
+    /// Set if the channel is killed. For a warp error, the kernel's driver only reports the error: the grid ends, and
+    /// the channel continues.
     killed: bool,
 }
 
@@ -35,7 +36,7 @@ pub const KERNELS: [Faulty; 4] = [
     Faulty { what: "kernel-endless", kernel: "endless", killed: true },
 ];
 
-/// Launches a kernel. Checks that a channel created before it and one created after it still compute.
+/// Launches a kernel. Checks that a channel created before the launch, and a channel created after it, still compute.
 pub fn run(rig: &Rig, faulty: &Faulty) -> Result<Facts> {
     let mut bystander = compute::context(rig.device())?;
     let mut victim = compute::context(rig.device())?;

@@ -13,7 +13,7 @@ use crate::options::Options;
 use crate::pattern::Random;
 use crate::rig::{Counts, Rig};
 
-/// Number of bytes of the memory for copies.
+/// Size of the memory for copies in bytes.
 const BYTES: u64 = 3 << 20;
 /// Sizes of copies in bytes, around the limits.
 const SIZES: [u64; 12] = [1, 3, 4, 63, 64, 1023, 1024, 1025, 4096, 4097, 65_536, (2 << 20) + 5];
@@ -62,7 +62,7 @@ fn check(context: &mut Context<Nouveau>, memory: Memory, offset: u64, expected: 
     Ok(expected.len() as u64)
 }
 
-/// Tests copies of all sizes. Small ones go through the aperture, with and without overlap.
+/// Tests copies of all sizes. Small copies go through the aperture, with and without overlap.
 fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -92,7 +92,7 @@ fn copies(rig: &Rig, node: &Path) -> Result<u64> {
     Ok(verified)
 }
 
-/// Tests copies in both directions at the same time: of other memory, and of one buffer.
+/// Tests copies in both directions at the same time, with different buffers, and within one buffer.
 fn both(rig: &Rig, node: &Path) -> Result<u64> {
     let mut random = rig.random();
     let mut context = context(node, TUNING)?;
@@ -108,7 +108,7 @@ fn both(rig: &Rig, node: &Path) -> Result<u64> {
         context.copy_both([&write, &back])?;
         verified += check(&mut context, written, offset, &new)? + check(&mut context, target, offset, &old)?;
     }
-    // The halves of one buffer, in both orders.
+    // Copy between the halves of one buffer, in both orders.
     let half = BYTES / 2;
     for order in [false, true] {
         let (new, old) = (data(&mut random, half), data(&mut random, half));

@@ -43,7 +43,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
         ensure!(buffer.place()? == place, "the kernel did not move {size} bytes to {}", place.name());
         moves += 1;
         helper.check(&format!("{size} bytes after move {round} to {}", place.name()), &buffer, &expected)?;
-        // Write new contents each time, so that a check does not accept an old copy.
+        // Write new contents each time, so that a check cannot accept an old copy.
         let (at, stream) = (random.below(size - 16), random.stream());
         expected.put(Piece { at, length: 16, stream, from: 0 });
         let mut bytes = [0; 16];

@@ -9,7 +9,7 @@ use crate::rig::Rig;
 use gdev::nouveau::device::{Buffer, Channel, Domain, Use};
 use gdev::nouveau::push::{Engine, linear};
 
-/// Sizes of the buffers to allocate: the next size is used when the previous one no longer fits.
+/// Sizes of the buffers to allocate: the next size is used if the previous size no longer fits.
 const BUFFER_SIZES_BYTES: [u64; 3] = [4 << 20, 256 << 10, 16 << 10];
 /// Maximum number of buffers to allocate.
 const MOST_BUFFERS: usize = 4096;
@@ -84,7 +84,7 @@ fn all_vram(rig: &Rig) -> Result<Vec<Buffer>> {
     let mut buffers = Vec::new();
     for size in BUFFER_SIZES_BYTES {
         while buffers.len() < MOST_BUFFERS {
-            // If the page tables of a buffer do not fit, allocating it fails; this counts as full as well.
+            // If the page tables of a buffer do not fit, allocating the buffer fails. VRAM then counts as full as well.
             let Ok(buffer) = rig.buffer(Domain::Either, size) else { break };
             if buffer.place()? != Domain::Vram {
                 break;

@@ -1,5 +1,5 @@
-//! Work that tries to harm other users of the card. Each rogue does one thing for the requested time, and then shows
-//! that its own channels still work, if they can.
+//! Work that tries to harm other users of the card. Each rogue does one thing for the requested time, and then, if
+//! possible, shows that its own channels still work.
 
 mod registers;
 
@@ -127,8 +127,8 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("killed", killed.to_string()), ("refused", refused.to_string())])
 }
 
-/// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, they let other
-/// channels run meanwhile; otherwise they keep the PBDMA until their time slice is over.
+/// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, the waiting
+/// channels let other channels run meanwhile. Otherwise they keep the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;
@@ -147,7 +147,8 @@ fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
             for rect in linear(source.address(), target.address(), COPY_BYTES, Engine::M2mf.most_lines()) {
                 push.copy(Engine::M2mf, &rect);
             }
-            // Do not tell the kernel that the semaphore is written, because it would then synchronize the channels.
+            // Do not declare the write of the semaphore to the kernel, because the kernel would then synchronize the
+            // channels.
             channel.submit(&push, &[Use::read(&semaphore), Use::read(&source), Use::write(target)])?;
         }
         let mut promised = Push::default();

@@ -1,5 +1,5 @@
-//! Segments of device memory: keys, rights and lifetimes within a machine, and sharing between machines, one of which
-//! writes while the other reads.
+//! Tests segments of device memory: keys, permissions and lifetimes within a machine, and sharing between two machines,
+//! one of which writes while the other reads.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -117,7 +117,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     holder.wait()?;
     attached(mediator, id, 2)?;
 
-    // Detach the segment while the GPU may be using it: at most that channel may be lost, and the other one must
+    // Detach the segment while the GPU may be using it: at most that channel may be lost, and the other channel must
     // continue.
     let segment = first.backend_mut().adopt(here, BYTES);
     for _ in 0..4 {
@@ -133,7 +133,7 @@ fn keys(rig: &Rig, node: &Path, mediator: &Arc<Mediator>, key: u64) -> Result<()
     write(&mut third, again, &data(rig.seed() + 2))?;
     check(rig, &mut second, there, &data(rig.seed() + 2))?;
 
-    // A removed segment stays for the address spaces that have attached it, but has no key.
+    // A removed segment has no key, but remains for the address spaces that have attached it.
     mediator.remove(id)?;
     ensure!(mediator.share_get(wanted(key, 0)).is_err(), "the key of a removed segment finds it");
     check(rig, &mut second, there, &data(rig.seed() + 2))?;

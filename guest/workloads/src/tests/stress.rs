@@ -54,7 +54,7 @@ fn one(
 ) -> Result<()> {
     let mut domain = || if random.below(2) == 0 { Domain::Vram } else { Domain::Gart };
     let (from, to) = (domain(), domain());
-    // Choose small sizes as often as large ones.
+    // Choose small sizes as often as large sizes.
     let halvings = random.below(u64::from(most.ilog2()) - 2);
     let size = 1 + random.below(most >> halvings);
     let shape = if random.below(4) == 0 {

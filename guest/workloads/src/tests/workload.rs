@@ -1,5 +1,5 @@
 //! The papers' workloads. Each has its own device and channel, and is timed in the papers' phases; its result is
-//! compared with one that the CPU computes.
+//! compared with a result that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;
@@ -46,7 +46,7 @@ pub struct Repeat {
     pub duration: Duration,
     /// Maximum number of submissions in flight. With 1, each iteration waits.
     pub in_flight: u64,
-    /// Pause between the end of an iteration and the next one.
+    /// Pause between the end of an iteration and the start of the next iteration.
     pub pause: Option<Duration>,
     /// Set to record and report the end of each kernel.
     pub ends: bool,
@@ -151,8 +151,8 @@ fn one(node: &Path, workload: &dyn Workload, repeat: Option<Repeat>) -> Result<O
     Ok(Outcome { report, close, done, looped })
 }
 
-/// Launches kernels until the time is over, and waits for all of them. Does not check results: a kernel that works in
-/// place gets its own output as input.
+/// Launches kernels until the time is over, and waits for all of them. Does not check results, because a kernel that
+/// works in place gets its own output as input.
 pub fn again_and_again(workload: &dyn Workload, gpu: &mut Guest, repeat: Repeat) -> Result<Looped> {
     let setup = Setup::new(workload, gpu)?;
     setup.upload(gpu)?;

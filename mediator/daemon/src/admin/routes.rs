@@ -23,9 +23,9 @@ use events::author;
 mod moving;
 mod saving;
 
-/// Maximum size of a request's body, in bytes.
+/// Maximum size of a request body, in bytes.
 const MAX_BODY: usize = 64 << 10;
-/// Maximum duration of a scheduler's record, in ms.
+/// Maximum duration of a scheduler recording, in ms.
 const RECORD_MS: u64 = 60_000;
 
 /// Returns the router of read requests: requests with the method GET or HEAD.
@@ -86,7 +86,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// A failure as a response.
+/// An error that is sent as a response.
 struct Failure {
     status: StatusCode,
     body: api::Error,
@@ -130,7 +130,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The revision that a request's `If-Match` header requires. `*` or a missing header requires no revision.
+/// The revision that a request's `If-Match` header requires. `None` if the header is `*` or missing.
 struct IfMatch(Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for IfMatch {
@@ -201,11 +201,11 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
 /// Permits for concurrent changes. Changes of virtual machines are serialized anyway. The number of changes that wait
 /// for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
-/// Permits for concurrent read-only requests. They do not wait for changes.
+/// Permits for concurrent read-only requests. Read-only requests do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because a change may take long. Its events are attributed to the client of the
-/// request that the calling task serves.
+/// Runs a change on another thread, because a change may take a long time. Its events are attributed to the client
+/// whose request the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -220,8 +220,8 @@ async fn look<T: Send + 'static>(
     off_thread(&LOOKS, work).await
 }
 
-/// Runs blocking work on its own thread, once `places` has a permit. Every handler that calls the daemon uses this
-/// function, because the runtime also feeds the service manager's watchdog.
+/// Runs blocking work on its own thread as soon as `places` grants a permit. Every handler that calls the daemon uses
+/// this function, because the runtime also feeds the service manager's watchdog.
 async fn off_thread<T: Send + 'static>(
     places: &'static Semaphore,
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,

@@ -169,7 +169,7 @@ fn stalled_admin_client_blocks_no_other_client() {
     let _ = hung.read_to_end(&mut rest);
 }
 
-/// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.
+/// Time limit for each wait: all steps of these tests take less time, so a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]

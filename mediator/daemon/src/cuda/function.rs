@@ -1,4 +1,4 @@
-//! VMs whose programs use a CUDA card: the device, and the VM as a tenant of the card's owner.
+//! VMs whose programs use a CUDA card: the VM's device, and the VM's role as a tenant of the card's owner.
 
 use std::ffi::OsString;
 use std::os::fd::OwnedFd;
@@ -165,7 +165,7 @@ fn rejoin_socket(socket: &Path) -> PathBuf {
     socket.with_file_name(REJOIN_SOCKET)
 }
 
-/// Logs the host permissions of a VM's workers.
+/// Logs the permissions that a VM's workers have on the host.
 fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
     if !is_sandboxed {
         tracing::warn!(vm, "workers have no sandbox (`cuda.sandbox`): a guest can do what the daemon's user can");

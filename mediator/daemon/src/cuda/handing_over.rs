@@ -26,8 +26,8 @@ pub(crate) struct GivenOwner {
 }
 
 impl CudaCard {
-    /// Stops using the owner, until a time at the latest. Returns the owner with the sender of the outcome: true if
-    /// another daemon has taken the owner over.
+    /// Stops using the owner. Waits for this until the time `until` at the latest. Returns the owner with the sender of
+    /// the outcome: true if another daemon has taken the owner over.
     ///
     /// # Errors
     /// If the owner does not respond now.
@@ -83,8 +83,8 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant with `turn`. The owner that another daemon started may already have the tenant. Returns the
-    /// change, and true if the tenant is new.
+    /// Adds a tenant. `turn` is the right to change the card. The owner that another daemon started may already have
+    /// the tenant. Returns the change, and true if the tenant is new.
     ///
     /// # Errors
     /// Same as for [`Self::promise`].

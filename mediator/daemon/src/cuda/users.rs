@@ -1,7 +1,7 @@
 //! Users of workers: the workers of each VM run as a separate user.
 //!
-//! The folder of a VM contains a file with its user's number. If workers outlive their daemon, the next daemon
-//! therefore assigns the same user to their VM, and to no other VM.
+//! The folder of a VM contains a file with the user ID. If workers outlive their daemon, the next daemon reads this
+//! file, and assigns the same user to their VM, and to no other VM.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -9,17 +9,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::thread::{CapabilitySet, capabilities};
 
-/// Capabilities that a daemon without root rights needs to start and end processes of other users.
+/// Capabilities that a daemon without root privileges needs to start and end processes of other users.
 const NEEDED: [(CapabilitySet, &str); 3] =
     [(CapabilitySet::SETUID, "CAP_SETUID"), (CapabilitySet::SETGID, "CAP_SETGID"), (CapabilitySet::KILL, "CAP_KILL")];
 
-/// Name of the file with the number of a VM's user, in the folder of the VM.
+/// Name of the file with the user ID of a VM's workers, in the folder of the VM.
 const RECORD: &str = "workers.user";
 
 /// Reason why no user can be assigned to a VM's workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NoUser {
-    /// The daemon may not change users.
+    /// The daemon lacks the capabilities to change users.
     #[error(
         "workers cannot have the users of `cuda.worker_users`: the daemon lacks {0}; grant it in the unit as the drop-in \
          cuda.conf of the package describes, or remove the key"
@@ -41,7 +41,7 @@ pub(super) struct Users {
     taken: Option<Arc<[AtomicBool]>>,
 }
 
-/// The user of a VM's workers. Another VM may get this user after the drop.
+/// The user of a VM's workers. After the drop, another VM may get this user.
 #[derive(Debug)]
 pub(super) struct User {
     number: u32,
@@ -56,8 +56,7 @@ impl Users {
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
-    /// Returns the user recorded in this VM's folder, or an unused user. Returns `None` if workers run as the daemon's
-    /// user.
+    /// Returns the user recorded in this VM's folder, or an unused user; `None` if workers run as the daemon's user.
     pub(super) fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.take_with(held, folder)

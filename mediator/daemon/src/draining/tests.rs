@@ -1,4 +1,4 @@
-//! Drained cards: the arrivals that they accept, and the order in which virtual machines leave.
+//! Tests of the arrivals that drained cards accept, and of the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};
@@ -124,7 +124,8 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // A VM that the file assigns to a drained card stays there. A VM without a card in the file is placed elsewhere.
+    // A VM that the file assigns to a drained card stays there. A VM for which the file names no card is placed
+    // elsewhere.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();

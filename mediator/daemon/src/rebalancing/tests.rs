@@ -1,4 +1,4 @@
-//! The load of a daemon's cards, and the resulting moves.
+//! Tests of the load that a daemon reports for its cards, and of the resulting moves.
 
 use super::*;
 use crate::fixture::{Fixture, Served, copy, guest};

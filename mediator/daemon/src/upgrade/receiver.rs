@@ -1,7 +1,7 @@
 //! The receiving daemon of an upgrade.
 //!
 //! This daemon does not touch cards or clients of virtual machines, and removes no paths, until the other daemon gives
-//! up ownership. Only a change of a socket's access rights in the configuration takes effect earlier.
+//! up ownership. Only changes of a socket's permissions in the configuration take effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -80,8 +80,7 @@ impl Successor {
         }
     }
 
-    /// Sends a refusal with its reason to the daemon at the other end of the standard input, which has not sent its
-    /// state yet.
+    /// Sends a refusal with its reason to the daemon at the other end of the standard input, before it sends its state.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
             // The other daemon may have ended meanwhile.

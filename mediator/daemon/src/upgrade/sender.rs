@@ -99,7 +99,7 @@ impl Drop for Next {
 
 impl Daemon {
     /// Starts the program at this daemon's path as the next daemon, hands over all state, and returns the ID of the new
-    /// process. This daemon ends after its response to the request.
+    /// process. This daemon ends after it has responded to the request.
     ///
     /// # Errors
     /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
@@ -198,7 +198,7 @@ impl Daemon {
                     movable.host.check_movable().map_err(|error| of_card(&error))?;
                     going.push(Going { name: name.clone(), movable, vms });
                 }
-                // The card was never used, so the next daemon opens it in the same way as this one.
+                // The card was never used, so the next daemon opens it in the same way as this daemon.
                 None if vms.is_empty() => {}
                 None => return Err(of_card(&"it has failed")),
             }
@@ -219,7 +219,7 @@ impl Daemon {
         let until = Instant::now() + PAUSE_LIMIT;
         let Leaving { mediated: going, with_owner } = leaving;
         let vms = || leaving.vms();
-        // Request the suspension of all virtual machines before waiting for the first one.
+        // Request the suspension of all virtual machines before waiting for any of them.
         vms().for_each(|(_, running)| running.park());
         for (name, running) in vms() {
             let rest = running.rested(Some(until)).map_err(|why| format!("VM `{name}`: {why}"))?;
@@ -227,7 +227,7 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
-        // These values resume their virtual machines when they are dropped on failure.
+        // If the upgrade fails, dropping these values resumes their virtual machines.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
@@ -368,7 +368,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not suspended yet suspends later and then resumes.
+        // A thread that is not suspended yet may still suspend later, and must then resume.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {

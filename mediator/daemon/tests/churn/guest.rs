@@ -1,4 +1,4 @@
-//! A small guest that repeatedly starts, works and leaves.
+//! A small guest that repeatedly connects, works and leaves.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -22,7 +22,7 @@ const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Number of pages in a buffer.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. There are only a few, so that most are reused.
+/// Virtual addresses of sources and targets. Only a few addresses are used, so that most of them are reused.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
@@ -33,15 +33,15 @@ const CHANNEL_ROOM: u64 = MIB;
 /// Way in which a guest leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
-    /// It takes back the memory that it lent, and disconnects.
+    /// The guest takes back the memory that it lent, and disconnects.
     Orderly,
-    /// Its socket closes while the card works for it.
+    /// The guest's socket closes while the card works for the guest.
     Dropped,
-    /// Its memory is taken back while the card uses it; then it disconnects.
+    /// The guest's memory is taken back while the card uses it. Then the guest disconnects.
     Unmapped,
-    /// The operator removes the VM while it works.
+    /// The operator removes the VM while the guest works.
     Removed,
-    /// The device is reset while it works; then the guest starts again, and disconnects.
+    /// The device is reset while the guest works. Then the guest starts again, and disconnects.
     Reset,
 }
 
@@ -118,7 +118,7 @@ impl<'a> Guest<'a> {
         self.admin.get(&self.url()).unwrap()
     }
 
-    /// Runs one instance, from the VM's creation to its end. Returns false when the time is over.
+    /// Runs one instance, from the VM's creation to its end. Returns false if the time is over.
     pub fn live(&mut self) -> bool {
         // A busy host must not make a channel look hung. This driver writes its page tables word by word through a
         // window, and moves the window for each word.
@@ -410,7 +410,7 @@ impl<'a> Guest<'a> {
         self.admin.delete(&self.url()).unwrap();
     }
 
-    /// Checks that only the VMM uses a removed VM's RAM.
+    /// Checks that the card no longer writes to a removed VM's RAM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
         // This request takes long enough for outstanding work of the card to run.

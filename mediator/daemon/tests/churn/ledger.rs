@@ -1,4 +1,4 @@
-//! Resources of a daemon: in its own accounts, in the kernel, and in an experiment.
+//! Resources of a daemon: in the daemon's own accounts, in the kernel, and as found by a VM that uses all of them.
 
 use std::fmt;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Bounds of the daemon's growth, independent of the number of VMs so far. Its heap retains memory, and the log stores
-/// an entry for each known VM (up to 4096).
+/// Limits on the daemon's growth, independent of the number of VMs that have existed. Its heap retains memory, and the
+/// log stores an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resources of a daemon without VMs.
@@ -60,7 +60,7 @@ impl fmt::Display for Ledger {
     }
 }
 
-/// Adds a VM that may use all resources of the card, and uses them. The test fails if a resource has leaked.
+/// Adds a VM that may use all resources of the card, and uses all of them. Fails if a resource has leaked.
 pub fn audit(place: &Place) {
     const NAME: &str = "audit";
     let admin = Client::new(place.path("admin.sock")).unwrap();

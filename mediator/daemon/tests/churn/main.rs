@@ -26,15 +26,15 @@ use support::{Place, Running, WAIT_TIMEOUT};
 
 /// VRAM of each guest in MiB: the minimum of a VM.
 const VM_MIB: u64 = 16;
-/// Channels that each guest may have; the sum for all guests is less than the card's number of channels.
+/// Maximum number of channels of each guest. The sum for all guests is less than the card's number of channels.
 const MAX_CHANNELS_PER_VM: u32 = 5;
 /// Numbers of concurrent guests.
 const CROWDS: [usize; 4] = [2, 4, 8, 16];
 /// Size of the card in MiB: large enough for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// Settings for glibc: return memory and stacks of ended threads immediately, because cached memory would look like a
-/// leak.
+/// Settings for glibc: memory, and stacks of ended threads, are returned immediately, because cached memory would look
+/// like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
@@ -77,7 +77,7 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Waits like [`until`]; calls `tell` for the description only on failure.
+/// Same as [`until`], but calls `tell` for the description only on failure.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -111,8 +111,8 @@ fn run(place: &Place, size: usize, time: Duration, seed: u64) -> Tally {
     total.into_inner().unwrap()
 }
 
-/// Reads the daemon's status like an operator while guests are added and removed. Waits until the status contains all
-/// guests at the same time.
+/// Reads the daemon's status, as an operator would, while guests are added and removed. Waits until the status contains
+/// all guests at the same time.
 fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     let _alarm = Alarm(&crowd.failed);
     let size = crowd.size;
@@ -169,7 +169,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     // Create all objects that are created only once.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // The connections above must end first, because they would hide later leaks.
+    // The connections above must end first: if they ended later, the freed resources would hide a leak.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");

@@ -71,7 +71,7 @@ impl Place {
         Command::new(ctl()).arg("--socket").arg(self.path("admin.sock")).args(arguments).output().unwrap()
     }
 
-    /// Starts the daemon and waits until it reports readiness, like a service manager.
+    /// Starts the daemon, and waits until it reports readiness, as a service manager does.
     pub fn start(&self, command: &mut Command) -> Running {
         let _ = fs::remove_file(self.path("notify"));
         let notify = UnixDatagram::bind(self.path("notify")).unwrap();

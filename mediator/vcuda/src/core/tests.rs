@@ -1,4 +1,5 @@
-//! Fixed sequences, and random sequences that are checked against the rules of the window, the tickets and the workers.
+//! Tests with fixed sequences of steps, and with random sequences, whose actions are checked against the rules of the
+//! window, the tickets and the workers.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -354,7 +355,7 @@ fn audited(steps: Vec<Step>) {
         audit.check(core.take_actions());
         assert!(core.workers.len() <= 4);
     }
-    // The guest ends, and each command must have a response.
+    // At the end, the guest destroys everything, and each command must have a response.
     let (contexts, resources) = (core.contexts.keys().copied(), core.resources.keys().copied());
     let ends = contexts.map(|context| (context, Command::DestroyContext));
     let ends: Vec<_> = ends.chain(resources.map(|resource| (0, Command::Unref { resource }))).collect();

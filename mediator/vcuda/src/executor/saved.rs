@@ -1,4 +1,4 @@
-//! Records of the executor for another process, and the restoration from such records.
+//! Records the executor's state for another process, and restores the executor from such a record.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, OwnedFd};
@@ -17,7 +17,7 @@ use crate::queue::{ControlQueue, QueueError, Request};
 use crate::saved::{Reply, SavedCommand, SavedFunction, SavedProcess, SavedStructure};
 use crate::worker::Worker;
 
-/// Connections of workers that are accepted in a row.
+/// Maximum number of workers' connections that are accepted in a row.
 const MAX_ACCEPTED: usize = 16;
 
 impl std::fmt::Debug for Executor {
@@ -116,7 +116,7 @@ impl Executor {
                     self.journal.remove_command(request.head());
                 }
             }
-            // A command that is counted together with its response.
+            // The command is counted together with its response.
             (1, None) => {
                 progress.popped = progress.popped.wrapping_add(1);
                 progress.answered = progress.answered.wrapping_add(1);
@@ -151,7 +151,7 @@ impl Executor {
         }
     }
 
-    /// Accepts workers that connect after the end of their daemon, and gives up workers that do not connect in time.
+    /// Accepts workers that connect after the end of their daemon, and abandons workers that do not connect in time.
     pub(super) fn take_workers(&mut self) {
         for _ in 0..MAX_ACCEPTED {
             let Some(socket) = &self.rejoin else { break };

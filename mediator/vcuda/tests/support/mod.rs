@@ -269,7 +269,7 @@ impl Guest {
         self.write(RegionIndex::Config, 4, &[6, 0]);
     }
 
-    /// Sets the device up like the driver of Linux.
+    /// Sets up the device as Linux's driver does.
     pub fn drive(&mut self) {
         (self.available, self.used) = (0, 0);
         self.ram.as_volatile_slice().write_slice(&[0; 0x4000], 0).unwrap();
@@ -406,7 +406,7 @@ impl Guest {
         }
     }
 
-    /// Maps the window like the VMM.
+    /// Maps the window as the VMM does.
     pub fn window(&self) -> MmapRegion<()> {
         let regions = self.device.regions();
         let file = regions[4].mappable().unwrap().file().try_clone().unwrap();

@@ -1,5 +1,5 @@
 //! Seed inputs for the fuzz target, by name: hand-written life cycles of tables. The first number of a step selects its
-//! kind, and the others are its operands, as `Machine::step` reads them.
+//! kind. The other numbers are its operands, as `Machine::step` reads them.
 
 use crate::model::machine::STEP_BYTES;
 use std::collections::BTreeMap;
@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 type Steps<'a> = &'a [&'a [u8]];
 
 const SEND: &[u8] = &[23];
-/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5. These are handles; the operands are one less.
+/// Creates directory 1, small tables 2 and 3, and large tables 4 and 5. These numbers are handles; each operand is the
+/// handle minus one.
 const TABLES: Steps<'_> = &[&[0, 0, 0], &[1, 1, 1], &[2, 2, 1], &[0, 3, 2], &[0, 4, 2], SEND];
 /// Makes the first entries of the directory refer to a small table, to a large table, and to both.
 const NAMED: Steps<'_> = &[&[4, 0, 0, 1, 0x80], &[5, 0, 1, 0x80, 3], &[6, 0, 2, 2, 4], &[21]];
@@ -88,7 +89,7 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 SEND,
             ]),
         ),
-        // Use operations and queries on channels, memory and segments: valid ones, and an invalid one.
+        // Use valid operations and queries on channels, memory and segments, and an invalid operation.
         (
             "others",
             seed(&[

@@ -82,8 +82,8 @@ fn tables_that_cannot_be_are_refused() {
 fn entries_of_directories_name_only_tables_here() {
     let small = |frame: u32| u64::from(Pde::new().with_small_target(TableTarget::Vram).with_small_frame(frame));
     let frame = |slot: u64| u32::try_from((BASE.0 + slot * SLOT_BYTES) / SMALL_PAGE).unwrap();
-    // Invalid targets are: the directory itself, a large table as a small one, guest VRAM, the middle of a table, and
-    // guest RAM.
+    // Invalid targets are the directory itself, a large table in place of a small table, guest VRAM, the middle of a
+    // table, and guest RAM.
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(0))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(frame(2))).contains("of the kind that it is named as"));
     assert!(refused(|saved| *entry(saved, 0, 3) = small(0x100)).contains("names a table at 0x100000"));

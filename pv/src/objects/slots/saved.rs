@@ -29,7 +29,7 @@ impl Slots {
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // The number of references is found by counting.
+            // Counting yields the number of references after the restoration.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }
@@ -37,7 +37,7 @@ impl Slots {
         (*base, slots.iter().map(saved).collect(), free.iter().map(|slot| slot.0).collect())
     }
 
-    /// Restores table space from `base` on, without references. Call [`Self::set_names`] afterwards.
+    /// Restores table space, which starts at `base`, without references. Call [`Self::set_names`] afterwards.
     pub(in crate::objects) fn restored(
         base: GuestVramAddr,
         saved: Vec<SavedSlot>,

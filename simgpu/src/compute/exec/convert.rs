@@ -58,7 +58,7 @@ const fn format(kind: FloatType) -> Format {
     }
 }
 
-/// Fetches a float operand and applies its modifiers. In immediates and constants, too, a half is in the low bits.
+/// Fetches a float operand and applies its modifiers. A half is in the low bits, also in immediates and constants.
 fn float(
     warp: &Warp,
     b: FloatOperand,

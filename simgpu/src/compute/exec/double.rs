@@ -72,7 +72,7 @@ fn canonical(value: f64) -> u64 {
     if value.is_nan() { F64.nan } else { value.to_bits() }
 }
 
-/// Stores a result and, if requested, sets the condition code.
+/// Stores a result and, if requested, sets the condition code from it.
 pub(super) fn finish(warp: &mut Warp, dst: Register, values: &Pairs, mask: u32, write_cc: bool) {
     warp.set_pair(dst, values, mask);
     if write_cc {

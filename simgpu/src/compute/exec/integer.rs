@@ -1,8 +1,9 @@
 //! Integer arithmetic.
 //!
 //! The minimum or maximum of multi-word numbers is computed from the highest word down: IMNMX.XHI, XMED, XLO, all
-//! except the last with `.CC`. GUESS: between these instructions the condition code holds the comparison of the upper
-//! words as a difference would: zero for equal, and sign for less. No known compiler uses these instructions.
+//! except the last with `.CC`. GUESS: between these instructions, the condition code holds the result of comparing the
+//! upper words, in the same way as after a subtraction: zero for equal, and sign for less. No known compiler uses these
+//! instructions.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};

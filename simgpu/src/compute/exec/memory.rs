@@ -127,7 +127,7 @@ struct Places {
 fn places(addresses: &Pairs, mask: u32, write: bool, machine: &Machine<'_, '_>) -> Result<Places, Failure> {
     let launch = machine.launch;
     let mut places = Places { global: (0, *addresses), shared: (0, [0; LANES]), local: (0, [0; LANES]) };
-    // Almost always all addresses are global: they are below both windows, and the table maps none of them.
+    // In most accesses all addresses are global: they are below both windows, and the table maps none of them.
     let lowest_window = launch.shared_window.min(launch.local_window);
     if launch.global_map.is_none() && addresses.iter().fold(true, |all, address| all & (*address < lowest_window)) {
         places.global.0 = mask;
@@ -164,7 +164,7 @@ fn generic_load(
     let addresses = wide(warp, address);
     aligned(&addresses, mask, width)?;
     let Places { global, shared, local } = places(&addresses, mask, false, machine)?;
-    // Loading may overwrite the register with the address; all lanes' addresses were resolved before.
+    // Loading may overwrite the register with the address, so all lanes' addresses were resolved before.
     if global.0 != 0 {
         global_load(warp, dst, &global.1, width, global.0, machine)?;
     }
@@ -205,7 +205,7 @@ fn global_load(
     Ok(())
 }
 
-/// Counts a transaction if the address just accessed is in a different line than the previous one.
+/// Counts a transaction if the address just accessed is in a different line than the previous address.
 fn count(last: &mut Option<u64>, va: u64, write: bool, machine: &mut Machine<'_, '_>) {
     let line = Some(va / memory::TRANSACTION_BYTES);
     if *last != line {
@@ -405,7 +405,7 @@ fn only_global(
     if shared.0 | local.0 != 0 { Err(Failure::Warp(warp_error::ADDRESS_SPACE)) } else { Ok(global.1) }
 }
 
-/// Executes LDLK: like LDSLK, for words that any block of the grid can lock. The load follows the acquisition of the
+/// Executes LDLK, which is LDSLK for words that any block of the grid can lock. The load follows the acquisition of the
 /// lock, so that it sees the previous holder's stores.
 fn locked_global_load(
     warp: &mut Warp,
@@ -565,7 +565,7 @@ fn result(operation: AtomicOp, kind: AtomicType, memory: u32, a: u32, c: u32) ->
     }
 }
 
-/// Like [`result`], for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
+/// Same as [`result`], for 64 bits. Operations that the hardware does not support at that width leave memory unchanged.
 fn wide_result(operation: AtomicOp, memory: u64, a: u64, c: u64) -> u64 {
     match operation {
         AtomicOp::Add => memory.wrapping_add(a),

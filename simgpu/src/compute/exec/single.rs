@@ -87,7 +87,7 @@ pub(super) fn arithmetic(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Mach
     Ok(())
 }
 
-/// A result to which the common modifiers have not been applied.
+/// A result before the common modifiers are applied.
 struct Outcome {
     dst: Register,
     write_cc: bool,
@@ -160,7 +160,7 @@ fn pair(
     Ok((a, b))
 }
 
-/// Stores a result and, if requested, sets the condition code.
+/// Stores a result and, if requested, sets the condition code from it.
 fn finish(warp: &mut Warp, dst: Register, values: &Lanes, mask: u32, write_cc: bool) {
     warp.set(dst, values, mask);
     if write_cc {

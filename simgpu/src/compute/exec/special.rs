@@ -17,8 +17,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the original
-        // argument.
+        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the argument itself.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);
@@ -27,7 +26,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read the value; no thread waits while another one executes.
+        // GUESS: drivers do not read the value. No thread waits while another thread executes.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;

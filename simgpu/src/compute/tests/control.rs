@@ -149,8 +149,8 @@ fn exited_lanes_stop_and_other_lanes_continue() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // In each round every thread adds the value that the thread with the number `round + 33` higher has stored: without
-    // barriers the result is wrong.
+    // In each round, every thread adds the value that another thread has stored, whose number is higher by `round +
+    // 33`. Without barriers the result is wrong.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
          STS [R3], R4

@@ -1,5 +1,6 @@
 //! Compares every operation with an independent reference: random instructions with all their modifiers, on registers,
-//! predicates and condition codes that hold edge values and random values. The test compares the whole state of a warp.
+//! predicates and condition codes that hold edge values and random values. The test compares the complete state of a
+//! warp.
 //!
 //! To cover every encoding, the test assembles a template and changes random bits as long as the operation stays the
 //! same. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time; `control`
@@ -20,7 +21,8 @@ use nvspec::class::compute90c0::warp_error;
 use sm20::{Instruction, Op, PredicateOperand, SpecialRegister};
 use std::collections::{HashMap, HashSet};
 
-/// Every operation that is executed lane by lane, as an assembly template. A second template has a long immediate.
+/// Assembly templates of all operations that are executed lane by lane. Some operations have a second template, with a
+/// long immediate.
 const OPERATIONS: [&str; 54] = [
     "IADD R0, R1, R2",
     "IADD32I R0, R1, 0x1",
@@ -296,7 +298,7 @@ pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     [[calm, near].concat(), of(&[&OPERATIONS, &OTHERS, &memory::OPERATIONS, &CONTROL], each)]
 }
 
-/// Operations that exist but that the model refuses.
+/// Operations that exist, but are refused by the model.
 const REFUSED: [&str; 2] = ["RTT", "BPT.TRAP 0x1"];
 
 /// Returns the mnemonics in a list of assembly lines.
@@ -336,7 +338,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Try every kind of instruction that the tables merely name.
+    // Try every kind of instruction, including those for which the tables list only a name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

@@ -374,8 +374,8 @@ fn halves_both_ways() {
     }
 }
 
-/// Tests functions whose results here are correctly rounded. They may differ by one unit from the host's
-/// single-precision functions.
+/// Tests the multi-function unit. Its results are correctly rounded, so they may differ by one unit from those of the
+/// host's single-precision functions.
 #[test]
 fn multi_function_unit() {
     let cases: Vec<Input> = inputs(&[0x3f80_0000], false, 3000, number);

@@ -123,7 +123,8 @@ fn lesser_and_greater_of_numbers_of_three_words() {
         let bits = random.next();
         if bits & 1 != 0 { bits } else { bits & 0x8000_0001_8000_0001 }
     });
-    // The lowest word of the first result is a word of c, and the lowest word of the second is c's other word.
+    // The lowest word of the first result is one word of c, and the lowest word of the second result is the other word
+    // of c.
     let code = |types: &str, select: &str| {
         format!(
             "IMNMX{types}.XHI RZ.CC, R5, R7, {select}

@@ -138,8 +138,8 @@ fn local_memory_is_each_threads_own_on_many_workers() {
     let expected: Vec<u32> =
         (0..3840).map(|index| 16 * index + (0..16).map(|i| 4 * i).sum::<u32>() + index + 12).collect();
     assert_eq!(rig.read(DATA, 3840), expected);
-    // Each multiprocessor has a separate part of local memory, and the host's scheduler decides which of them ran a
-    // block.
+    // Each multiprocessor has a separate part of local memory, and the host's scheduler decides which multiprocessor
+    // runs a block.
     let local = rig.read(LOCAL, (LOCAL_BYTES / 4) as usize);
     assert!(local.iter().any(|word| *word != 0), "it lies where the driver said");
     // Test negative addresses: a thread's local memory ends at 2^24.

@@ -247,7 +247,8 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A pseudo-random sequence (xorshift). The tests require a coverage of instructions that depends on this generator.
+/// A pseudo-random sequence (xorshift). The tests require a certain coverage of instructions, which depends on this
+/// generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);
 

@@ -12,7 +12,7 @@ use crate::mmu::{CopyFault, MmuFault, Session};
 use nvspec::addr::{GpuVa, VA_BITS};
 use std::time::Instant;
 
-/// Maximum number of bytes per step, for any budget, because TLB flushes wait for the step.
+/// Maximum number of bytes per step, regardless of the budget, because TLB flushes wait for the step.
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
@@ -74,7 +74,7 @@ impl Completion {
     /// Performs the actions.
     ///
     /// # Errors
-    /// [`EngineError::Fault`]: the semaphore cannot be written.
+    /// [`EngineError::Fault`] if the semaphore cannot be written.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
             // The semaphore must not become visible before the copied data.
@@ -134,7 +134,7 @@ impl Job {
     /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`]: the copy must not be continued.
+    /// [`EngineError::Fault`] if a memory access fails. The copy must not be continued then.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
@@ -216,8 +216,8 @@ impl Job {
     }
 }
 
-/// Splits the `len` bytes from byte `x` of line `y` on into contiguous runs, and calls `access` with each run's address
-/// and its range within the `len` bytes.
+/// Splits the `len` bytes that start at byte `x` of line `y` into contiguous runs, and calls `access` with each run's
+/// address and its range within the `len` bytes.
 pub fn each_run(
     surface: &Surface,
     x: u64,

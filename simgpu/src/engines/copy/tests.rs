@@ -52,7 +52,7 @@ impl<E: Engine + Default> Bench<E> {
         Self { tables, engine: E::default(), work: Work::default(), budget: u64::MAX, switch: false }
     }
 
-    /// Sends methods, and finishes the work of each method before the next.
+    /// Sends methods, and finishes the work of each method before it sends the next method.
     fn send(&mut self, class: u32, methods: &[(u32, u32)]) -> Result<(), EngineError> {
         for (method, data) in methods {
             let Tables { memory, mmu, space, .. } = &self.tables;

@@ -79,7 +79,7 @@ impl World {
         if page.read_only && write {
             return Answer::Fault(6);
         }
-        // The test uses four kinds: pitch, generic, a compressed one, and none.
+        // The test uses four storage kinds: pitch, generic, a compressed kind, and an invalid kind.
         match (page.kind, page.aperture) {
             (0xff, _) => return Answer::Fault(0xc),
             (0xdb, 2 | 3) | (_, 1) => return Answer::Fault(0xa),

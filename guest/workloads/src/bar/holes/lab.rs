@@ -1,5 +1,5 @@
-//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and a
-//! verdict.
+//! Common code of the attempts: our own memory in VRAM and in RAM, address spaces, a channel that copies, and the
+//! verdict on an attempt.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -22,7 +22,7 @@ pub mod va {
     pub const FENCE: u64 = 0x3_0000;
     /// The engines' contexts.
     pub const IMAGE: u64 = 0x4_0000;
-    /// A buffer of our own.
+    /// One of our own buffers.
     pub const A: u64 = 0x10_0000;
     /// Address that the attempt accesses.
     pub const B: u64 = 0x20_0000;
@@ -67,7 +67,7 @@ pub struct Lab<'a> {
     pub bars: [&'a Mapping; 2],
     /// Size of the share's VRAM, in bytes.
     pub share: u64,
-    /// Pattern that fills a neighbour's memory, so that it can be recognised.
+    /// Pattern that fills a neighbour's memory, so that this memory can be recognized.
     pub pattern: Vec<u8>,
     /// Source of random choices.
     pub random: Random,
@@ -239,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // This is more than the number of faults that can follow the first one.
+        // This is more than the number of faults that can follow the first fault.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -448,7 +448,7 @@ impl<'a> Lab<'a> {
         ran
     }
 
-    /// Like `run`, with a short wait, because the work should have no effect.
+    /// Same as `run`, with a short wait, because the work should have no effect.
     pub fn try_run(&self, channel: &mut Channel, push: &Push) -> Ran {
         self.start(channel);
         let ran = self.go(channel, push, false);
@@ -497,7 +497,7 @@ impl<'a> Lab<'a> {
         !nothing || (!self.pattern.is_empty() && word != 0 && (0..self.pattern.len()).any(piece))
     }
 
-    /// Waits for writes in flight: a read is ordered after all of them.
+    /// Waits for writes in flight with a read, which is ordered after all of them.
     pub fn settle(&self) {
         self.card.read(reg::BOOT0);
     }

@@ -32,7 +32,7 @@ const ANY_KEY: u64 = 0x5e67;
 /// Addresses at which a guest of the tests has neither RAM nor a device whose memory could be used.
 const NO_RAM: [u64; 5] = [0xb000_0000, 0xfec0_0000, 1 << 40, 1 << 63, u64::MAX - 0xfff];
 
-/// Returns the interface's capability. If it is absent, this counts as a refusal.
+/// Returns the interface's capability. A missing capability counts as a refusal.
 fn offered(config: &[u8], verdict: &mut Verdict) -> Option<Capability> {
     let found = pv::guest::capability(config);
     if found.is_none() {
@@ -58,7 +58,7 @@ fn with_queue(
     Ok(())
 }
 
-/// Sends a batch in which `done` operations must succeed, and the next one must be refused with this status.
+/// Sends a batch in which `done` operations must succeed, and the next operation must be refused with this status.
 fn must_refuse(queue: &mut Queue<'_>, verdict: &mut Verdict, ops: &Ops, done: u32, expected: Status) {
     let reply = queue.call(ops);
     let right = (reply.status, reply.done) == (expected as u32, done);
@@ -87,8 +87,8 @@ fn map(ops: Ops, table: u32, va: u64, address: u64, pages: u64) -> Ops {
     ops.run(table, page(va), pages as u32, entry(address, Aperture::Vram), PAGE >> 8)
 }
 
-/// Creates a channel in an address space that the mediator keeps, with our own pages at `va::A` and `va::C`. Returns
-/// the channel and the first page.
+/// Creates a channel in an address space whose tables the mediator keeps, with our own pages at `va::A` and `va::C`.
+/// Returns the channel and the first page.
 fn channel(lab: &mut Lab<'_>, queue: &mut Queue<'_>, id: u32) -> Result<(Channel, u64)> {
     let channel = lab.channel(id);
     let own = lab.take(2);
@@ -389,7 +389,7 @@ pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
             let reply = queue.send(&batch);
             verdict.note("a mutation", reply.status != 0, false);
             statuses.insert(reply.status);
-            // Without this, the next batch would end at its first operation.
+            // Remove the table, because otherwise the next batch would end at its first operation.
             queue.call(&Ops::new().destroy(20));
         }
         verdict.check(&format!("mutations were all alike: {statuses:?}"), statuses.len() > 3);
@@ -547,7 +547,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of other VMs, and segments that do not exist; sizes and rights that no segment has.
+/// 38: segments of other VMs, and segments that do not exist; sizes and permissions that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;

@@ -1,6 +1,6 @@
 //! Holes 6 and 20 to 29: registers that could affect the whole machine.
 //!
-//! The effect of a write on the machine is visible only to the neighbour, and through the card's other function.
+//! The effect of a write on the machine can be seen only by the neighbour, and through the card's other function.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;

@@ -132,8 +132,8 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
     let (mut channel, page) = holder(lab, 15);
-    // Use the small-page table as a large-page table: the entry of a page that the channel does not use becomes the
-    // entry of a large page.
+    // Use the small-page table as a large-page table: the entry of a small page that the channel does not use becomes
+    // the entry of a large page.
     let index = 0x60;
     lab.raw(channel.space, index * PAGE, foreign);
     lab.card.vram_write(channel.space.directory, (channel.space.table >> 8) as u32 | 1 | 3 << 2);
@@ -180,8 +180,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB: everything that the channel uses except its contexts, which are a
-        // separate hole.
+        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses, except its contexts,
+        // which are a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -202,9 +202,9 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
 /// per channel of the card, and page numbers in this range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: this could
-/// disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image, which work
-/// must not be able to reach.
+/// 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: these
+/// writes could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image,
+/// which work must not be able to reach.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = [[0x200, 0], [0x2204, 0], [0x2200, 0], [0x40_0500, 0], [0x41_8810, u32::MAX]];
     let channels = (0..16).map(|channel| [0x3000 + 8 * channel, 0]);

@@ -82,14 +82,14 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// 10: an entry for RAM reaches our RAM and not VRAM, and an entry for RAM that we do not have reaches no memory.
+/// 10: entries for RAM. They must reach our RAM and not VRAM, or no memory if we do not have this RAM.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
         lab.ram()?.set(MARKER);
         lab.map(space, OFFSET, own, Aperture::Coherent, 1);
         lab.flush();
-        // VRAM at the same address, if it is in our share, must not change.
+        // If the same address in VRAM is in our share, the VRAM there must not change.
         let same = (own < lab.share).then(|| lab.card.vram_read(own));
         verdict.check("our RAM is seen", peek(lab, bar, OFFSET) == MARKER);
         poke(lab, bar, OFFSET, BRAND);
@@ -130,7 +130,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
         }
         lab.join(instance, space);
         lab.flush();
-        // The size code makes the table cover 16 MiB. Memory beyond the table must not be used as entries.
+        // With this size code, the table covers 16 MiB. Memory beyond the table must not be used as entries.
         if end > 0x100_0000 {
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);

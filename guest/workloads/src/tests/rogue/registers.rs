@@ -1,5 +1,5 @@
-//! Attacks through the card's registers while the driver is bound: writes registers that the driver writes only
-//! occasionally as fast as possible.
+//! Attacks through the card's registers while the driver is bound: writes, as fast as possible, registers that the
+//! driver writes only occasionally.
 //!
 //! The kernel's driver does not know of the attack. The program's own channels may suffer: a channel that is lost
 //! during the attack is counted and replaced.
@@ -23,8 +23,8 @@ use crate::tests::Facts;
 use gdev::mapping::Width;
 use gdev::nouveau::device::{Buffer, Domain};
 
-/// Side of the matrices, and number of rounds of a kernel: together 50 ms of the card's time in the model for tests
-/// with several guests.
+/// Side of the matrices. The next constant is the number of rounds of a kernel. In the model for tests with several
+/// guests, such a kernel takes 50 ms of the card's time.
 const SIDE: u32 = 32;
 const ROUNDS: u32 = 100;
 /// Number of kernels in flight.
@@ -44,8 +44,8 @@ const BUFFER: u64 = 16 << 20;
 const COMMAND: u64 = 4;
 /// Bit of the command register for bus mastering.
 const BUS_MASTER: u16 = 1 << 2;
-/// Number of bytes of VRAM within which batches copy. The number of copies per batch follows; together they copy 3.9
-/// GiB.
+/// Number of bytes of VRAM within which batches copy. The next constant is the number of copies per batch. Together,
+/// the copies of a batch copy 3.9 GiB.
 const ARENA: u64 = 8 << 20;
 const COPIES: u32 = 1000;
 /// Size of a copy operation in bytes.
@@ -159,7 +159,7 @@ pub fn mastering(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", writes.to_string())])
 }
 
-/// Sends batches to the paravirtual interface that copy gigabytes each. The kernel's driver does not use the interface.
+/// Sends batches that copy gigabytes each to the paravirtual interface. The kernel's driver does not use the interface.
 pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     let card = Card::open(None)?;
     let config = fs::read(card.config_path()).context("configuration space")?;
@@ -205,7 +205,8 @@ pub fn batches(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("writes", batches.to_string()), ("ended", ended.to_string()), ("batch_mib", mib.to_string())])
 }
 
-/// Finds the VRAM address of a buffer by the first words of its pages, and the number of contiguous bytes there.
+/// Finds the VRAM address of a buffer by the first words of its pages. Also returns the number of contiguous bytes at
+/// this address.
 fn place(card: &Card, buffer: &Buffer) -> Result<(u64, u64)> {
     let pages = u32::try_from(buffer.size() / PAGE)?;
     let map = buffer.map()?;

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use super::{Answer, Failure, beside};
 use crate::{Daemon, DaemonError};
 
-/// Saves a virtual machine: the body of the response is the stream. A failure after its start ends the stream early.
+/// Saves a virtual machine: the body of the response is the stream. If saving fails later, the stream ends early.
 pub(super) async fn save(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> Result<Response, Failure> {
     let body = admin_socket::given(|to| {
         beside(move || {

@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("its work is killed", killed);
-    // The removal and the addition happen between two of the comparisons that run each second.
+    // The removal and the addition happen between two consecutive comparisons of the state, which run once per second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
@@ -225,7 +225,7 @@ fn stream_has_events_as_they_happen_and_ends_with_the_daemon() {
         assert_ne!(next.next, cursor);
         cursor = next.next;
     }
-    // The daemon's shutdown does not wait for the followers' time limit.
+    // The daemon shuts down without waiting for the time limit of the followers.
     served.end().unwrap();
     assert_eq!(lines.next(), None);
 }
@@ -257,7 +257,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These events exceed the log and all buffers on the way. The follower does not read meanwhile.
+    // These events exceed the capacity of the log and of all buffers in between. The follower does not read meanwhile.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);
@@ -265,7 +265,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     };
     (0..900).for_each(add);
     std::thread::sleep(Duration::from_millis(100));
-    // Each subject has a separate window, and the log opens a limited number of windows.
+    // Each subject has its own window, and the number of open windows is limited.
     (0..40).for_each(|round| {
         (0..900).for_each(|n| {
             if (n + round) % 9 == 0 {

@@ -5,12 +5,12 @@ use super::*;
 use crate::fixture::{copy, guest, one_card};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One metric, with all of its lines in the exposition.
+/// A metric with all its lines in the exposition.
 #[derive(Debug, Default)]
 struct Family {
     kind: String,
     help: String,
-    /// Name of the sample, labels, value.
+    /// Name, labels and value of each sample.
     samples: Vec<(String, BTreeMap<String, String>, f64)>,
 }
 
@@ -130,7 +130,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
         if name.starts_with("gpu_mediator_vm_") {
             let by_vm = |vm: &str| family.samples.iter().filter(|(_, labels, _)| labels["vm"] == vm).count();
             assert!(family.samples.iter().all(|(_, labels, _)| labels["card"] == "card0"), "{family:?}");
-            // A metric with its own label may have no sample yet.
+            // A metric with additional labels may have no sample yet.
             let sparse = family
                 .samples
                 .iter()

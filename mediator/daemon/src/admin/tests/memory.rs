@@ -121,7 +121,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evicts and returns memory. The suspension time of the return is known shortly after the memory has arrived.
+    // Evict memory and move it back. The time for which the VM was suspended is known shortly after the memory is back.
     eventually("it is back", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -138,7 +138,7 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     assert_eq!(of("vm_suspended_seconds_bucket", ",le=\"+Inf\"") as u64, suspensions.count);
     assert!((of("vm_suspended_seconds_sum", "") - suspensions.sum_ns as f64 / 1e9).abs() < 1e-9);
     assert_eq!(of("vm_memory_moved_bytes_total", ",to=\"host\"") as u64, vm.moved_out_bytes);
-    // The card's account outlives the VM.
+    // The card's counters outlive the VM.
     client.delete("/v1/vms/a").unwrap();
     let card: CardMemory = client.get(CARD).unwrap();
     assert_eq!((card.moved_out_bytes, card.moved_in_bytes), (vm.moved_out_bytes, vm.moved_in_bytes));
@@ -210,8 +210,8 @@ fn rejection_names_object_limit_value_and_remedy() {
         body
     };
     let refuse = json!({ "on_full": "refuse" });
-    // Each entry has a method, path and body; then the kind of limit, the object with the limit, its key, and the
-    // resource.
+    // Each entry has the method, path and body of a request, and the expected limit: its kind, its object, its key, and
+    // its resource.
     let post = Method::POST;
     let patch = Method::PATCH;
     let all = "/v1/vms";
@@ -280,7 +280,7 @@ fn rejection_names_object_limit_value_and_remedy() {
         );
         assert!(!error.what_to_do.is_empty() && !text.contains(" chunks"), "{body}: {error:?}");
     }
-    // The remaining memory is less than a guest's minimum at its start.
+    // The remaining memory is less than a guest needs to start.
     let _: VmMemorySettings = client.patch(VM, &json!({ "guarantee_mib": 32 })).unwrap();
     let _: api::Vm =
         client.post("/v1/vms", &vm(json!({ "name": "d", "vram_mib": 48, "memory": { "guarantee_mib": 48 } }))).unwrap();
@@ -299,7 +299,7 @@ fn rejection_names_object_limit_value_and_remedy() {
     assert_eq!((&before["vm"], &before["card"]), (&after["vm"], &after["card"]), "a refused change has no effect");
 }
 
-/// Time limit that all steps of these tests stay below: a wait that reaches the limit has failed.
+/// Time limit for each wait: all steps of these tests take less time, so a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
 /// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of that memory, while

@@ -64,7 +64,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // The configuration has enough addresses, but not contiguous ones: another allocation splits the range.
+    // The configuration has enough free addresses, but no contiguous range: another allocation splits it.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");

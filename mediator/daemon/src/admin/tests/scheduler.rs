@@ -1,4 +1,4 @@
-//! The time of cards, read and changed through the admin socket, with software cards and working guests.
+//! Reads and changes time settings of cards through the admin socket, with software cards and working guests.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -38,8 +38,8 @@ fn settings_of_a_card_are_changed_key_by_key() {
     let first: CardScheduler = client.get(SCHEDULER).unwrap();
     assert_eq!((first.settings.policy, first.settings.strikes, first.window_ms), (PolicyKind::Fifo, 5, 1000));
     assert!(first.vms.is_empty());
-    // The settings change before and after the mediator takes the card; the next VM gets the settings made before it
-    // was added.
+    // The settings change before and after the mediator takes the card. A new VM gets the settings that were made
+    // before it was added.
     for round in 0..2 {
         let wait_ns = 1000 + round;
         let new: CardScheduler =
@@ -113,7 +113,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     // By weight, `a` would get three quarters; its cap leaves the rest to `b`.
     assert_eq!(shown.vms.iter().map(|vm| vm.entitled_permille).collect::<Vec<_>>(), [600, 400]);
 
-    // Copies have separate weights: nine to one.
+    // The copy engines have separate weights: nine to one.
     let copies: VmTime =
         client.patch("/v1/vms/a/time", &json!({ "copies": { "weight": 900, "cap_permille": 1000 } })).unwrap();
     assert_eq!((copies.copies.weight, copies.copies.cap_permille), (Some(900), Some(1000)));
@@ -126,7 +126,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     let _: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "separate" })).unwrap();
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "copies": { "weight": 0 } })));
     assert_eq!(error.error, "VM `a`: copies.weight = 0 is not between 1 and 10000");
-    // Null makes copies follow compute again.
+    // `null` makes the copy settings follow the compute settings again.
     let back = json!({ "copies": { "weight": null, "cap_permille": null } });
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &back).unwrap(), time);
 
@@ -239,7 +239,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later; the window then shows each VM's part, rounded down.
+    // The last interval ends slightly later. After that, the window shows each VM's part, rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");
@@ -263,7 +263,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
     let busy = metrics.value("gpu_mediator_card_engine_busy_seconds_total{card=\"card0\",engine=\"compute\"}");
     assert!((busy - used as f64 / 1e9).abs() < 1e-12);
 
-    // A removed VM's used time stays in the card's account.
+    // The card's total still includes the time that a removed VM used.
     client.delete("/v1/vms/a").unwrap();
     let after = settled(&client);
     let compute = after.engines[&Engine::Compute];
@@ -293,7 +293,7 @@ impl Metrics {
         value
     }
 
-    /// Checks that bounds and counts rise, and that the last bucket contains the total.
+    /// Checks that bounds and counts increase, and that the last bucket contains the total count.
     fn check_histogram(&self, labels: &str, count: u64) {
         let prefix = format!("gpu_mediator_vm_wait_seconds_bucket{{{labels},le=\"");
         let buckets: Vec<(f64, f64)> = self

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// The published document.
 const PUBLISHED: &str = include_str!("../../../../../docs/reference/api.json");
 
-/// Returns a validator of one part of the document.
+/// Returns a validator for one part of the document.
 fn validator(schema: &Value) -> Validator {
     let mut schema = schema.clone();
     schema["components"] = document()["components"].clone();

@@ -258,7 +258,7 @@ impl Bench {
                     changes += 1;
                 }
             }
-            // Skip registers that the hardware would refuse.
+            // Skip instructions whose registers the hardware would refuse.
             if registers(&last.op).is_ok() {
                 found.push(Instruction { join: false, ..last });
             }

@@ -317,7 +317,7 @@ fn barriers_reduce_over_all_threads_of_a_block() {
     const ROUNDS: u32 = 9;
     for (threads, barrier) in [(1u32, 0), (32, 3), (70, 15), (256, 7)] {
         for operation in ["POPC", "AND", "OR"] {
-            // Test a bit that is rarely set for OR, and one that is usually set for AND, so that both results occur.
+            // For OR, test a bit that is rarely set, and for AND a bit that is usually set, so that both results occur.
             let mask = if operation == "POPC" { 0x100u32 } else { 0xff00 };
             let compare = if operation == "AND" { "NE" } else { "EQ" };
             let source = format!(

@@ -123,8 +123,8 @@ fn parts(bits: u64, format: Format) -> (u64, i32) {
     if biased == 0 { (fraction, least) } else { (fraction | 1 << format.fraction, least + biased - 1) }
 }
 
-/// Rounds a number: finds by bisection the greatest float that does not exceed the number, and returns it or the next
-/// one.
+/// Rounds a number: finds by bisection the greatest float that does not exceed the number, and returns this float or
+/// the next greater float.
 fn rounded(negative: bool, number: &Magnitude, format: Format, rounding: Rounding) -> u64 {
     let sign = if negative { format.sign() } else { 0 };
     let (mut below, mut above) = (0, format.infinity() + 1);

@@ -261,7 +261,7 @@ pub(super) fn mufu_agrees(function: MultiFunction, argument: u64, saturate: bool
     (value - exact).abs() <= UNITS * unit + 1e-15
 }
 
-/// Returns the binary logarithm: takes the exponent, then each bit of the fraction by squaring.
+/// Returns the binary logarithm: the exponent, followed by the bits of the fraction, each found by squaring.
 fn logarithm(x: f64) -> f64 {
     if x.is_nan() || x < 0.0 {
         return f64::NAN;

@@ -37,7 +37,7 @@ fn plain_cc(value: u32) -> Cc {
     Cc { zero: value == 0, sign: value & 1 << 31 != 0, carry: false, overflow: false }
 }
 
-/// Computes a sum or a difference with all flags, by arithmetic on numbers and not on bits.
+/// Computes a sum or a difference with all flags, using arithmetic on numbers instead of bits.
 fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (u32, Cc) {
     let more = i128::from(carry_in.is_some_and(|cc| cc.carry));
     let exact = |a: i128, b: i128| match (mode, carry_in) {
@@ -61,7 +61,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
 /// Evaluates a condition-code test, either on two numbers whose difference set the condition code, or on single flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
-    // A NaN sets both zero and sign. No number does.
+    // A NaN sets both the zero and the sign flag. No number sets both.
     match test {
         CcTest::False => false,
         CcTest::True => true,

@@ -298,7 +298,7 @@ fn exchange(thread: &Thread, a: Register, c: Register, operation: AtomicOp, kind
     old
 }
 
-/// Replaces the targets of an instruction with valid ones.
+/// Replaces the targets of an instruction with valid targets.
 fn possible(instruction: Instruction) -> Instruction {
     let op = match instruction.op {
         Op::Ldc { dst, bank, base, offset, width } => {

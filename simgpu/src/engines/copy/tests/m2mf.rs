@@ -14,8 +14,8 @@ fn address(high: u32, va: u64) -> [(u32, u32); 2] {
     [(high, (va >> 32) as u32), (high + 4, va as u32)]
 }
 
-/// Appends the methods for the source if `source` is true, otherwise those for the destination. Returns the bit for
-/// EXEC.
+/// Appends the methods for the source if `source` is true, and otherwise the methods for the destination. Returns the
+/// bit for EXEC.
 fn describe(source: bool, side: &Side, start: u64, methods: &mut Vec<(u32, u32)>) -> u32 {
     let (high, pitch_method, tiling, position, bit) =
         if source { (0x30c, 0x314, 0x204, 0x344, 0x10) } else { (0x238, 0x318, 0x220, 0x34c, 0x100) };
@@ -160,7 +160,7 @@ fn semaphore_is_released_after_copy_in_both_forms() {
         let mut bench = Bench::<M2mf>::new();
         let before = bench.fill(4);
         let mut methods = linear(ARENA, ARENA + HALF, 0x3000, 1);
-        // Place the semaphore within the destination: the copy must not overwrite its release.
+        // Place the semaphore within the destination: the copy must not overwrite the released value.
         methods.extend(address(0x32c, ARENA + HALF + 0x100));
         methods.extend([(0x334, 0xcafe_f00d), (EXEC, exec)]);
         bench.budget = 0x500;
@@ -284,7 +284,7 @@ fn state_of_a_new_channel_is_loaded_as_fresh() {
     assert_eq!(bench.work.bytes, 0);
 }
 
-/// Parses arbitrary images, because a guest can write its images.
+/// Parses arbitrary images, because a guest can write to its images.
 #[test]
 fn context_image_of_anything_is_a_state() {
     let mut bench = Bench::<M2mf>::new();
