@@ -109,7 +109,8 @@ uint64_t gmalloc(Ghandle handle, uint64_t size);
 uint64_t gfree(Ghandle handle, uint64_t address);
 
 // Allocates `size` bytes of pinned memory. Returns the memory's address in this process, or NULL on error.
-void *gmalloc_dma(Ghandle handle, uint64_t size);
+void *gmalloc_dma(Ghandle handle,
+                  uint64_t size);
 
 // Frees pinned memory from [`gmalloc_dma`]. Returns its size in bytes, or 0 on error.
 uint64_t gfree_dma(Ghandle handle, void *buffer);
