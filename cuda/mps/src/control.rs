@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, Uid, chown};
+use rustix::fs::{Gid, MemfdFlags, Uid, chown, memfd_create};
 use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_signal};
 
 /// Time limit for an answer to a command.
@@ -250,9 +250,15 @@ impl Control {
     /// Kills the daemon, which ends its servers.
     pub(crate) fn kill(mut self) {
         // The daemon may already have ended.
-        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
-        if let Some(child) = &mut self.child {
-            let _ = child.wait();
+        let sent = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let begin = Instant::now();
+        while self.ended().is_none() {
+            // The signal fails if this process may not signal the daemon's user.
+            if begin.elapsed() > COMMAND_TIMEOUT {
+                tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not end");
+                break;
+            }
+            std::thread::sleep(CHECK_INTERVAL);
         }
         self.forget();
     }
@@ -304,7 +310,12 @@ impl Control {
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Files do not fill up like pipes, and a process that keeps one open delays no poll.
+        let file =
+            |name: &str| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(|error| failed(error.into()));
+        let (mut output, mut errors) = (file("mps-output")?, file("mps-errors")?);
+        let copy = |file: &File| file.try_clone().map_err(failed);
+        command.stdin(Stdio::piped()).stdout(copy(&output)?).stderr(copy(&errors)?);
         let mut child = command.spawn().map_err(failed)?;
         if let Some(mut input) = child.stdin.take() {
             // An ended process does not read, and its status tells us this.
@@ -323,13 +334,11 @@ impl Control {
             }
         };
         let mut answer = String::new();
-        if let Some(output) = child.stdout.take() {
-            let _ = output.take(MAX_ANSWER).read_to_string(&mut answer);
-        }
+        let mut read = |file: &mut File| file.rewind().and_then(|()| file.take(MAX_ANSWER).read_to_string(&mut answer));
+        // An answer that is not text has no numbers.
+        let _ = read(&mut output);
         if !status.success() {
-            if let Some(output) = child.stderr.take() {
-                let _ = output.take(MAX_ANSWER).read_to_string(&mut answer);
-            }
+            let _ = read(&mut errors);
             let answer = answer.trim().chars().filter(|c| !c.is_control()).take(200).collect();
             return Err(ControlError::Refused { command: text.to_owned(), answer });
         }

@@ -10,7 +10,6 @@ a server without a card, which must return the bytes that were written.
 """
 
 import argparse
-import datetime
 import hashlib
 import json
 import os
@@ -18,13 +17,12 @@ import re
 import socket
 import statistics
 import struct
-import subprocess
 import tempfile
 import time
 from pathlib import Path
 
 from attacks import CudaProgram
-from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, find_driver
+from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions, find_driver, parse_arguments
 
 VOLUME_BYTES = 64 << 20
 REQUEST_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
@@ -211,11 +209,7 @@ class Bench:
         self._rig = Rig(Build("this", arguments.build.resolve()), find_driver(), scratch)
         self._scratch, self._json, self._rounds = scratch, arguments.json, arguments.rounds
         self._only, self._end = arguments.only, time.monotonic() + arguments.seconds
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        self.report = {"started": time.time(),
-                       "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-                       "smi": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
-                       "commit": arguments.commit, "processors": os.cpu_count(), "rounds": []}
+        self.report = {**conditions(arguments.commit), "rounds": []}
 
     def _case(self, name: str, measure, tenant_class: str | None) -> None:
         if not re.search(self._only, name) or time.monotonic() > self._end:
@@ -279,14 +273,7 @@ def summary(rounds: list[dict]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=Path, required=True)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=500, help="no case starts later than this")
-    parser.add_argument("--only", default="", help="regular expression that selects cases by name")
-    parser.add_argument("--commit", default="unknown")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__.splitlines()[0], seconds=500)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         Bench(arguments, Path(scratch)).run()
 

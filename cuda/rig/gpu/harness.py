@@ -1,6 +1,8 @@
 """Owners, programs of tenants and raw clients as processes, for measurements on a real card."""
 
+import argparse
 import ctypes
+import datetime
 import glob
 import json
 import os
@@ -35,6 +37,27 @@ def find_driver() -> Path:
         for path in glob.glob(pattern):
             return Path(path)
     sys.exit("no libcuda.so.1 of NVIDIA: this measurement needs a GPU, its driver, and a python3 with PyTorch")
+
+
+def parse_arguments(description: str, seconds: int) -> argparse.Namespace:
+    """Returns the options that `cargo xtask bench` passes to a measurement of cases."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--build", type=Path, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=int, default=seconds, help="time after which no case starts")
+    parser.add_argument("--only", default="", help="regular expression that selects cases by name")
+    parser.add_argument("--commit", default="unknown")
+    return parser.parse_args()
+
+
+def conditions(commit: str) -> dict:
+    """Returns the start of a report: the time, the card, the commit, and the processors."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return {"started": time.time(),
+            "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            "smi": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
+            "commit": commit, "processors": os.cpu_count()}
 
 
 @dataclass(frozen=True)

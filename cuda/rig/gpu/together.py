@@ -9,7 +9,6 @@ of one share group whose MPS server the owner of the card starts. Every loop che
 """
 
 import argparse
-import datetime
 import json
 import os
 import re
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, find_driver
+from harness import Build, Gone, Owner, OwnerSettings, Process, Rig, conditions, find_driver, parse_arguments
 
 CONTROL = shutil.which("nvidia-cuda-mps-control") or "/usr/bin/nvidia-cuda-mps-control"
 # TIMEOUT: PyTorch starts in 10 s, four at once in 30 s.
@@ -147,11 +146,7 @@ class Bench:
         self._rig = Rig(Build("this", arguments.build.resolve()), find_driver(), scratch)
         self._scratch, self._json, self._rounds = scratch, arguments.json, arguments.rounds
         self._only, self._end = arguments.only, time.monotonic() + arguments.seconds
-        query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
-        self.report = {"started": time.time(),
-                       "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
-                       "smi": subprocess.run(query, capture_output=True, text=True, check=True).stdout.strip(),
-                       "commit": arguments.commit, "processors": os.cpu_count(), "rounds": []}
+        self.report = {**conditions(arguments.commit), "rounds": []}
 
     def _measure(self, case: Case) -> dict:
         # Paths of sockets are short.
@@ -210,14 +205,7 @@ def summary(rounds: list[dict]) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--build", type=Path, required=True)
-    parser.add_argument("--json", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=int, default=580, help="no case starts that would end later than this")
-    parser.add_argument("--only", default="", help="regular expression that selects cases by name")
-    parser.add_argument("--commit", default="unknown")
-    arguments = parser.parse_args()
+    arguments = parse_arguments(__doc__.splitlines()[0], seconds=580)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as scratch:
         Bench(arguments, Path(scratch)).run()
 

@@ -11,8 +11,8 @@ use cuda_mps::Report;
 use sched::groups::Sharing;
 use vram::TenantId;
 
+use super::Core;
 use super::types::{Action, SessionId};
-use super::{Core, Session};
 
 /// A group's server.
 #[derive(Debug, Default)]
@@ -162,12 +162,6 @@ impl Core {
         self.tenants.get(&tenant)?.spec.share_group.as_ref().map(|group| group.name.as_str())
     }
 
-    /// Returns true if a process is a client of the server of its tenant's group.
-    fn is_client(&self, session: &Session) -> bool {
-        let group = session.tenant.and_then(|tenant| self.group_of(tenant));
-        group.and_then(|group| self.servers.0.get(group)).is_some_and(|server| server.clients.contains(&session.pid))
-    }
-
     /// Records which processes of a group are clients now.
     fn renew_clients(&mut self, group: &str) {
         let members: Vec<TenantId> =
@@ -179,16 +173,10 @@ impl Core {
 
     /// Records which processes of a tenant are clients now.
     pub(super) fn renew_clients_of(&mut self, tenant: TenantId) {
-        let sessions: Vec<(SessionId, bool)> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| session.tenant == Some(tenant))
-            .map(|(id, session)| (*id, self.is_client(session)))
-            .collect();
-        for (id, concurrent) in sessions {
-            if let Some(session) = self.sessions.get_mut(&id) {
-                session.concurrent = concurrent;
-            }
+        let server = self.group_of(tenant).and_then(|group| self.servers.0.get(group));
+        let clients = server.map(|server| server.clients.clone()).unwrap_or_default();
+        for session in self.sessions.values_mut().filter(|session| session.tenant == Some(tenant)) {
+            session.concurrent = clients.contains(&session.pid);
         }
         self.renew_concurrency(tenant);
     }
@@ -203,8 +191,12 @@ impl Core {
         }
     }
 
-    /// Asks the server of a tenant's group for its clients: a process of the tenant says that it is one.
-    pub(super) fn says_client(&mut self, tenant: TenantId) {
+    /// Polls the server of a tenant's group when a process first reports that it is a client. A poll starts processes.
+    pub(super) fn reports_client(&mut self, id: SessionId, tenant: TenantId) {
+        let Some(session) = self.sessions.get_mut(&id) else { return };
+        if std::mem::replace(&mut session.reported_client, true) {
+            return;
+        }
         let group =
             self.group_of(tenant).filter(|group| self.servers.0.get(*group).is_some_and(|server| server.needed));
         if let Some(group) = group {

@@ -72,6 +72,8 @@ pub(super) struct Session {
     pub(super) told: (u32, u32, u32),
     /// Set if the process's work can run at the same time as that of other processes.
     pub(super) concurrent: bool,
+    /// Set once the process has reported that it is an MPS client.
+    pub(super) reported_client: bool,
     /// Set once the process has requested the card.
     pub(super) has_asked: bool,
     /// Set if a thread of the process waits at a closed gate.
@@ -166,6 +168,7 @@ impl Core {
             run_since: 0,
             told: (0, 0, 0),
             concurrent: false,
+            reported_client: false,
             has_asked: false,
             waiting: false,
             turn: 0,
@@ -216,7 +219,7 @@ impl Core {
             FromTenant::Stopped { turn, usage, waiting, .. } => self.stopped(id, tenant, turn, usage, waiting),
             FromTenant::Ending { turn, in_us, .. } => self.ending(id, tenant, turn, in_us),
             FromTenant::Used { usage, .. } => self.reports(id, tenant, usage),
-            FromTenant::Concurrent { .. } => self.says_client(tenant),
+            FromTenant::Concurrent { .. } => self.reports_client(id, tenant),
             FromTenant::Export { request, chunks } => self.export(id, tenant, request, &chunks),
             FromTenant::Open { request, share } => self.open(id, tenant, request, share),
             FromTenant::Reclaimed { order } => self.reclaimed(id, order),

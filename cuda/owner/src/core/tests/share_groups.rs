@@ -226,6 +226,19 @@ fn waiting_program_yields_its_turn_to_another_tenant() {
 }
 
 #[test]
+fn repeated_report_of_a_client_causes_one_poll() {
+    let mut world = world(Sharing::Together);
+    let session = world.connect("one");
+    world.core.take_actions();
+    for _ in 0..10 {
+        let message = FromTenant::Concurrent { card: 0 };
+        world.core.handle(world.now, Event::Said { session, message, pieces: Vec::new() });
+    }
+    let polls = world.core.take_actions().iter().filter(|action| matches!(action, Action::PollServer { .. })).count();
+    assert_eq!(polls, 1);
+}
+
+#[test]
 fn program_that_only_says_it_is_a_client_takes_turns() {
     let mut world = world(Sharing::Together);
     let one = client(&mut world, "one");
