@@ -232,6 +232,11 @@ pub fn tenant(
         );
         say(RefusalKind::Invalid, "cards", what);
     }
+    for card in &tenant.cards {
+        if let Err(what) = socket_path_is_good(&daemon.socket_dir.join(super::cuda::owner_socket(card))) {
+            say(RefusalKind::Invalid, "cards", what);
+        }
+    }
     for socket in tenant.socket_paths(&daemon.socket_dir) {
         if let Err(what) = socket_path_is_good(&socket) {
             say(RefusalKind::Invalid, "socket", what);

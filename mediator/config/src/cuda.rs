@@ -259,6 +259,13 @@ pub fn gang_number(name: &str) -> u32 {
     name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
+/// Returns the name of the file on which the owner of a card listens for the owners of other cards, in the daemon's
+/// socket folder.
+#[must_use]
+pub fn owner_socket(card: &str) -> String {
+    format!("{card}.owner.gangs")
+}
+
 impl CardSpec {
     /// Returns the keys of a CUDA card. Returns the defaults if the card has no such table.
     #[must_use]
