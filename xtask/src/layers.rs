@@ -135,7 +135,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("passthrough", &["bringup", "card", "devmodel", "locks", "nvspec", "vm-device", "vmm-glue"]),
     ("render-node", &["cuda-ring"]),
     ("cuda-probe", &["cuda-ring", "render-node"]),
-    ("vcuda", &["cuda-ring", "locks", "saved-state", "vmm-glue", "worker-link"]),
+    ("vcuda", &["cuda-ring", "locks", "object-log", "saved-state", "vmm-glue", "worker-link"]),
     (
         "rig",
         &[

@@ -16,9 +16,9 @@ use worker_link::Obstacle;
 use crate::images::{Image, may_have_variables};
 use crate::saved::{Step, StepKind};
 
-/// Maximum number of entries, after which a program cannot continue in another worker.
+/// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Maximum size of all messages, in words.
+/// Maximum size of all messages, in words; likewise.
 const MAX_WORDS: usize = 8 << 20;
 /// Maximum size of all images, in bytes. The worker keeps them in its memory.
 const MAX_IMAGE_BYTES: usize = 512 << 20;
@@ -306,7 +306,8 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            if self.entries.len() > MAX_ENTRIES
+            // A log that were compacted for almost each entry would be slow.
+            if self.entries.len() > MAX_ENTRIES / 2
                 || self.words > MAX_WORDS / 2
                 || self.image_bytes > MAX_IMAGE_BYTES
             {
@@ -324,8 +325,13 @@ impl Log {
         // An object under this key has ended without a call, for example with its context.
         self.end(key);
         let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
-        self.live.insert(key, self.next);
+        let id = self.next;
+        self.live.insert(key, id);
         self.push(step, Role::Creates { owner }, None, refused);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            // An entry that depends on the owner depends on its parts.
+            entry.used = owner.is_some();
+        }
     }
 
     fn change(&mut self, change: Change, step: Step, route: Route) {

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use foldhash::HashMap;
+
 use crate::images::Image;
 
 /// First word of the state: "objlog" and the version of the format.
@@ -130,14 +132,13 @@ impl SavedState {
             words.extend([blob.id.into(), blob.kind.into(), blob.serial.into(), blob.offset, blob.bytes]);
         }
         let mut images: Vec<&Arc<Image>> = Vec::new();
-        let mut numbers = Vec::new();
+        let (mut numbers, mut known) = (Vec::new(), HashMap::default());
         for step in &self.steps {
-            let known = |image| images.iter().position(|known| Arc::ptr_eq(known, image));
             numbers.push(step.image.as_ref().map_or(NO_IMAGE, |image| {
-                known(image).unwrap_or_else(|| {
+                *known.entry(Arc::as_ptr(image)).or_insert_with(|| {
                     images.push(image);
-                    images.len() - 1
-                }) as u64
+                    images.len() as u64 - 1
+                })
             }));
         }
         words.push(images.len() as u64);

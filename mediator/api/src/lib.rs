@@ -17,6 +17,7 @@ pub mod launch;
 mod memory;
 mod moving;
 mod profile;
+mod restarts;
 mod scheduler;
 pub mod schema;
 mod tenant;
@@ -31,6 +32,7 @@ pub use memory::{
     Range, Turn, VmMemory, VmMemorySettings,
 };
 pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored};
+pub use restarts::{RestartWorkers, WorkerRestart, WorkerRestarts};
 pub use profile::{Capacity, Profile, ProfileList};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,

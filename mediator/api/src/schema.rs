@@ -167,6 +167,13 @@ const OPERATIONS: [Operation; 44] = [
         None,
         (200, Some(schema_of::<crate::Restored>)),
     ),
+    act(
+        "/v1/vms/{name}/workers/restart",
+        "Continues the CUDA programs of a virtual machine in new workers",
+        NONE,
+        Some(schema_of::<crate::RestartWorkers>),
+        (200, Some(schema_of::<crate::WorkerRestarts>)),
+    ),
     get("/v1/daemon", "The daemon itself", NONE, schema_of::<crate::DaemonInfo>),
     act(
         "/v1/daemon/upgrade",

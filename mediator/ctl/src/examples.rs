@@ -16,6 +16,7 @@ const EXAMPLES: [Examples; 51] = [
     ("vm move", ["vm move web", "vm move web --card card1"]),
     ("vm save", ["vm save web web.saved", "vm save web web.saved --force"]),
     ("vm restore", ["vm restore web web.saved", "vm restore copy web.saved"]),
+    ("vm restart-workers", ["vm restart-workers web", "vm restart-workers web --pid 4242"]),
     ("vm list", ["vm list", "vm list --watch=5"]),
     ("vm show", ["vm show web", "vm show web --json"]),
     ("vm launch-args", ["vm launch-args web --memory 4G", "vm launch-args web --vmm libvirt --profile desktop"]),

@@ -342,7 +342,7 @@ fn log_of_a_program_that_creates_and_destroys_stays_small() {
 #[test]
 fn program_with_too_many_objects_is_refused_and_its_log_is_freed() {
     let mut program = Program::default();
-    for number in 1..=u32::try_from(MAX_ENTRIES).expect("small") + 1 {
+    for number in 1..=u32::try_from(MAX_ENTRIES).expect("small") {
         program.create("cuEventCreate", object(Kind::Event, number), &[2]);
     }
     assert_eq!(program.log.steps().err(), Some(Obstacle::Log));
