@@ -3,7 +3,7 @@
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::nodes::{HostNode, KernelNode};
@@ -14,6 +14,9 @@ const WORDS: u64 = 100_000;
 const BYTES: u64 = WORDS * 8;
 /// Words of pinned memory.
 const PINNED_WORDS: usize = 1000;
+
+/// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
+static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
 /// Number of calls of [`count`]. Static: the function gets only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
@@ -231,8 +234,7 @@ impl Objects {
                     check("cuEventRecord", (cuda.functions.raw_record)(made, 0))?;
                 }
                 "mapping" => made = cuda.create_own(2 << 20)?,
-                // `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
-                "array" => check("cuArrayCreate", array(&raw mut made, &raw const [64, 4, 1 | 1 << 32]))?,
+                "array" => check("cuArrayCreate", array(&raw mut made, &raw const ARRAY))?,
                 "module" => made = cuda.module(".global .align 4 .b8 variable[4096];")?,
                 "captured" => {
                     let [stream, _] = self.streams;
