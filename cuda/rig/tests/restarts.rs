@@ -32,6 +32,13 @@ fn rounds(program: &mut Program, count: usize) {
     }
 }
 
+/// Makes a program create or end an object, and waits until it has done so and computed further.
+fn change(program: &mut Program, line: &str) {
+    program.say(line);
+    while program.line() != line {}
+    rounds(program, 2);
+}
+
 #[test]
 fn program_computes_on_while_its_worker_is_restarted_repeatedly() {
     let rig = Rig::new(256);
@@ -89,14 +96,12 @@ fn object_that_prevents_a_restart_is_named_and_nothing_changes() {
         ("captured", "it has an object of cuStreamEndCapture"),
         ("capture", "a stream captures a graph"),
     ] {
-        program.say(kind);
-        rounds(&mut program, 3);
+        change(&mut program, kind);
         let refused = guest.restart(worker).expect_err(kind);
         assert!(refused.starts_with("refused: ") && refused.contains(reason), "{kind}: {refused}");
         rounds(&mut program, 3);
         assert_eq!(only_worker(&guest), worker, "{kind}");
-        program.say("end");
-        rounds(&mut program, 3);
+        change(&mut program, "end");
         worker = guest.restart(worker).unwrap_or_else(|reason| panic!("{kind}: {reason}"));
         rounds(&mut program, 3);
     }

@@ -423,7 +423,10 @@ fn use_objects(cuda: Cuda) -> Result<()> {
         let sum = objects.round(cuda, round)?;
         println!("step {round} {sum}");
         match input.try_recv() {
-            Ok(line) => objects.obstruct(cuda, &line)?,
+            Ok(line) => {
+                objects.obstruct(cuda, &line)?;
+                println!("{line}");
+            }
             Err(std::sync::mpsc::TryRecvError::Empty) => {}
             Err(std::sync::mpsc::TryRecvError::Disconnected) => break,
         }
