@@ -44,7 +44,9 @@ enum Key {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     /// Creates an object. The object is also a part of its owner, if it has one.
-    Creates { owner: Option<Id> },
+    Creates {
+        owner: Option<Id>,
+    },
     /// Returns a known object once more, so that it must be destroyed once more.
     Again(Id),
     Destroys(Id),
@@ -191,9 +193,9 @@ impl Log {
             Replay::Destroys => match outcome.dropped {
                 Some(dropped) => self.destroy(dropped, step(self), outcome.ended),
                 None => {
-                    let surface = CALLS.get(call).is_some_and(|call| {
-                        call.args.contains(&Arg::DropNumber(cuda_calls::Numbered::Surface))
-                    });
+                    let surface = CALLS
+                        .get(call)
+                        .is_some_and(|call| call.args.contains(&Arg::DropNumber(cuda_calls::Numbered::Surface)));
                     self.end(Key::Number(surface, first));
                 }
             },
@@ -221,9 +223,8 @@ impl Log {
             Ended::ByHandle => outcome.made.map(Key::Handle),
             Ended::ByAddress => Some(Key::Address(result)),
             Ended::ByNumber => {
-                let makes = |call: &cuda_calls::Call| {
-                    call.args.contains(&Arg::NewNumber(cuda_calls::Numbered::Surface))
-                };
+                let makes =
+                    |call: &cuda_calls::Call| call.args.contains(&Arg::NewNumber(cuda_calls::Numbered::Surface));
                 Some(Key::Number(CALLS.get(call).is_some_and(makes), result))
             }
             Ended::WithFirst => {
@@ -307,9 +308,7 @@ impl Log {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
             // A log that were compacted for almost each entry would be slow.
-            if self.entries.len() > MAX_ENTRIES / 2
-                || self.words > MAX_WORDS / 2
-                || self.image_bytes > MAX_IMAGE_BYTES
+            if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();
             }
@@ -406,9 +405,7 @@ impl Log {
         let mut kept = Vec::new();
         for (id, entry) in self.entries.iter().rev() {
             let is_needed = match entry.role {
-                Role::Creates { owner } => {
-                    needed.contains(id) || owner.is_some_and(|owner| needed.contains(&owner))
-                }
+                Role::Creates { owner } => needed.contains(id) || owner.is_some_and(|owner| needed.contains(&owner)),
                 Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
                 Role::Changes(None) => true,
                 // Whether its object is needed is known at the end.

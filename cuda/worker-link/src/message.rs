@@ -223,12 +223,14 @@ mod tests {
         for message in to {
             assert_eq!(ToWorker::decode(&message.encode()), Ok(message));
         }
-        let reasons = [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox, Reason::Restore];
+        let reasons =
+            [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox, Reason::Restore];
         let failed = reasons
             .into_iter()
             .chain([Reason::Forbidden(59), Reason::Unknown(99)])
             .map(|reason| FromWorker::Failed { reason });
-        let others = [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check, FromWorker::Saved, FromWorker::Restored];
+        let others =
+            [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check, FromWorker::Saved, FromWorker::Restored];
         for message in others.into_iter().chain(failed) {
             assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
         }

@@ -32,8 +32,8 @@ pub use memory::{
     Range, Turn, VmMemory, VmMemorySettings,
 };
 pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored};
-pub use restarts::{RestartWorkers, WorkerRestart, WorkerRestarts};
 pub use profile::{Capacity, Profile, ProfileList};
+pub use restarts::{RestartWorkers, WorkerRestart, WorkerRestarts};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
     VmShare, VmTime,

@@ -7,7 +7,7 @@ use super::Arguments;
 /// The path of a command, and two uses of the command without the program's name.
 type Examples = (&'static str, [&'static str; 2]);
 
-const EXAMPLES: [Examples; 51] = [
+const EXAMPLES: [Examples; 52] = [
     (
         "vm add",
         ["vm add web --card card0 --vram-mib 2G --weight 300", "vm add desk --profile desktop --label user=eva"],

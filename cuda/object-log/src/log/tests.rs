@@ -82,11 +82,8 @@ fn log_has_objects_that_exist_in_order() {
     program.create("cuEventCreate", object(Kind::Event, 1), &[2]);
     program.call("cuStreamQuery", &[second], &NONE);
     program.destroy("cuStreamDestroy_v2", first);
-    let expected = [
-        ("cuInit", vec![0]),
-        ("cuStreamCreate", vec![second, 1]),
-        ("cuEventCreate", vec![object(Kind::Event, 1), 2]),
-    ];
+    let expected =
+        [("cuInit", vec![0]), ("cuStreamCreate", vec![second, 1]), ("cuEventCreate", vec![object(Kind::Event, 1), 2])];
     assert_eq!(program.steps(), expected);
 }
 
@@ -167,8 +164,7 @@ fn node_that_was_removed_before_is_removed_again() {
     program.call("cuGraphAddEmptyNode", &[node, graph, 0, 0], &outcome);
     program.create("cuGraphInstantiateWithFlags", exec, &[graph, 0]);
     program.destroy("cuGraphDestroyNode", node);
-    let names =
-        ["cuGraphCreate", "cuGraphAddEmptyNode", "cuGraphInstantiateWithFlags", "cuGraphDestroyNode"];
+    let names = ["cuGraphCreate", "cuGraphAddEmptyNode", "cuGraphInstantiateWithFlags", "cuGraphDestroyNode"];
     assert_eq!(program.names(), names);
 }
 
@@ -194,7 +190,12 @@ fn object_of_a_destroyed_context_keeps_the_context() {
     let context = object(Kind::Context, 40);
     let stream = object(Kind::Stream, 1);
     program.create("cuCtxCreate_v2+", context, &[0, 0]);
-    program.log.described(find_exact("cuStreamCreate"), route(40), &[stream, 0], &Outcome { made: Some(stream), ..NONE });
+    program.log.described(
+        find_exact("cuStreamCreate"),
+        route(40),
+        &[stream, 0],
+        &Outcome { made: Some(stream), ..NONE },
+    );
     program.destroy("cuCtxDestroy_v2+", context);
     assert_eq!(program.names(), ["cuCtxCreate_v2+", "cuStreamCreate", "cuCtxDestroy_v2+"]);
     program.destroy("cuStreamDestroy_v2", stream);
@@ -244,9 +245,7 @@ fn objects_that_cannot_be_created_again_are_named_until_they_end() {
     values[0] = 1 << 45;
     program.call("cuMemAddressFree", &[1 << 45, 4096], &Outcome { values: &values, ..NONE });
     assert_eq!(program.steps(), []);
-    for (create, end) in
-        [("cuTexObjectCreate", "cuTexObjectDestroy"), ("cuSurfObjectCreate", "cuSurfObjectDestroy")]
-    {
+    for (create, end) in [("cuTexObjectCreate", "cuTexObjectDestroy"), ("cuSurfObjectCreate", "cuSurfObjectDestroy")] {
         program.call(create, &[0], &Outcome { results: &[7], ..NONE });
         assert_eq!(program.log.steps().err(), Some(op(create)));
         values[0] = 7;

@@ -91,9 +91,7 @@ impl Cuda {
         let [exec, node] = self.graph_of(add, buffers[0].0)?;
         debug_assert!(first != other, "two contexts");
         let (called, obstacles) = (0, Vec::new());
-        Ok(Objects {
-            buffers, small, pinned, streams, event, add, exec, node, other, far, called, obstacles
-        })
+        Ok(Objects { buffers, small, pinned, streams, event, add, exec, node, other, far, called, obstacles })
     }
 
     /// Builds a graph that adds 5 to a buffer, and calls a function.

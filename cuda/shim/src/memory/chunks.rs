@@ -12,12 +12,12 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use chunk_arena::rounded;
 use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
+use super::Operations;
 use super::handles::{Backing, Handles, Pages as _};
 use super::opened::Opened;
 use super::ordered::{Behind, Lane, Ordered};
 use super::pages::Driver;
 use super::region::Region;
-use super::Operations;
 use crate::captures::Captures;
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
