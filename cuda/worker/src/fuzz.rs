@@ -397,4 +397,21 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn seed_of_the_fuzz_target_is_a_whole_program() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (mut state, _) = read_state(&file).expect("a state");
+        let memory = state.steps.iter_mut().find(|step| step.kind == StepKind::Memory).expect("memory");
+        memory.words = vec![ADDRESSES.start + 512, 4096];
+        let bytes = with_state(&state, 4096);
+        assert!(restore(&bytes));
+        let seed =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/cuda_restore/program");
+        if std::env::var_os("UPDATE_SEEDS").is_some() {
+            std::fs::create_dir_all(seed.parent().expect("a folder")).expect("a folder");
+            std::fs::write(&seed, &bytes).expect("written");
+        }
+        assert!(std::fs::read(&seed).expect("a seed") == bytes, "UPDATE_SEEDS=1 writes the seed again");
+    }
 }
