@@ -144,7 +144,9 @@ fn workers(rig: &Rig) -> Vec<i32> {
     let named = rig.folder.path().join("card").display().to_string();
     let is_ours = |process: &std::fs::DirEntry| {
         let of = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
-        let is_worker = String::from_utf8_lossy(&of("comm")).trim() == "cuda-worker";
+        let name = of("comm");
+        // A worker whose program has started has the program's number in its name.
+        let is_worker = name.starts_with(b"cuda-worker") || name.starts_with(b"guest ");
         is_worker && String::from_utf8_lossy(&of("environ")).contains(&named)
     };
     let processes = std::fs::read_dir("/proc").expect("readable").flatten().filter(is_ours);
@@ -485,6 +487,8 @@ fn guest_program_continues_in_new_workers_on_request() {
     let next = service.upgrade();
     check(&service, &mut driver, worker);
     calls.check(&mut driver, address, 77);
+    driver.store(PINNED, 1);
+    assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
     until("the worker has exited", || !is_alive(worker));
     kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
