@@ -59,6 +59,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &["channels", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
     ("overrides", &["config", "sched"]),
+    ("owner-settings", &["config", "cuda-control", "overrides", "vram"]),
     ("physical", &["card", "config", "saved-state", "simgpu", "vfio-card"]),
     ("logging", &["config", "locks"]),
     ("metrics", &["api", "locks"]),
@@ -159,6 +160,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("admin-client", &["api"]),
     ("admin-socket", &[]),
     ("status-page", &[]),
+    ("perfetto-trace", &["sched"]),
     (
         "mediatorctl",
         &[
@@ -169,6 +171,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "firmware",
             "cdi-spec",
             "nvspec",
+            "perfetto-trace",
             "sched",
             "shadow-pt",
             "vfio-host",
@@ -195,6 +198,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "handover",
             "overrides",
             "owner-process",
+            "owner-settings",
             "listening",
             "locks",
             "logging",

@@ -12,7 +12,7 @@ use cuda_ring::{BlobKind, control, ring, state};
 use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::daemon::{card, get, good, json, signal, tenant};
-use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, map, unref, until, wait};
+use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 use support::{Rig, built};
 
 /// Offsets of the blobs in the window.
@@ -352,6 +352,38 @@ fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
     drop(driver);
     service.restart();
     until("the worker is dismissed", || workers(&service.rig).is_empty());
+}
+
+#[test]
+fn guest_program_is_shown_with_its_worker() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    driver.execute(&identify(1, 4321));
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    let check = |service: &Service, pid: u32| {
+        let shown = json(&service.rig, &["vm", "show", "vm"]);
+        assert_eq!((&shown["programs"][0]["pid"], &shown["programs"][0]["worker"]), (&pid.into(), &worker.into()));
+        let is_shown = |shown: &serde_json::Value| {
+            let programs = shown["programs"].as_array().expect("a list").clone();
+            let found = programs.iter().find(|program| program["pid"] == worker);
+            found.is_some_and(|program| program["guest"] == serde_json::json!({ "name": "prog", "pid": pid }))
+        };
+        until("the tenant's program", || is_shown(&json(&service.rig, &["tenant", "show", "vm"])));
+        let text = good(&service.rig, &["tenant", "show", "vm"]);
+        assert!(text.contains(&format!("prog ({pid} in the guest, worker {worker})")), "{text}");
+        let list = get(&service.rig, "/v1/tenants");
+        assert!(list.contains(&format!("\"guest\":{{\"name\":\"prog\",\"pid\":{pid}}}")), "{list}");
+    };
+    check(&service, 4321);
+    // The guest chooses the number, and may change it.
+    driver.execute(&identify(1, 7));
+    check(&service, 7);
+    service.until_kept();
+    service.kill();
+    service.restart();
+    driver.status();
+    check(&service, 7);
 }
 
 #[test]

@@ -120,9 +120,19 @@ impl Daemon {
         }
         let shown = specs.iter().map(|spec| {
             let seen = seen.get(spec.card.as_str()).and_then(Option::as_deref);
-            card_views::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
+            self.shown(spec, seen)
         });
         shown.collect()
+    }
+
+    /// Returns a tenant with its programs; those of a VM with their names and process IDs in the guest.
+    fn shown(&self, spec: &TenantSpec, seen: Option<&Seen>) -> api::Tenant {
+        let mut tenant = card_views::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS);
+        let vm = self.state.lock().vms.get(&spec.name).and_then(|entry| entry.life.running().cloned());
+        if let Some(vm) = vm {
+            card_views::add_guest_programs(&mut tenant, &vm.backend.status().programs);
+        }
+        tenant
     }
 
     /// Returns one tenant.
@@ -132,7 +142,7 @@ impl Daemon {
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
-        Ok(card_views::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
+        Ok(self.shown(&spec, seen.as_deref()))
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
@@ -383,7 +393,7 @@ impl Daemon {
         if tuning.memory.host_mib > spec.memory.host_mib {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
-        turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
+        turn.ask(&of, Request::Tune(Box::new(owner_settings::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();

@@ -127,7 +127,8 @@ impl Executor {
         while !self.shared.is_stopped() {
             let is_busy = self.serve();
             if std::mem::take(&mut self.has_news) {
-                *self.shared.programs.lock() = self.core.programs();
+                let process = |id| u32::try_from(self.workers.get(&id)?.id()?.pid).ok();
+                *self.shared.programs.lock() = self.core.programs(process);
             }
             if let Err(error) = self.wait(is_busy) {
                 tracing::error!(%error, "CUDA programs of this VM are no longer served: waiting failed");

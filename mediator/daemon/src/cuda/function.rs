@@ -236,6 +236,7 @@ impl VmBackend for CudaVm {
         let programs = self.function.programs().into_iter().map(|program| api::GuestProgram {
             name: program.name,
             pid: program.pid,
+            worker: program.worker,
             window_bytes: program.window_bytes,
             waits: program.waits as u64,
             lost: !program.is_served,

@@ -10,8 +10,9 @@ use cuda_control::{Request, Tenant};
 use cuda_status::StatusCell;
 use events::Log;
 use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor};
+use owner_settings::{rules, settings};
 
-use super::{Change, CudaCard, rules, settings};
+use super::{Change, CudaCard};
 use crate::error::DaemonError;
 use config::CardSpec;
 use overrides::Tuning;
