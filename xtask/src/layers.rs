@@ -44,7 +44,11 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("guest-nvml", &["cuda-calls", "cuda-table"]),
     ("owner-driver", &[]),
     ("cuda-mps", &[]),
-    ("cuda-owner", &["cuda-control", "cuda-mps", "cuda-protocol", "owner-driver", "sched", "tenancy", "vram"]),
+    ("owner-journal", &[]),
+    (
+        "cuda-owner",
+        &["cuda-control", "cuda-mps", "cuda-protocol", "owner-driver", "owner-journal", "sched", "tenancy", "vram"],
+    ),
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),
     ("worker-link", &[]),

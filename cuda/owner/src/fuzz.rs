@@ -85,6 +85,7 @@ impl World {
                 name: name.into(),
                 uid: None,
                 memory_bytes: 20 * CHUNK,
+                window_bytes: 0,
                 limits: vram::Limits { on_full, guarantee: 2, ..vram::Limits::default() },
                 time: sched::VgpuParams::default(),
                 on_stuck: OnStuck::Kill,
@@ -385,6 +386,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     Tenant {
         name: name.into(),
         memory_bytes: input.number().saturating_mul(CHUNK),
+        window_bytes: if input.byte() & 3 == 0 { input.number().saturating_mul(CHUNK) } else { 0 },
         memory: MemoryShare {
             quota: (input.byte() & 1 == 0).then(|| input.number().saturating_mul(CHUNK)),
             guarantee: input.number().saturating_mul(CHUNK),

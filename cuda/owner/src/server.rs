@@ -5,7 +5,6 @@
 //! card, one makes and releases pieces in host memory, and two copy, one for each direction.
 
 mod clients;
-mod journal;
 mod limits;
 mod lines;
 mod mps;
@@ -19,13 +18,13 @@ mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
 use cuda_protocol::{FromOwner, LinkError};
-use journal::Journal;
 use limits::Limits;
 use lines::{Cause, Lines};
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
+use owner_journal::Journal;
 use peers::{News, Peers};
 use rights::Bound;
 pub use rights::Rights;

@@ -40,7 +40,7 @@ impl Service {
             let worker = worker(rig);
             let more = format!("cuda.worker = {worker:?}\ncuda.orphan_timeout_s = {orphan_timeout_s}\n{keys}");
             let vm = "[[vm]]\nname = \"vm\"\ncard = \"fake\"\nvram_mib = 32\ncuda = { window_mib = 1024 }\n";
-            card(rig, "fake", &more) + &tenant("a", "fake", "") + vm
+            with_window(&card(rig, "fake", &more)) + &tenant("a", "fake", "") + vm
         });
         let manager = ServiceManager::new(&rig.folder.path().join("notify")).expect("a service manager");
         let daemon = spawn(&rig, &manager);
@@ -91,6 +91,11 @@ impl Drop for Service {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
+}
+
+/// Adds the host memory of one window to a card.
+fn with_window(card: &str) -> String {
+    card.replace("memory.host_mib = 128\n", "memory.host_mib = 1152\n")
 }
 
 fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {

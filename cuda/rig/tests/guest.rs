@@ -5,7 +5,7 @@
 
 mod support;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use support::guest::Loopback;
 use support::hostile::{account, until_accounts};
@@ -190,4 +190,18 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     assert_eq!(listed.trim(), holder.child.id().to_string(), "the process ID in the guest, and no other tenant's");
     holder.end();
     neighbour.end();
+}
+
+#[test]
+fn full_window_refuses_pinned_memory_and_says_why() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start_with(&rig, "a", Stdio::inherit(), &["--window-gib", "1"]);
+    let program = env!("CARGO_BIN_EXE_cuda-host");
+    let output = guest.command(&rig, program).arg("fill").output().expect("starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    // Rings and staging memory need a part of the window.
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "7", "{error}");
+    assert_eq!(error.matches("128 MiB of pinned memory do not fit into the window").count(), 1, "{error}");
+    assert!(error.contains("`cuda.window_mib`"), "{error}");
 }

@@ -206,6 +206,9 @@ pub enum MpsState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantPatch {
+    /// MiB of memory that the tenant's programs see. Programs keep the memory that they have beyond a lower value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vram_mib: Option<u64>,
     /// Keys of `[tenant.memory]`.
     pub memory: serde_json::Map<String, serde_json::Value>,
     /// Keys of `[tenant.time]`.

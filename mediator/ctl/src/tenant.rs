@@ -167,6 +167,9 @@ struct Policies {
 pub(super) struct Set {
     /// Name of the tenant
     name: String,
+    /// Memory that the tenant's programs see, such as 20G; programs keep memory that exceeds a lower size
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
+    vram_mib: Option<u64>,
     #[command(flatten)]
     memory: MemoryFlags,
     #[command(flatten)]
@@ -201,10 +204,12 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
-            let Set { name, memory, time, group_sharing, policies: Policies { on_stuck, on_remove } } = *set;
+            let Set { name, vram_mib, memory, time, group_sharing, policies } = *set;
+            let Policies { on_stuck, on_remove } = policies;
             let GroupSharing { share_group, sharing } = group_sharing;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
-            let patch = TenantPatch { memory, time: time.patch(), share_group, sharing, on_stuck, on_remove };
+            let time = time.patch();
+            let patch = TenantPatch { vram_mib, memory, time, share_group, sharing, on_stuck, on_remove };
             let tenant: Tenant = client.patch(&path(&name), &patch)?;
             Ok(form.render(&tenant, show))
         }

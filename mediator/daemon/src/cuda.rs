@@ -25,7 +25,7 @@ use vmm_glue::{IrqCounts, Link};
 use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use config::{CardSpec, TenantSpec, VmSpec};
+use config::{CardSpec, FunctionSpec, TenantSpec, VmSpec};
 use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
 use owner_settings::settings;
 
@@ -263,11 +263,16 @@ impl CardBackend for Backend {
     }
 }
 
-/// Returns a tenant in the format of its card's owner.
+/// Returns a tenant in the format of its card's owner. `function` is the CUDA function of a tenant that is a VM.
 ///
 /// # Errors
 /// If a user or a group of the tenant's socket does not exist.
-pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
+pub fn tenant(
+    spec: &TenantSpec,
+    card: &CardSpec,
+    socket_dir: &Path,
+    function: Option<FunctionSpec>,
+) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-    Ok(owner_settings::tenant(spec, card, spec.socket_path(socket_dir), (rights.uid, rights.gid)))
+    Ok(owner_settings::tenant(spec, card, spec.socket_path(socket_dir), function, (rights.uid, rights.gid)))
 }

@@ -47,6 +47,11 @@ impl State {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
 
+    /// Returns the host memory in MiB that windows of VMs on a card need.
+    fn windows_mib(&self, card: &str) -> u64 {
+        config::windows_mib(card, self.vms.values().map(|entry| &entry.spec))
+    }
+
     /// Returns a running VM on a CUDA card, as a tenant of this card.
     fn cuda_vm(&self, name: &str) -> Option<TenantSpec> {
         let entry = self.vms.get(name).filter(|entry| matches!(entry.life, Life::Running(_)))?;
@@ -62,7 +67,7 @@ impl State {
     fn store_tenant(&mut self, spec: TenantSpec) -> bool {
         match self.vms.get_mut(&spec.name) {
             Some(Entry { spec: vm, .. }) => {
-                (vm.memory, vm.time) = (spec.memory, spec.time);
+                (vm.vram_mib, vm.memory, vm.time) = (Some(spec.vram_mib), spec.memory, spec.time);
                 true
             }
             None => {
@@ -195,7 +200,7 @@ impl Daemon {
         let Ok(card) = self.cuda(&spec.card) else {
             return Err(refused(self.state.lock().refusals(&spec, self)));
         };
-        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
+        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir, None)?;
         let turn = card.change()?;
         {
             let mut state = self.state.lock();
@@ -318,9 +323,10 @@ impl Daemon {
         let of = format!("tenant `{name}`");
         let wrong = |what| DaemonError::Setting { of: of.clone(), what };
         let begin = Instant::now();
-        let other = patch.keys().find(|key| !["memory", "time"].contains(&key.as_str()));
-        if let Some(key) = other.filter(|_| self.state.lock().cuda_vm(name).is_some()) {
-            return Err(wrong(format!("{key}: a VM has no such key, expected keys of `memory` or `time`")));
+        let function = self.state.lock().vms.get(name).and_then(|entry| entry.spec.cuda);
+        let other = patch.keys().find(|key| !["memory", "time", "vram_mib"].contains(&key.as_str()));
+        if let Some(key) = other.filter(|_| function.is_some()) {
+            return Err(wrong(format!("{key}: a VM has no such key, expected `vram_mib`, or keys of `memory` or `time`")));
         }
         let (spec, _turn) = loop {
             let (now, turn) = self.tenant_turn(name)?;
@@ -333,7 +339,7 @@ impl Daemon {
                     return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
                 }
             }
-            let told = cuda::tenant(&spec, self.cuda(&spec.card)?.spec(), &self.spec.socket_dir)?;
+            let told = cuda::tenant(&spec, self.cuda(&spec.card)?.spec(), &self.spec.socket_dir, function)?;
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (spec, turn);
             }
@@ -341,7 +347,8 @@ impl Daemon {
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
-        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card has changed");
+        let TenantSpec { vram_mib, memory, time, .. } = &spec;
+        tracing::info!(tenant = name, vram_mib, ?memory, ?time, "the tenant's part of the card has changed");
         let (card, what) = (spec.card.clone(), changed(patch) + why);
         let mut state = self.state.lock();
         let is_vm = state.store_tenant(spec);
@@ -393,6 +400,11 @@ impl Daemon {
         if tuning.memory.host_mib > spec.memory.host_mib {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
+        let windows = self.state.lock().windows_mib(&spec.name);
+        if tuning.memory.host_mib < windows {
+            let what = format!("{} MiB, expected at least {windows} for windows of VMs", tuning.memory.host_mib);
+            return Err(wrong(format!("memory.host_mib: {what}")));
+        }
         turn.ask(&of, Request::Tune(Box::new(owner_settings::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
@@ -409,9 +421,15 @@ impl Daemon {
     /// Returns the tenants' memory on a CUDA card.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
-        let tuning = self.state.lock().tuning(spec);
+        let (tuning, windows) = {
+            let state = self.state.lock();
+            (state.tuning(spec), state.windows_mib(&spec.name) << 20)
+        };
         let specs = self.tenant_specs(Some(&spec.name)).into_iter();
         let known = |tenant: TenantSpec| Some((seen.tenant(&tenant.name)?.0, (tenant.name, tenant.memory)));
-        Ok(card_views::memory(spec, tuning.memory, Some(&seen.card.memory), &specs.filter_map(known).collect()))
+        let names = specs.filter_map(known).collect();
+        let memory = card_views::memory(spec, tuning.memory, Some(&seen.card.memory), &names);
+        let host_used_bytes = memory.host_used_bytes.saturating_add(windows);
+        Ok(api::CardMemory { host_used_bytes, windows_bytes: windows, ..memory })
     }
 }

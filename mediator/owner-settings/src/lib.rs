@@ -7,7 +7,7 @@
 
 use std::path::{Path, PathBuf};
 
-use config::{CardSpec, CudaSpec, OnStuck, TenantSpec};
+use config::{CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec};
 use cuda_control::{MemoryShare, MpsSettings, Quanta, Rules, Settings, Tenant, TimeShare};
 use overrides::Tuning;
 
@@ -80,14 +80,22 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the owner's format. The last argument is the user and the group of its socket.
+/// Returns a tenant in the owner's format. `function` is the CUDA function of a tenant that is a VM. The last argument is
+/// the user and the group of the tenant's socket.
 #[must_use]
-pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket: PathBuf, (uid, gid): (Option<u32>, Option<u32>)) -> Tenant {
+pub fn tenant(
+    spec: &TenantSpec,
+    card: &CardSpec,
+    socket: PathBuf,
+    function: Option<FunctionSpec>,
+    (uid, gid): (Option<u32>, Option<u32>),
+) -> Tenant {
     let (memory, time) = (&spec.memory, spec.time.params(None));
     let class = serde_json::to_value(time.class).ok().and_then(|name| name.as_str().map(str::to_owned));
     Tenant {
         name: spec.name.clone(),
         memory_bytes: spec.vram_mib * MIB,
+        window_bytes: function.map_or(0, |function| function.window_mib * MIB),
         memory: MemoryShare {
             quota: memory.quota_mib.map(|mib| mib * MIB),
             guarantee: memory.guarantee_mib.unwrap_or(0) * MIB,
