@@ -219,8 +219,8 @@ impl ChunkTable {
     }
 
     /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: if it has more chunks
-    /// than the new size, it only gets no further chunks. [`Self::save`] does not record a smaller size, so VMs that are
-    /// saved must not shrink.
+    /// than the new size, it only gets no further chunks. [`Self::save`] does not record a smaller size, so VMs that
+    /// are saved must not shrink.
     ///
     /// # Errors
     /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. If the call fails, nothing has

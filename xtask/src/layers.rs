@@ -44,10 +44,10 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("guest-nvml", &["cuda-calls", "cuda-table"]),
     ("owner-driver", &[]),
     ("cuda-mps", &[]),
-    ("owner-journal", &[]),
+    ("owner-processes", &[]),
     (
         "cuda-owner",
-        &["cuda-control", "cuda-mps", "cuda-protocol", "owner-driver", "owner-journal", "sched", "tenancy", "vram"],
+        &["cuda-control", "cuda-mps", "cuda-protocol", "owner-driver", "owner-processes", "sched", "tenancy", "vram"],
     ),
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),

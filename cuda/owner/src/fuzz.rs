@@ -383,10 +383,12 @@ fn rules(input: &mut Input<'_>) -> Rules {
 
 fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     let name = ["a", "b", "c", ""][input.below(4)];
+    let chunks = input.number();
     Tenant {
         name: name.into(),
-        memory_bytes: input.number().saturating_mul(CHUNK),
-        window_bytes: if input.byte() & 3 == 0 { input.number().saturating_mul(CHUNK) } else { 0 },
+        memory_bytes: chunks.saturating_mul(CHUNK),
+        // Most tenants have no window.
+        window_bytes: if chunks % 16 == 15 { chunks.saturating_mul(CHUNK) } else { 0 },
         memory: MemoryShare {
             quota: (input.byte() & 1 == 0).then(|| input.number().saturating_mul(CHUNK)),
             guarantee: input.number().saturating_mul(CHUNK),

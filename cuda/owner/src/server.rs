@@ -11,7 +11,6 @@ mod mps;
 mod outbox;
 mod peers;
 mod rights;
-mod stopped;
 mod users;
 mod vault;
 mod workers;
@@ -24,7 +23,7 @@ use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
-use owner_journal::Journal;
+use owner_processes::Journal;
 use peers::{News, Peers};
 use rights::Bound;
 pub use rights::Rights;
@@ -444,7 +443,7 @@ impl Serving {
             self.tell(news);
         }
         for (session, is_overdue) in looked {
-            let stopped = self.peers.pid(session).is_some_and(stopped::is_stopped);
+            let stopped = self.peers.pid(session).is_some_and(owner_processes::is_stopped);
             self.handle(Event::Looked { session, stopped, is_overdue });
         }
     }

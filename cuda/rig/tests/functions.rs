@@ -415,6 +415,84 @@ fn part_of_a_vm_changes_under_its_program() {
     until("the new owner's settings", || json(&service.rig, &["tenant", "show", "vm"])["time"]["weight"] == 50);
 }
 
+#[test]
+fn memory_size_of_a_vm_changes_under_its_program() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    let sizes = |service: &Service| {
+        let [vm, tenant] = ["vm", "tenant"].map(|kind| json(&service.rig, &[kind, "show", "vm"])["vram_mib"].clone());
+        let memory = json(&service.rig, &["memory", "show", "fake"]);
+        let shown = memory["vms"].as_array().expect("a list").iter().find(|shown| shown["vm"] == "vm");
+        let seen = shown.expect("the VM")["advertised_bytes"].as_u64().expect("bytes") >> 20;
+        assert_eq!((&vm, &tenant), (&seen.into(), &seen.into()), "{memory}");
+        seen
+    };
+    assert_eq!(sizes(&service), 32);
+    good(&service.rig, &["tenant", "set", "vm", "--vram-mib", "16"]);
+    assert_eq!(sizes(&service), 16);
+    assert!(support::daemon::bad(&service.rig, 2, &["tenant", "set", "vm", "--vram-mib", "15"]).contains("chunk"));
+    // The card has 64 MiB, and host memory of 1,152 MiB.
+    let text = support::daemon::bad(&service.rig, 4, &["tenant", "set", "vm", "--vram-mib", "1218"]);
+    assert!(text.contains("vram_mib: 1218 MiB, expected at most 1216"), "{text}");
+    assert_eq!(sizes(&service), 16);
+    let file = service.rig.folder.path().join("desired.toml");
+    std::fs::write(&file, "[[vm]]\nname = \"vm\"\nvram_mib = 24\nmemory.quota_mib = 8\n").expect("written");
+    let path = file.display().to_string();
+    good(&service.rig, &["apply", "-f", &path]);
+    assert_eq!(sizes(&service), 24);
+    assert_eq!(json(&service.rig, &["tenant", "show", "vm"])["memory"]["quota_mib"], 8);
+    std::fs::write(&file, "[[vm]]\nname = \"vm\"\ncuda.window_mib = 2048\n").expect("written");
+    support::daemon::bad(&service.rig, 4, &["apply", "-f", &path]);
+    assert!(get(&service.rig, "/v1/events").contains("vram_mib"));
+    // The size outlives the owner, the daemon, and an upgrade.
+    let pid = owner_of(&service);
+    signal("-KILL", &pid.to_string());
+    until("another owner", || json(&service.rig, &["card", "show", "fake"])["owner_restarts"] == 1);
+    until("the new owner has the tenants", || json(&service.rig, &["tenant", "show", "vm"])["served"] == true);
+    assert_eq!(sizes(&service), 24);
+    service.until_kept();
+    service.kill();
+    service.restart();
+    driver.status();
+    assert_eq!(sizes(&service), 24);
+    let next = service.upgrade();
+    assert_eq!(sizes(&service), 24);
+    assert_eq!(workers(&service.rig), [worker], "{}", service.log());
+    kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
+    until("the last daemon has exited", || !is_alive(next));
+}
+
+#[test]
+fn windows_of_vms_count_as_host_memory_of_the_card() {
+    let service = Service::start(30);
+    let memory = || {
+        let shown = json(&service.rig, &["memory", "show", "fake"]);
+        ["host_budget_bytes", "host_used_bytes", "windows_bytes"].map(|key| shown[key].as_u64().expect("bytes") >> 20)
+    };
+    assert_eq!(memory(), [1152, 1024, 1024]);
+    let second = ["vm", "add", "second", "--card", "fake", "--vram-mib", "8", "--cuda", "--cuda-window-mib", "1024"];
+    let text = support::daemon::bad(&service.rig, 4, &second);
+    assert!(text.contains("cuda.window_mib: 1024 MiB, expected at most 128: the window is host memory"), "{text}");
+    let text = support::daemon::bad(&service.rig, 2, &["memory", "set", "fake", "--host-mib", "1022"]);
+    assert!(text.contains("memory.host_mib: 1022 MiB, expected at least 1024 for windows of VMs"), "{text}");
+    // A tenant gets only the rest of the host memory.
+    let mut program = support::daemon::run(&service.rig, "a", &[], &["fill", "--step-mib", "2"]);
+    assert_eq!(program.line(), "64", "its own limit");
+    program.child.wait().expect("ends");
+    good(&service.rig, &["tenant", "set", "a", "--vram-mib", "1000"]);
+    let mut program = support::daemon::run(&service.rig, "a", &[], &["fill", "--step-mib", "2"]);
+    assert_eq!(program.line(), "192", "64 MiB of the card, and 128 MiB of host memory");
+    program.child.wait().expect("ends");
+    let shown = get(&service.rig, "/metrics");
+    assert!(shown.contains("gpu_mediator_host_memory_windows_bytes{card=\"fake\"} 1073741824"), "{shown}");
+    good(&service.rig, &["vm", "remove", "vm"]);
+    assert_eq!(memory(), [1152, 0, 0]);
+    good(&service.rig, &second);
+    assert_eq!(memory(), [1152, 1024, 1024]);
+}
+
 /// Returns the owner's process.
 fn owner_of(service: &Service) -> i32 {
     let children = format!("/proc/{0}/task/{0}/children", service.daemon.id());

@@ -90,7 +90,8 @@ pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&Vm
     for (field, _) in said.into_iter().filter(|(_, said)| *said) {
         say(field, format!("expected no such key for a VM on card `{}`, of kind = \"cuda\"", card.name));
     }
-    let others: Vec<_> = others.iter().filter(|other| other.cuda.is_some() && other.name != vm.name).collect();
+    let others = others.iter().copied().filter(|other| other.cuda.is_some() && other.name != vm.name);
+    let others: Vec<&VmSpec> = others.collect();
     refusals.extend(refused_window(function, card, &others));
     let tenants: Vec<_> = others.iter().map(|other| other.as_tenant()).collect();
     let tenants: Vec<_> = tenants.iter().collect();
@@ -105,8 +106,8 @@ pub fn windows_mib<'a>(card: &str, vms: impl IntoIterator<Item = &'a VmSpec>) ->
     of_card.map(|function| function.window_mib).fold(0, u64::saturating_add)
 }
 
-/// Returns the reason to refuse a window that does not fit into the card's host memory, next to the windows of `others`.
-/// A guest can fill its window, so the whole window counts.
+/// Returns the reason to refuse a window that does not fit into the card's host memory, next to the windows of
+/// `others`. A guest can fill its window, so the whole window counts.
 fn refused_window(function: FunctionSpec, card: &CardSpec, others: &[&VmSpec]) -> Option<Refusal> {
     let (window, taken) = (function.window_mib, windows_mib(&card.name, others.iter().copied()));
     let left = card.memory.host_mib.saturating_sub(taken);

@@ -80,8 +80,8 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the owner's format. `function` is the CUDA function of a tenant that is a VM. The last argument is
-/// the user and the group of the tenant's socket.
+/// Returns a tenant in the owner's format. `function` is the CUDA function of a tenant that is a VM. The last argument
+/// is the user and the group of the tenant's socket.
 #[must_use]
 pub fn tenant(
     spec: &TenantSpec,

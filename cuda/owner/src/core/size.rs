@@ -19,16 +19,16 @@ impl Core {
         self.tenants.get(&tenant).is_none_or(|known| known.bodies.len() as u64 >= self.most(tenant))
     }
 
-    /// Changes a tenant's memory limit and its limits on the card. Memory beyond a lower limit moves to host memory, as
-    /// memory beyond a lower quota does.
+    /// Changes a tenant's memory limit and its limits on the card. Memory beyond a lower limit moves to host memory,
+    /// like memory beyond a lower quota.
     pub(super) fn resize(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         let chunks = u32::try_from(spec.memory_bytes / self.table.chunk_bytes()).unwrap_or(u32::MAX);
         let quota = spec.limits.quota.min(chunks.max(spec.limits.guarantee));
         Ok(self.table.resize_vm(id, spec.memory_bytes, Limits { quota, ..spec.limits })?)
     }
 
-    /// Returns the number of chunks that a process may report to this owner. If the tenant's limit was lowered below its
-    /// use, a process that the previous owner served keeps its memory.
+    /// Returns the number of chunks that a process may report to this owner. If the tenant's limit was lowered below
+    /// its use, a process that the previous owner served keeps its memory.
     pub(super) fn most_adopted(&self, id: SessionId, tenant: TenantId) -> u64 {
         let most = self.most(tenant);
         if self.is_expected(id) { most.max(self.whole_bytes() / self.table.chunk_bytes()) } else { most }
@@ -58,8 +58,8 @@ impl Core {
         self.config.card_bytes.saturating_add(self.config.host_bytes)
     }
 
-    /// Checks that the card's host memory is sufficient for the windows of all tenants if tenant `number` has a window of
-    /// `bytes`.
+    /// Checks that the card's host memory is sufficient for the windows of all tenants, if tenant `number` has a window
+    /// of `bytes`.
     pub(super) fn check_windows(&self, number: u32, bytes: u64) -> Result<(), TenantError> {
         let others: u64 = self.windows().filter(|(id, _)| id.0 != number).map(|(_, bytes)| bytes).sum();
         match bytes == 0 || others.saturating_add(bytes) <= self.host_bytes {

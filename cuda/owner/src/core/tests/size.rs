@@ -13,7 +13,7 @@ fn resize(world: &mut World, name: &str, chunks: u64) {
 fn free(world: &mut World, session: SessionId, count: usize) {
     let program = world.programs.get_mut(&session).expect("there");
     let chunks: Vec<_> = program.chunks.keys().copied().take(count).collect();
-    chunks.iter().for_each(|chunk| drop(program.chunks.remove(chunk)));
+    program.chunks.retain(|chunk, _| !chunks.contains(chunk));
     world.say(session, FromTenant::Free { chunks });
     world.settle();
     world.pass(300 * MS);
@@ -50,7 +50,7 @@ fn lower_limit_evicts_as_a_lower_quota_and_refuses_more() {
     free(&mut world, one, 1);
     world.ask(one, 4, 1);
     assert_eq!((world.programs[&one].refused.len(), world.programs[&one].chunks.len()), (2, 4));
-    // A neighbour gets what is free.
+    // A neighbour gets the free memory.
     world.ask(two, 2, 10);
     world.pass(100 * MS);
     assert_eq!(world.places(two), (12, 0));
@@ -141,7 +141,7 @@ fn windows_are_host_memory_that_chunks_do_not_get() {
     world.ask(one, 2, 1);
     world.pass(100 * MS);
     assert_eq!((world.places(one), &world.programs[&one].refused[..]), ((4, 6), &[2][..]));
-    // A window that shrinks or disappears leaves its memory to chunks. Chunks never lose what they have.
+    // A window that shrinks or disappears leaves its memory to chunks. Chunks keep their places.
     let id = world.core.tenant("vm").expect("there");
     world.core.change_tenant(id, &window("vm", 17)).expect_err("too large");
     world.core.change_tenant(id, &window("vm", 15)).expect("the request is valid");

@@ -78,6 +78,7 @@ fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
         reserve_used_bytes: 0,
         host_budget_bytes: mib(64),
         host_used_bytes: mib(10),
+        windows_bytes: 0,
         moved_out_bytes: 0,
         moved_in_bytes: 0,
         turns: 0,

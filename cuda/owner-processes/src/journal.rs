@@ -1,8 +1,4 @@
-//! Records the processes that the owner of a CUDA card serves for the next owner, in a [`Journal`].
-//!
-//! The crate does not send messages to processes. If a journal cannot be read, no process is known.
-
-#![forbid(unsafe_code)]
+//! Records the processes that an owner serves for the next owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::OpenOptions;
