@@ -368,7 +368,8 @@ fn guest_program_is_shown_with_its_worker() {
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let check = |service: &Service, pid: u32| {
         let shown = json(&service.rig, &["vm", "show", "vm"]);
-        assert_eq!((&shown["programs"][0]["pid"], &shown["programs"][0]["worker"]), (&pid.into(), &worker.into()));
+        let program = &shown["programs"][0];
+        assert_eq!((&program["pid"], &program["worker"]), (&pid.into(), &worker.into()), "{shown} {}", service.log());
         let is_shown = |shown: &serde_json::Value| {
             let programs = shown["programs"].as_array().expect("a list").clone();
             let found = programs.iter().find(|program| program["pid"] == worker);
@@ -423,6 +424,9 @@ fn memory_size_of_a_vm_changes_under_its_program() {
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let sizes = |service: &Service| {
         let [vm, tenant] = ["vm", "tenant"].map(|kind| json(&service.rig, &[kind, "show", "vm"])["vram_mib"].clone());
+        // A new owner describes its card soon after its start.
+        let show = || support::daemon::ctl(&service.rig, &["--json", "memory", "show", "fake"]);
+        until("the owner describes its card", || show().status.success());
         let memory = json(&service.rig, &["memory", "show", "fake"]);
         let shown = memory["vms"].as_array().expect("a list").iter().find(|shown| shown["vm"] == "vm");
         let seen = shown.expect("the VM")["advertised_bytes"].as_u64().expect("bytes") >> 20;
