@@ -367,7 +367,12 @@ fn guest_program_is_shown_with_its_worker() {
     driver.execute(&identify(1, 4321));
     let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
     let check = |service: &Service, pid: u32| {
-        let shown = json(&service.rig, &["vm", "show", "vm"]);
+        // A new daemon shows the programs once its function continues.
+        let mut shown = serde_json::Value::Null;
+        until("the VM's program", || {
+            shown = json(&service.rig, &["vm", "show", "vm"]);
+            shown["programs"].as_array().is_some_and(|programs| !programs.is_empty())
+        });
         let program = &shown["programs"][0];
         assert_eq!((&program["pid"], &program["worker"]), (&pid.into(), &worker.into()), "{shown} {}", service.log());
         let is_shown = |shown: &serde_json::Value| {
