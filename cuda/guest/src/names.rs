@@ -34,7 +34,8 @@ fn name(frame: &Frame, is_kernel: bool) -> i32 {
         return INVALID_HANDLE;
     }
     let known = |address: Option<&CString>| address.map(|name| name.as_ptr().addr() as u64);
-    let found = known(NAMES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().get(&(handle, is_kernel)));
+    let found =
+        known(NAMES.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_default().get(&(handle, is_kernel)));
     if let Some(address) = found {
         return frame.put(0, address);
     }

@@ -326,7 +326,9 @@ impl Daemon {
         let function = self.state.lock().vms.get(name).and_then(|entry| entry.spec.cuda);
         let other = patch.keys().find(|key| !["memory", "time", "vram_mib"].contains(&key.as_str()));
         if let Some(key) = other.filter(|_| function.is_some()) {
-            return Err(wrong(format!("{key}: a VM has no such key, expected `vram_mib`, or keys of `memory` or `time`")));
+            return Err(wrong(format!(
+                "{key}: a VM has no such key, expected `vram_mib`, or keys of `memory` or `time`"
+            )));
         }
         let (spec, _turn) = loop {
             let (now, turn) = self.tenant_turn(name)?;

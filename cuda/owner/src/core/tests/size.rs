@@ -129,7 +129,8 @@ fn process_that_no_owner_served_reports_at_most_its_limit() {
 #[test]
 fn windows_are_host_memory_that_chunks_do_not_get() {
     let mut world = two(4, 16);
-    let window = |name: &str, chunks: u64| TenantSpec { window_bytes: chunks * CHUNK, ..spec(name, 64, Limits::default()) };
+    let window =
+        |name: &str, chunks: u64| TenantSpec { window_bytes: chunks * CHUNK, ..spec(name, 64, Limits::default()) };
     let budget = |world: &World| world.core.view(0).memory.summary.host.budget;
     world.core.add_tenant(window("vm", 10)).expect("the request is valid");
     assert_eq!(budget(&world), 6);
