@@ -8,6 +8,8 @@ use std::path::Path;
 
 use super::{Cuda, Failed, check};
 
+/// Names of functions, each with the number of its parameters.
+type Named = Vec<(String, usize)>;
 type Count = unsafe extern "C" fn(*mut usize, u64) -> c_int;
 
 /// Returns a function that the library exports, but that a driver of CUDA 13.0 does not return by name.
@@ -27,7 +29,7 @@ fn count(name: &CStr) -> Result<Count, Failed> {
 impl Cuda {
     /// Loads a library from a file. Returns names and numbers of parameters of some of its kernels and of their
     /// functions, and the results of invalid calls.
-    pub fn name_functions(&self, file: &Path) -> Result<(Vec<(String, usize)>, Vec<c_int>), Failed> {
+    pub fn name_functions(&self, file: &Path) -> Result<(Named, Vec<c_int>), Failed> {
         let load = function!(
             self,
             c"cuLibraryLoadFromFile",
