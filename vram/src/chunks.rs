@@ -191,11 +191,7 @@ impl ChunkTable {
         if self.vms.contains_key(&vm) {
             return Err(Error::Exists(vm));
         }
-        if bytes == 0 {
-            return Err(Error::Empty);
-        }
-        let count = u32::try_from(bytes.div_ceil(self.chunk_bytes())).ok().filter(|_| bytes <= ADVERTISED_BYTES_MAX);
-        let count = count.ok_or(Error::Advertised(bytes))?;
+        let count = self.count_of(bytes)?;
         self.check_limits(vm, limits, count, 0, 0)?;
         let map = VmMap::new(bytes, count, self.shift, limits);
         self.promised += map.owed();
@@ -222,6 +218,24 @@ impl ChunkTable {
         Ok(())
     }
 
+    /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: if it has more chunks
+    /// than the new size, it only gets no further chunks. [`Self::save`] does not record a smaller size, so VMs that
+    /// are saved must not shrink.
+    ///
+    /// # Errors
+    /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. If the call fails, nothing has
+    /// changed.
+    pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let count = self.count_of(bytes)?;
+        self.check_limits(vm, limits, count, map.used(Tier::Card), map.owed())?;
+        self.change(vm, |map| {
+            map.resize(bytes, count);
+            map.set_limits(limits);
+        });
+        Ok(())
+    }
+
     /// Places the guest chunk that contains `address` in zeroed memory, if it is unplaced. The place is a chunk of the
     /// card or, if the card has no chunk for it and the policy is to swap, a slot of host memory.
     ///
@@ -234,6 +248,9 @@ impl ChunkTable {
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         if let Some(spot) = map.get(index) {
             return Ok(Placed { place: self.within(spot, address), new: false });
+        }
+        if map.is_full() {
+            return Err(Error::Full { vm, limit: Limit::Quota(map.advertised()), host: None });
         }
         let tier = match self.limit_of(map, Tier::Card) {
             None => Tier::Card,
@@ -373,6 +390,15 @@ impl ChunkTable {
     pub fn uncommitted(&self) -> u32 {
         // Quarantine may leave fewer chunks than were promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
+    }
+
+    /// Returns the number of chunks for VRAM of `bytes`.
+    fn count_of(&self, bytes: u64) -> Result<u32, Error> {
+        if bytes == 0 {
+            return Err(Error::Empty);
+        }
+        let count = u32::try_from(bytes.div_ceil(self.chunk_bytes())).ok().filter(|_| bytes <= ADVERTISED_BYTES_MAX);
+        count.ok_or(Error::Advertised(bytes))
     }
 
     /// Returns the limit that prevents a VM from getting another chunk in a memory.

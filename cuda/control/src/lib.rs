@@ -164,6 +164,9 @@ pub struct Tenant {
     pub name: String,
     /// Size of the memory that the tenant sees.
     pub memory_bytes: u64,
+    /// Size of the tenant's window, which counts as host memory of the card; 0 without a window.
+    #[serde(default)]
+    pub window_bytes: u64,
     /// The tenant's share of the card's memory.
     pub memory: MemoryShare,
     /// The tenant's share of the card's time.
@@ -196,7 +199,7 @@ pub enum Request {
     /// Creates a tenant and listens on its socket. Answered with [`Answer::Moving`] while other tenants use its
     /// guaranteed memory.
     Add(Tenant),
-    /// Changes the limits of the tenant with this name, but not its memory size or its socket. Like [`Request::Add`],
+    /// Changes the limits and the memory size of the tenant with this name, but not its socket. Like [`Request::Add`],
     /// it may be answered with [`Answer::Moving`].
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.

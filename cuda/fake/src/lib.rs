@@ -74,6 +74,7 @@ mod result {
     pub const INVALID_CONTEXT: i32 = 201;
     pub const INVALID_HANDLE: i32 = 400;
     pub const ECC_UNCORRECTABLE: i32 = 214;
+    pub const FILE_NOT_FOUND: i32 = 301;
     pub const ILLEGAL_STATE: i32 = 401;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_READY: i32 = 600;

@@ -13,6 +13,7 @@ macro_rules! function {
 }
 
 mod arrays;
+mod names;
 mod nodes;
 mod objects;
 mod registered;

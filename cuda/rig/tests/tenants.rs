@@ -132,10 +132,12 @@ fn documents_make_change_and_remove_tenants() {
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));
-    std::fs::write(&file, "[[tenant]]\nname = \"a\"\nvram_mib = 48\ntime.weight = 5\n").expect("written");
+    std::fs::write(&file, "[[tenant]]\nname = \"a\"\nmode = \"0600\"\ntime.weight = 5\n").expect("written");
     let refused = bad(&rig, 4, &["apply", "-f", &path]);
-    assert!(refused.contains("tenant `a`: vram_mib is 32 and cannot become 48"), "{refused}");
+    assert!(refused.contains("tenant `a`: mode is "), "{refused}");
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 100);
+    apply("[[tenant]]\nname = \"a\"\nvram_mib = 48\n", &[]);
+    assert_eq!(json(&rig, &["tenant", "show", "a"])["vram_mib"], 48);
     // Tenants that are missing in a document are removed only on request.
     let told = apply("[[tenant]]\nname = \"b\"\n", &["--prune"]);
     assert!(told.contains("tenant a is removed"), "{told}");

@@ -41,8 +41,11 @@ pub struct CardMemory {
     pub reserve_used_bytes: u64,
     /// Maximum number of bytes of pinned host memory.
     pub host_budget_bytes: u64,
-    /// Bytes of pinned host memory.
+    /// Bytes of pinned host memory, and of windows.
     pub host_used_bytes: u64,
+    /// Part of `host_used_bytes` for the windows of VMs whose programs use CUDA.
+    #[serde(default)]
+    pub windows_bytes: u64,
     /// Bytes that were moved from the card to host memory since the mediator took over the card.
     pub moved_out_bytes: u64,
     /// Bytes that were moved from host memory to the card.

@@ -13,7 +13,7 @@ mod tenant;
 mod time;
 
 pub use memory::memory;
-pub use tenant::{stranger, tenant};
+pub use tenant::{add_guest_programs, stranger, tenant};
 pub use time::{history, scheduler};
 
 use std::collections::BTreeMap;

@@ -23,11 +23,10 @@ use vmm_glue::{IrqCounts, Link};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use config::{CardSpec, TenantSpec, VmSpec};
+use config::{CardSpec, FunctionSpec, TenantSpec, VmSpec};
 use listening::account;
-use owner_process::{
-    CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor, requests,
-};
+use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
+use owner_settings::settings;
 
 pub(super) mod function;
 mod handing_over;
@@ -81,7 +80,7 @@ impl CudaCard {
     /// # Errors
     /// If the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
-        let settings = requests::settings(spec, folder);
+        let settings = settings(spec, folder);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
@@ -262,11 +261,17 @@ impl CardBackend for Backend {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards.
+/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is
+/// a VM.
 ///
 /// # Errors
 /// If a user or a group of the tenant's socket does not exist.
-pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
+pub fn tenant(
+    spec: &TenantSpec,
+    card: &CardSpec,
+    socket_dir: &Path,
+    function: Option<FunctionSpec>,
+) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-    Ok(Tenant { uid: rights.uid, gid: rights.gid, ..requests::tenant(spec, card, socket_dir) })
+    Ok(owner_settings::tenant(spec, card, socket_dir, function, (rights.uid, rights.gid)))
 }

@@ -287,8 +287,9 @@ impl Daemon {
     /// Adds the obstacles to a plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
-        for Item { step, .. } in &plan.items {
-            let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
+        for Item { step, vm, .. } in &plan.items {
+            let is_function = vm.as_ref().is_some_and(|vm| vm.cuda.is_some());
+            let fixed = step.changes.iter().filter(|change| !changeable(step.kind, is_function, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
         // The virtual machines after the plan. Existing machines come first, because they have priority.
@@ -404,12 +405,10 @@ impl Daemon {
 
     /// Changes the tables of a virtual machine that a step names.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
-        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if self.is_tenant(&step.name) {
-            let tables = [("time", time), ("memory", memory)].into_iter().filter(|(_, keys)| !keys.is_empty());
-            let patch = tables.map(|(table, keys)| (table.to_owned(), Value::Object(keys))).collect();
-            return self.tune_tenant(&step.name, &patch, None, "");
+            return self.change_tenant(step);
         }
+        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if !time.is_empty() {
             self.tune_vm(&step.name, &time, None)?;
         }
@@ -529,10 +528,12 @@ fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }
 
-fn changeable(kind: Kind, key: &str) -> bool {
+/// Returns true if a key can be changed. `is_function` is true for a VM whose programs use CUDA.
+fn changeable(kind: Kind, is_function: bool, key: &str) -> bool {
     match kind {
         Kind::Daemon => false,
         Kind::Card => live::of_card(key),
+        Kind::Vm if is_function => live::of_function(key),
         Kind::Vm => live::of_vm(key),
         Kind::Tenant => live::of_tenant(key),
     }

@@ -237,8 +237,14 @@ mod tests {
 
     #[test]
     fn programs_of_guests_are_counted_without_their_names() {
-        let program =
-            |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
+        let program = |lost| GuestProgram {
+            name: "py\"thon".to_owned(),
+            pid: Some(7),
+            worker: Some(70),
+            window_bytes: 3,
+            waits: 0,
+            lost,
+        };
         let programs = vec![program(false), program(false), program(true)];
         let vms = [vm("a", VmMode::Cuda, programs), vm("b", VmMode::Mediated, Vec::new())];
         let text = text(&[], &vms, &[], &[]);

@@ -3,15 +3,13 @@
 //! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
-//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over),
-//! `requests` (settings and tenants of the configuration in the owner's form).
+//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over).
 //!
 //! The crate does not decide which tenants exist, and does not keep their settings across a restart of the daemon.
 
 mod handed_over;
 mod handle;
 mod incidents;
-pub mod requests;
 
 pub use handed_over::{HandedOver, HandingOver, SavedOwner};
 

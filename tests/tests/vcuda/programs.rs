@@ -63,7 +63,7 @@ impl Site {
         let daemon = Daemon::start_as_service_with(&format!("{name}-daemon"), &variables, |paths| {
             format!(
                 "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\
-                 [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 256\n\
+                 [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 1280\n\
                  cuda = {{ driver = {fake:?}, worker = {worker:?}, chunk_mib = 2, host_ready_mib = 0 }}\n\
                  [[vm]]\nname = \"{VM}\"\ncard = \"fake\"\nvram_mib = 64\ncuda = {{ window_mib = 1024 }}\n",
                 paths.admin_socket, paths.folder

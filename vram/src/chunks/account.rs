@@ -71,7 +71,8 @@ pub struct HostSummary {
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`, unless the VM has shrunk
+/// and has more chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     /// Number of chunks that the guest sees.

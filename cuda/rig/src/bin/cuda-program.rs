@@ -211,6 +211,8 @@ enum What {
     /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork. Never calls the
     /// driver.
     Nvml,
+    /// Loads a library from a file, and prints the names and the numbers of parameters of its functions.
+    Names { file: std::path::PathBuf },
     /// Makes system calls in the driver's process through a kernel of the fake driver, and prints their results. Calls
     /// are separated by `/`. Each consists of its number and up to six arguments: numbers, `last` for the result of the
     /// previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
@@ -296,6 +298,7 @@ fn main() -> Result<()> {
         What::Neighbour { kernel_us, mib, ask_ms } => {
             neighbour::work(cuda, kernel_us, mib, Duration::from_millis(ask_ms), &lines())
         }
+        What::Names { file } => print(format!("{:?}", cuda.name_functions(&file)?)),
         What::Nvml | What::Processes => nvml_says(),
     }
 }

@@ -54,7 +54,6 @@ struct CudaVm {
     function: CudaFunction,
     card: Arc<CudaCard>,
     name: String,
-    vram_mib: u64,
     socket: PathBuf,
     socket_dir: PathBuf,
     /// User of the workers, unless it is the daemon's user.
@@ -83,7 +82,7 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     let spec = as_tenant(card, vm);
     let function = vm.cuda.unwrap_or_default();
     let socket = spec.socket_path(dir);
-    let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
+    let told = tenant(&spec, card.spec(), dir, Some(function)).map_err(BackendError::failed)?;
     folders::make(&vm.name, &socket, dir).map_err(DaemonError::from).map_err(BackendError::failed)?;
     let withdraw = || {
         socket.parent().into_iter().for_each(users::forget);
@@ -123,7 +122,6 @@ fn built(
         function,
         card: Arc::clone(card),
         name: vm.name.clone(),
-        vram_mib: spec.vram_mib,
         socket: spec.socket_path(dir),
         socket_dir: dir.to_owned(),
         user,
@@ -156,7 +154,7 @@ pub(crate) fn restored(
 /// # Errors
 /// If the owner refuses them or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
-    let told = tenant(&as_tenant(card, vm), card.spec(), dir)?;
+    let told = tenant(&as_tenant(card, vm), card.spec(), dir, vm.cuda)?;
     let turn = card.change()?;
     card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
 }
@@ -261,12 +259,13 @@ impl VmBackend for CudaVm {
         let programs = self.function.programs().into_iter().map(|program| api::GuestProgram {
             name: program.name,
             pid: program.pid,
+            worker: program.worker,
             window_bytes: program.window_bytes,
             waits: program.waits as u64,
             lost: !program.is_served,
         });
         let programs = programs.collect();
-        BackendStatus { vram_mib: self.vram_mib, driver, counters, programs, ..BackendStatus::default() }
+        BackendStatus { driver, counters, programs, ..BackendStatus::default() }
     }
 
     fn cuda(&self) -> Option<&CudaFunction> {
