@@ -14,7 +14,7 @@
 mod both;
 pub mod device;
 pub mod mediator;
-pub(crate) mod methods;
+pub mod methods;
 pub mod push;
 pub mod uapi;
 
