@@ -512,6 +512,10 @@ impl Backend for Nouveau {
         Ok(self.insert(Held::Own(buffer), shared.bytes))
     }
 
+    fn has_segments(&mut self) -> bool {
+        self.mediator().is_ok()
+    }
+
     fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
         let SegmentRequest { key, bytes, create, group, mode, group_writes } = request;
         let flags = if create { mediator::CREATE } else { 0 } | if group { mediator::ABROAD } else { 0 };

@@ -15,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
-    ("gdev", &["nvspec", "sm20", "vmm-glue"]),
+    ("gdev", &["nvspec", "pv", "sm20", "vmm-glue"]),
     ("gdev-c", &["gdev", "sm20"]),
     ("gdev-crypt", &["gdev", "sm20"]),
     ("gdev-driver-api", &["gdev", "sm20"]),
@@ -139,6 +139,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "card",
             "firmware",
+            "gdev",
             "handover",
             "nvspec",
             "card-manager",
@@ -147,7 +148,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sched",
             "shadow-pt",
             "simgpu",
-            "sm20",
             "vgpu",
             "vm-device",
             "vmm-glue",
@@ -223,7 +223,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("images", &[]),
     ("gpu-workloads", &["gdev", "pv", "sm20", "workloads"]),
     ("guest-init", &[]),
-    ("tests", &["images", "rig", "sched", "workloads"]),
+    ("tests", &["gdev", "images", "rig", "sched", "workloads"]),
     (
         "bench",
         &[
