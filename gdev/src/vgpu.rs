@@ -112,7 +112,11 @@ struct Mapped {
 enum Held {
     Own(Mapped),
     /// A segment that the mediator has mapped.
-    Segment { id: u32, address: u64, bytes: u64 },
+    Segment {
+        id: u32,
+        address: u64,
+        bytes: u64,
+    },
 }
 
 impl Held {

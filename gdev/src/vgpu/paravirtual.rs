@@ -53,7 +53,8 @@ impl Paravirtual {
         let found = capability(&config).filter(|found| {
             found.bar == 0 && found.version_major == VERSION_MAJOR && found.features & feature::SHARE != 0
         });
-        let what = "segments: set `paravirtual.offered` for its VM, with `segments_mib` or a `group`, or use a reference";
+        let what =
+            "segments: set `paravirtual.offered` for its VM, with `segments_mib` or a `group`, or use a reference";
         let found = found.ok_or(Error::Unsupported { device: "vgpu", what })?;
         let page = PinnedMemory::new(device, PAGE_BYTES)?;
         let (registers, base) = (found.offset, page.gpa());

@@ -188,7 +188,12 @@ impl Raw {
     }
 
     /// Submits a copy with M2MF, after all grids.
-    fn submit_copy(&mut self, from: (u64, uapi::PushbufBuffer), to: (u64, uapi::PushbufBuffer), bytes: u64) -> Result<u64> {
+    fn submit_copy(
+        &mut self,
+        from: (u64, uapi::PushbufBuffer),
+        to: (u64, uapi::PushbufBuffer),
+        bytes: u64,
+    ) -> Result<u64> {
         let mut push = Push::default();
         methods::wait_for_idle(&mut push);
         for rect in &linear(from.0, to.0, bytes, Engine::M2mf.most_lines()) {

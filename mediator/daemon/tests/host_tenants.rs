@@ -206,7 +206,8 @@ fn sharing() -> String {
         format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 32\nchannels = 4\n{more}")
     };
     let offered = |group: &str| format!("paravirtual = {{ offered = true, group = \"{group}\" }}\n");
-    [CARD.into(), vm("a", &offered("team")), vm("b", &offered("team")), vm("c", &offered("others")), vm("d", "")].concat()
+    [CARD.into(), vm("a", &offered("team")), vm("b", &offered("team")), vm("c", &offered("others")), vm("d", "")]
+        .concat()
 }
 
 /// Key and size of the segment that these tests share.
@@ -369,25 +370,20 @@ fn killed_owner_leaves_its_segment_to_the_peers() {
     owner.0.kill().expect("a running process");
     owner.0.wait().expect("its end");
 
-    // The process's attachment ends. The segment belongs to its VM, and the next process of that VM finds it.
-    let mut next = None;
-    for _ in 0..30 {
-        next = open(&place.path("a.sock")).ok();
-        if next.is_some() {
-            break;
-        }
-    }
+    // The end of the process resets its vGPU: its attachment ends, and its segment has no key. The peer keeps the segment.
+    let next = (0..30).find_map(|_| open(&place.path("a.sock")).ok());
     let mut next = next.expect("the next process of the VM");
     assert_eq!(peer.attached(segment).expect("a number"), 1);
     assert!(contents(&mut peer, there) == pattern(5));
-    assert_eq!(next.segment(of_group(KEY)).expect("the segment"), segment);
-    drop(next);
-    // Without its VM, the segment has no key, but the peer keeps it.
-    assert!(place.ctl(&["vm", "remove", "a"]).status.success());
-    assert!(peer.segment(of_group(KEY)).is_err());
-    assert!(contents(&mut peer, there) == pattern(5));
+    assert!(peer.segment(of_group(KEY)).is_err() && next.segment(of_group(KEY)).is_err());
+    // The key is free for a new segment, which has none of the old data.
+    let again = next.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("another segment");
+    let here = next.attach(again, false).expect("the segment");
+    assert!(again != segment && contents(&mut next, here) == vec![0; SEGMENT_BYTES as usize]);
+    assert_eq!(peer.segment(of_group(KEY)).expect("the new segment"), again);
     peer.detach(there).expect("an attached segment");
-    drop(peer);
+    assert!(peer.attach(segment, true).is_err(), "the old segment is freed");
+    drop((next, peer));
     running.end(Signal::TERM);
 }
 
