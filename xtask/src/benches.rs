@@ -40,7 +40,7 @@ const BENCHES: [Bench; 30] = [
     ("pv", Needs::Guests, "GPUvm's figures 4 and 5, tables 2 to 4: docs/design/overhead.md"),
     ("pv-contexts", Needs::Guests, "cost of many contexts in a paravirtual guest: docs/design/overhead.md"),
     ("pv-dataflow", Needs::Guests, "Gdev's shared memory between VMs: docs/design/overhead.md"),
-    ("gdev", Needs::Guests, "Gdev's figures 3 and 4, copies of the library: docs/guides/gdev.md"),
+    ("gdev", Needs::Guests, "Gdev's figures 3 and 4, copies and cost of the library: docs/guides/gdev.md"),
     ("costs", Needs::Nothing, "work of the mediator without a VM: docs/design/cost-model.md"),
     ("xen", Needs::Guests, "accesses of a Xen domain: docs/guides/xen.md"),
     ("nested", Needs::Guests, "a card behind VFIO in a nested host: docs/guides/real-cards.md"),

@@ -15,7 +15,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
-    ("gdev", &["nvspec", "sm20", "vmm-glue"]),
+    ("gdev", &["nvspec", "pv", "sm20", "vmm-glue"]),
     ("gdev-c", &["gdev", "sm20"]),
     ("gdev-crypt", &["gdev", "sm20"]),
     ("gdev-driver-api", &["gdev", "sm20"]),
@@ -156,6 +156,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "card",
             "firmware",
+            "gdev",
             "handover",
             "nvspec",
             "card-manager",
@@ -164,7 +165,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sched",
             "shadow-pt",
             "simgpu",
-            "sm20",
             "vgpu",
             "vm-device",
             "vmm-glue",
@@ -243,7 +243,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("images", &[]),
     ("gpu-workloads", &["gdev", "pv", "sm20", "workloads"]),
     ("guest-init", &[]),
-    ("tests", &["images", "rig", "sched", "workloads"]),
+    ("tests", &["gdev", "images", "rig", "sched", "workloads"]),
     (
         "bench",
         &[

@@ -16,7 +16,7 @@ use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
-use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
 /// Size of a recorded chunk in bytes: the smallest chunk of a card, and the unit in which the software card records.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
@@ -73,7 +73,7 @@ pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     // Only with this policy does the mediator track accesses.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
-    let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
+    let gpu = gpu(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
     // Discard the accesses of the driver's start, which do not belong to the workload.
@@ -132,9 +132,9 @@ impl Recorder<'_> {
     }
 
     /// Records a transfer by the CPU, chunk by chunk.
-    fn transferred(&mut self, buffer: Buffer, at: u64, bytes: usize, write: bool) {
+    fn transferred(&mut self, buffer: Buffer, at: u64, bytes: usize, write: bool) -> Result<()> {
         drop(self.rig.card.take_touches());
-        let (seen, start) = (self.take_seen(), self.gpu.vram_of(buffer, at));
+        let (seen, start) = (self.take_seen(), self.gpu.backend().vram_address(buffer, at)?);
         let end = start + bytes as u64;
         for chunk in start / BLOCK..end.div_ceil(BLOCK) {
             let part = end.min((chunk + 1) * BLOCK) - start.max(chunk * BLOCK);
@@ -143,50 +143,49 @@ impl Recorder<'_> {
             let seen = seen.range(chunk..=chunk).copied().collect();
             self.trace.submissions.push(Submission { seen, steps: vec![[(chunk, used)].into_iter().collect()] });
         }
+        Ok(())
     }
 }
 
 impl Gpu for Recorder<'_> {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
-        let buffer = self.gpu.allocate(place, bytes)?;
-        let start = self.gpu.vram_of(buffer, 0);
+        let buffer = Gpu::allocate(&mut self.gpu, place, bytes)?;
+        let start = self.gpu.backend().vram_address(buffer, 0)?;
         self.trace.buffers.push(((start / BLOCK) as u32, ((start + bytes.max(1) - 1) / BLOCK) as u32));
         Ok(buffer)
     }
 
     fn free(&mut self, buffer: Buffer) -> Result<()> {
-        self.gpu.free(buffer)
+        Gpu::free(&mut self.gpu, buffer)
     }
 
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
-        self.gpu.upload(buffer, at, bytes)?;
-        self.transferred(buffer, at, bytes.len(), true);
-        Ok(())
+        Gpu::upload(&mut self.gpu, buffer, at, bytes)?;
+        self.transferred(buffer, at, bytes.len(), true)
     }
 
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
-        self.gpu.download(buffer, at, bytes)?;
-        self.transferred(buffer, at, bytes.len(), false);
-        Ok(())
+        Gpu::download(&mut self.gpu, buffer, at, bytes)?;
+        self.transferred(buffer, at, bytes.len(), false)
     }
 
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
-        self.gpu.copy(from, to, bytes)?;
+        Gpu::copy(&mut self.gpu, from, to, bytes)?;
         self.submitted()
     }
 
     fn load(&mut self, program: &Program) -> Result<Module> {
-        let module = self.gpu.load(program)?;
+        let module = Gpu::load(&mut self.gpu, program)?;
         self.submitted()?;
         Ok(module)
     }
 
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
-        self.gpu.launch(module, name, grid, params, uses)?;
+        Gpu::launch(&mut self.gpu, module, name, grid, params, uses)?;
         self.submitted()
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.gpu.finish()
+        Gpu::finish(&mut self.gpu)
     }
 }

@@ -219,6 +219,28 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
     assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
 }
 
+/// A tenant of the better class takes the card at the next submission boundary only while it is due. A tenant that has
+/// used its share waits for the other tenant's slices, and its class does not change that.
+#[test]
+fn interactive_tenant_waits_long_only_beyond_its_share() {
+    let run = |kernels, rest| {
+        let mut turns = turns();
+        turns.add(id(0), VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() }, Nanos(0));
+        turns.add(id(1), VgpuParams::default(), Nanos(0));
+        let interactive = Program { kernel_ns: MS, ahead: 1, burst: Some((kernels, rest)) };
+        let programs = [(id(0), interactive), (id(1), Program::steady(2 * MS, 2))];
+        let outcome = simulate(&mut turns, &programs, 5000 * MS, 50_000);
+        (outcome.waits[&id(0)].iter().max().copied().unwrap_or(0), shares(&outcome)[0])
+    };
+    for rest in [50, 20, 10, 5, 1] {
+        let (wait, share) = run(1, rest * MS);
+        // The minimum time of the other turn, and its two kernels in flight.
+        assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
+    }
+    let (wait, share) = run(20, MS / 10);
+    assert!((10 * MS..=30 * MS).contains(&wait) && (share - 0.5).abs() < 0.05, "{wait} ns for a share of {share}");
+}
+
 #[test]
 fn wakeup_is_for_yield_then_slice_end_in_one_class() {
     let mut turns = with(&[100, 100]);

@@ -45,6 +45,17 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     Ok(())
 }
 
+/// Tests the baseline of the library's benchmark: its results are checked in the same way as the library's.
+#[test]
+fn raw_ioctls_and_library_compute_the_same() -> Result<()> {
+    let daemon = Daemon::start("raw", |paths| card_toml(paths, 320) + &vm_toml("raw", 192))?;
+    let vm = boot(&daemon, "raw", "6.12")?;
+    let output = vm.run_within("run /bin/gpu-workloads compare --name all", guest::SMOKE_LIMIT)?;
+    all_verified(&vm, &output)?;
+    assert!(output.lines.iter().all(|line| !line.starts_with("RESULT ") || !line.contains("raw_ns=0 ")));
+    Ok(())
+}
+
 /// Tests the timer's alarm. No other program runs, so that no guest access can cause the interrupt.
 #[test]
 fn alarm_of_the_timer_interrupts_the_guest() -> Result<()> {
