@@ -14,6 +14,7 @@ macro_rules! function {
 
 mod arrays;
 mod nodes;
+mod peers;
 mod registered;
 
 use std::ffi::{CStr, CString, c_int, c_void};

@@ -8,7 +8,7 @@ const CHUNK: u64 = 2 << 20;
 const BASE: Address = 0x5_0000_0000;
 
 fn region() -> Region {
-    Region::new(0, 0, BASE, 64 * CHUNK, CHUNK)
+    Region::new(vec![0], 0, BASE, 64 * CHUNK, CHUNK)
 }
 
 fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, ChunkDescriptor)> {
