@@ -127,6 +127,8 @@ api! {
             Err(error) => error,
         }
     }
+    // No kernel of the fake can be launched in this way.
+    context cuLaunchCooperativeKernelMultiDevice(_list: *const c_int, _count: u32, _flags: u32) { INVALID_VALUE }
     context cuStreamGetCtx(stream: u64, to: *mut u64) { put(to, work::context_of(stream)) }
     context cuMemPoolSetAccess(_pool: u64, list: *const [c_int; 3], count: usize) {
         let list = if list.is_null() { &[][..] } else { std::slice::from_raw_parts(list, count) };

@@ -100,7 +100,7 @@ fn joined<T>(thread: std::thread::JoinHandle<Result<T>>) -> Result<T> {
 /// Runs the workload on each device with `threads` threads in the device's context, or on all devices in one thread
 /// that changes its context. Returns the checksums in the order of devices and threads.
 pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> {
-    let work = |on: Cuda, seed: u64| -> Result<u64> {
+    let work = move |on: Cuda, seed: u64| -> Result<u64> {
         let mut work = Work::new(on, mib, seed)?;
         for _ in 0..rounds {
             work.step()?;
@@ -368,7 +368,7 @@ pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
             ensure!(own.read(there, 2)? == [round, round + 1], "round {round}");
             own.free(here)?;
             own.destroy(stream)?;
-            own.end()?;
+            own.end_context()?;
             peer.enter()?;
             peer.free(there)?;
         }

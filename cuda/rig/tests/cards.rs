@@ -12,8 +12,18 @@ const CARDS: &str = env!("CARGO_BIN_EXE_cuda-cards");
 const SCRIPTED: &str = env!("CARGO_BIN_EXE_cuda-scripted-owner");
 
 /// Options of scripted owners that move chunks often, to the host and back, and end turns.
-const RESTLESS: [&str; 8] =
-    ["--relocate-ms", "3", "--batch", "6", "--device-mib", "12", "--turn-us", "4000"];
+const RESTLESS: [&str; 10] = [
+    "--relocate-ms",
+    "3",
+    "--batch",
+    "6",
+    "--device-mib",
+    "12",
+    "--turn-us",
+    "4000",
+    "--run-ahead-us",
+    "2000",
+];
 
 /// A machine with several cards, each with an owner.
 struct Cards {
@@ -93,6 +103,11 @@ fn counts(owner: Program) -> Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
+/// Stops scripted owners. Returns the number of chunks that each has moved.
+fn finish(owners: impl IntoIterator<Item = Program>) -> Vec<u64> {
+    owners.into_iter().map(|owner| number(&counts(owner), "moved")).collect()
+}
+
 fn number(value: &Value, key: &str) -> u64 {
     value[key].as_u64().unwrap_or_else(|| panic!("{key} of {value}"))
 }
@@ -123,7 +138,6 @@ fn workload_on_each_card_has_same_results_as_without_library() {
         for owner in owners {
             let counts = counts(owner);
             assert_eq!(number(&counts, "processes"), 3, "{counts}");
-            assert_eq!(number(&counts, "granted"), number(&counts, "freed"), "{counts}");
             assert!(number(&counts, "moved") > 0 && number(&counts, "turns") > 0, "{counts}");
         }
     }
@@ -152,8 +166,7 @@ fn copies_between_cards_survive_moving_chunks() {
         for _ in 0..3 {
             assert_eq!(cards.tenant(&arguments), expected, "{count} cards");
         }
-        let moved: u64 = owners.into_iter().map(|owner| number(&counts(owner), "moved")).sum();
-        assert!(moved > 0);
+        assert!(finish(owners).into_iter().sum::<u64>() > 0);
     }
 }
 
@@ -162,25 +175,23 @@ fn peer_access_works_on_chunks_that_move() {
     let cards = Cards::new(128, 2);
     let owners = cards.all_scripted(&RESTLESS);
     // The library refuses the last two calls by name.
-    let codes = |text: &str| text.rsplit_once(" 801, 801]").map(|(start, end)| (start.to_owned(), end.to_owned()));
     for _ in 0..3 {
         let output = cards.command("shim", &["peers"]).output().expect("starts");
         let found = text(&output);
         assert_eq!(found, "[1, 0, 705, 704, 101, 1, 801, 801] 601", "{found}");
-        assert!(codes(&found).is_some());
         let error = String::from_utf8_lossy(&output.stderr);
         for name in ["cuLaunchCooperativeKernelMultiDevice", "cuMemPoolSetAccess"] {
             assert!(error.contains(&format!("{name} is not supported")), "{error}");
         }
     }
-    let moved: Vec<u64> = owners.into_iter().map(|owner| number(&counts(owner), "moved")).collect();
+    let moved = finish(owners);
     assert!(moved[1] > 0, "{moved:?}");
 }
 
 #[test]
 fn memory_of_other_card_without_access_ends_the_program() {
     let cards = Cards::new(128, 2);
-    let _owners = cards.all_scripted(&[]);
+    let owners = cards.all_scripted(&[]);
     for library in ["plain", "shim"] {
         for arguments in [&["trespass"][..], &["trespass", "--disables"]] {
             let output = cards.command(library, arguments).output().expect("starts");
@@ -188,6 +199,7 @@ fn memory_of_other_card_without_access_ends_the_program() {
             assert!(!output.status.success() && error.contains("to which it has no access"), "{library}: {error}");
         }
     }
+    finish(owners);
 }
 
 #[test]
@@ -195,7 +207,7 @@ fn range_with_handles_of_all_cards_is_used_on_all() {
     for count in [2, 4] {
         let cards = Cards::new(128, count);
         let expected = cards.plain(&["ranges"]);
-        let owners = cards.all_scripted(&["--relocate-ms", "3", "--batch", "6", "--device-mib", "4"]);
+        let owners = cards.all_scripted(&["--relocate-ms", "3", "--batch", "6", "--device-mib", "4", "--run-ahead-us", "2000"]);
         for _ in 0..3 {
             assert_eq!(cards.tenant(&["ranges"]), expected, "{count} cards");
         }
@@ -209,8 +221,9 @@ fn range_with_handles_of_all_cards_is_used_on_all() {
 #[test]
 fn contexts_with_peers_end_while_chunks_move() {
     let cards = Cards::new(128, 2);
-    let _owners = cards.all_scripted(&RESTLESS);
+    let owners = cards.all_scripted(&RESTLESS);
     assert_eq!(cards.tenant(&["contexts"]), "contexts ended");
+    finish(owners);
 }
 
 #[test]
@@ -228,8 +241,7 @@ fn full_card_refuses_memory_while_other_card_has_room() {
 #[test]
 fn program_sees_its_cards_in_the_order_of_sockets() {
     let cards = Cards::new(128, 4);
-    let _owners =
-        [(3, "40"), (1, "24")].map(|(card, mib)| cards.scripted(card, &["--quota-mib", mib]));
+    let owners = [(3, "40"), (1, "24")].map(|(card, mib)| cards.scripted(card, &["--quota-mib", mib]));
     let sockets = format!("{}:{}", cards.socket(3), cards.socket(1));
     let seen = |visible: Option<&str>| -> Value {
         let mut command = cards.command("shim", &["look"]);
@@ -250,12 +262,13 @@ fn program_sees_its_cards_in_the_order_of_sockets() {
     hoard.kill();
     let name = |card: u64| format!("GPU-66616b65-2063-7564-6120-63617264203{card}");
     assert_eq!(found["nvml"], json!([[name(3), 0], [name(1), 1]]), "{found}");
+    finish(owners);
 }
 
 #[test]
 fn wrong_list_of_sockets_is_named() {
     let cards = Cards::new(128, 2);
-    let _owners = cards.all_scripted(&[]);
+    let owners = cards.all_scripted(&[]);
     let (first, second) = (cards.socket(0), cards.socket(1));
     let link = cards.rig.folder.path().join("run/link").display().to_string();
     std::os::unix::fs::symlink(&first, &link).expect("a link");
@@ -275,23 +288,35 @@ fn wrong_list_of_sockets_is_named() {
         assert!(!output.status.success() && error.contains(&expected), "{sockets}: {error}");
         assert!(error.contains("cuInit failed with 802"), "{error}");
     }
+    finish(owners);
 }
 
 #[test]
 fn closed_gate_of_one_card_does_not_stop_the_other() {
     let cards = Cards::new(128, 2);
-    // The first owner ends its turn and gives no other.
-    let closed = cards.scripted(0, &["--turn-us", "1000000000"]);
-    let _open = cards.scripted(1, &[]);
+    let closed = cards.scripted(0, &["--turn-us", "3000", "--run-ahead-us", "2000"]);
+    let open = cards.scripted(1, &[]);
     let mut program = Program::start(&mut cards.command("shim", &["live"]));
     assert_eq!(program.line(), "ready");
     until_progress(&mut program, 0);
-    // A stopped owner neither opens a gate nor answers.
+    // The turn ends by itself, and a stopped owner gives no other.
     stop(&closed, libc::SIGSTOP);
-    until_progress(&mut program, 1);
-    until_progress(&mut program, 1);
+    let progress = |program: &mut Program, device: &str| {
+        program.say(device);
+        program.line().parse::<u64>().expect("a number")
+    };
+    while progress(&mut program, "0") > 0 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    for _ in 0..3 {
+        until_progress(&mut program, 1);
+    }
+    // At most the step that was counted late.
+    assert!(progress(&mut program, "0") <= 1, "the gate of the first card is closed");
     stop(&closed, libc::SIGCONT);
+    until_progress(&mut program, 0);
     assert_eq!(program.end(), "ended");
+    finish([closed, open]);
 }
 
 /// Sends a signal to a program of this test.
@@ -312,6 +337,9 @@ fn killed_owner_leaves_the_other_card_working_and_is_replaced() {
     let mut program = Program::start(&mut cards.command("shim", &["live"]));
     assert_eq!(program.line(), "ready");
     for _ in 0..2 {
+        for device in [0, 1] {
+            until_progress(&mut program, device);
+        }
         first.kill();
         // Without its owner, a card runs without a gate, and the other card is unchanged.
         for device in [0, 1] {

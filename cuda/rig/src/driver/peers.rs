@@ -30,7 +30,7 @@ impl Cuda {
     }
 
     /// Destroys the context.
-    pub fn end(self) -> Result<(), Failed> {
+    pub fn end_context(self) -> Result<(), Failed> {
         let call = function!(self, c"cuCtxDestroy", 4000, fn(u64));
         // SAFETY: this is a context of the program.
         check("cuCtxDestroy", unsafe { call(self.context) })
