@@ -404,6 +404,9 @@ pub enum FromOwner {
         /// Number of the turn.
         turn: u32,
     },
+    /// Lets one waiting submission pass the closed gate. Answered by `Stopped` with the number of this turn as soon as
+    /// all work has ended, or at once if no submission waits. Since version 7.
+    Step(Run),
 }
 
 /// Reason why a packet is not a valid message.

@@ -143,6 +143,10 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
 }
 
+/// Time limit for a waiting thread to submit its work in a step.
+// TIMEOUT: the thread only needs a processor; on a busy host, the next step lets it pass.
+const STEP_TIMEOUT: Duration = Duration::from_millis(20);
+
 /// A slice granted by the owner.
 struct Turn {
     run: Run,
@@ -322,6 +326,14 @@ impl Agent {
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.soon = None;
                 self.open(self.card, gate::NO_SLICE);
+            }
+            FromOwner::Step(run) => {
+                let now = Instant::now();
+                self.card.pacing.run_ahead.bound(run.run_ahead_us);
+                self.turn = Some(Turn { run, began: now, reported: now, yields: false });
+                self.return_chunks(self.card, gate::NO_SLICE);
+                self.card.gate.step(STEP_TIMEOUT);
+                self.stop()?;
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
@@ -532,10 +544,15 @@ impl Agent {
 
     /// Removes a reason for closing a card's gate. If the program's work may run there then, maps evicted chunks first.
     fn open(&self, card: &Card, reason: u32) {
+        self.return_chunks(card, reason);
+        card.gate.open(reason);
+    }
+
+    /// Maps the evicted chunks of a card if the program's work may run there without `reason`.
+    fn return_chunks(&self, card: &Card, reason: u32) {
         if card.gate.opens_without(reason) && !self.bring(card) {
             report!("memory that is away cannot be mapped");
         }
-        card.gate.open(reason);
     }
 
     /// Maps the evicted chunks of a card. Returns true if all are mapped.

@@ -30,15 +30,21 @@ pub struct Program {
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// Card that the tenant shares.
+    /// Card that the tenant shares; the first one if it has several.
     pub card: String,
+    /// All cards of a tenant with several cards, in the order of its configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<String>,
     /// Profile from which the tenant was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// True if the card's owner responds, so that programs can be served.
     pub served: bool,
-    /// Path of the tenant's socket.
+    /// Path of the tenant's socket; that of the first card if it has several.
     pub socket: PathBuf,
+    /// Path of the socket for each card of a tenant with several cards, in the order of the cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sockets: Vec<PathBuf>,
     /// MiB of memory that the tenant's programs see.
     pub vram_mib: u64,
     /// Share of the card's memory: a `[tenant.memory]` table.
@@ -125,6 +131,39 @@ pub struct Tenant {
     /// Labels for placement software.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+}
+
+impl Tenant {
+    /// Returns the path of the socket for each card, in the order of the cards.
+    #[must_use]
+    pub fn all_sockets(&self) -> &[PathBuf] {
+        if self.sockets.is_empty() { std::slice::from_ref(&self.socket) } else { &self.sockets }
+    }
+
+    /// Describes the tenant's share group, and the way in which the tenant shares the card within the group. Returns
+    /// `None` without a group.
+    #[must_use]
+    pub fn sharing_in_words(&self) -> Option<String> {
+        if self.share_group.is_empty() {
+            return None;
+        }
+        let group = format!("{}, {}", self.share_group, self.sharing.name());
+        let Some(state) = &self.group_state else { return Some(group) };
+        if let Some(why) = &state.mps_error {
+            return Some(format!("{group}: turns: {why}"));
+        }
+        Some(match (state.together, state.takes_part) {
+            (false, _) => format!("{group}: turns"),
+            (true, false) if state.mps == MpsState::Starting => format!("{group}: turns until its MPS server serves"),
+            (true, true) => format!("{group}: together"),
+            (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
+            (true, false) => {
+                let programs = state.not_clients.iter().map(|one| format!("{} ({})", one.name, one.pid));
+                let programs: Vec<_> = programs.collect();
+                format!("{group}: turns until the next start of {}: no MPS client", programs.join(" "))
+            }
+        })
+    }
 }
 
 /// A process of a tenant with memory of the card outside the tenant's account.

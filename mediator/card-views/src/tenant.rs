@@ -1,7 +1,7 @@
 //! The tenants of a CUDA card, and other processes on it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 
 use api::WaitKind;
 use config::TenantSpec;
@@ -33,7 +33,8 @@ fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
 
 /// Converts a tenant to an API object. `seen` is `None` if the owner does not respond.
 #[must_use]
-pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
+pub fn tenant(spec: &TenantSpec, socket_dir: &Path, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
+    let sockets = spec.socket_paths(socket_dir);
     let view = seen.and_then(|seen| Some((&seen.card, seen.tenant(&spec.name)?)));
     let shown = view.map_or_else(TenantView::default, |(_, (_, view))| view.clone());
     let time = view.and_then(|(card, (id, _))| card.time.tenants.get(&id));
@@ -48,10 +49,12 @@ pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns
     };
     api::Tenant {
         name: spec.name.clone(),
-        card: spec.card.clone(),
+        card: spec.card_names().first().map_or_else(String::new, |&card| card.to_owned()),
+        cards: spec.cards.clone(),
         profile: spec.profile.clone(),
         served: view.is_some(),
-        socket,
+        socket: spec.socket_path(socket_dir),
+        sockets: if spec.cards.is_empty() { Vec::new() } else { sockets },
         vram_mib: spec.vram_mib,
         memory: spec.memory.clone(),
         time: spec.time.params(None).into(),

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use sched::groups::Sharing;
 use serde_json::{Map, Value};
 
-use api::{MpsState, Tenant, TenantPatch, Unaccounted};
+use api::{Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 
@@ -57,6 +57,9 @@ pub(super) struct Add {
     /// CUDA card of the tenant; by default, the card with the most room
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Cards of a tenant with several cards, with commas between them
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', conflicts_with = "card")]
+    cards: Vec<String>,
     /// Profile with the values of options that are not given
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
@@ -109,6 +112,7 @@ impl From<Add> for TenantSpec {
         let Add {
             name,
             card,
+            cards,
             profile,
             vram_mib,
             memory,
@@ -124,6 +128,7 @@ impl From<Add> for TenantSpec {
         Self {
             name,
             card,
+            cards,
             profile,
             vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),
@@ -278,7 +283,7 @@ fn show(tenant: &Tenant) -> String {
         ("  in host memory", format!("{} MiB", mib(tenant.in_host_bytes))),
         ("  quota", quota),
         ("  guarantee", guarantee),
-        ("share group", sharing(tenant)),
+        ("share group", tenant.sharing_in_words().unwrap_or_else(|| NOTHING.to_owned())),
         ("weight", tenant.time.weight.to_string()),
         ("entitled", percent(tenant.entitled_permille)),
         ("received", percent(tenant.received_permille)),
@@ -299,28 +304,6 @@ fn show(tenant: &Tenant) -> String {
     let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
     output::table(rows.chain(labels).collect(), &[])
-}
-
-/// Returns the tenant's group, and the way in which the tenant shares the card within the group.
-fn sharing(tenant: &Tenant) -> String {
-    if tenant.share_group.is_empty() {
-        return NOTHING.to_owned();
-    }
-    let group = format!("{}, {}", tenant.share_group, tenant.sharing.name());
-    let Some(state) = &tenant.group_state else { return group };
-    if let Some(why) = &state.mps_error {
-        return format!("{group}: turns: {why}");
-    }
-    match (state.together, state.takes_part) {
-        (false, _) => format!("{group}: turns"),
-        (true, false) if state.mps == MpsState::Starting => format!("{group}: turns until its MPS server serves"),
-        (true, true) => format!("{group}: together"),
-        (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
-        (true, false) => {
-            let programs = programs(&state.not_clients);
-            format!("{group}: turns until the next start of {programs}: no MPS client")
-        }
-    }
 }
 
 /// Returns the amount of the card's memory that a tenant uses outside its account.

@@ -120,7 +120,7 @@ impl Daemon {
         }
         let shown = specs.iter().map(|spec| {
             let seen = seen.get(spec.card.as_str()).and_then(Option::as_deref);
-            card_views::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
+            card_views::tenant(spec, &self.spec.socket_dir, seen, WINDOW_NS)
         });
         shown.collect()
     }
@@ -132,7 +132,7 @@ impl Daemon {
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
-        Ok(card_views::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
+        Ok(card_views::tenant(&spec, &self.spec.socket_dir, seen.as_deref(), WINDOW_NS))
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {

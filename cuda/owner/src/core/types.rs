@@ -1,9 +1,12 @@
 //! Events and actions of the owner's state machine.
 
 use cuda_protocol::{FromOwner, FromTenant};
+use gang::{CardId, GangId, Message};
 use owner_driver::Memory;
+use owner_host::LinkEvent;
 use sched::VgpuParams;
 use sched::groups::Sharing;
+use std::collections::BTreeSet;
 use vram::{Limits, TenantId};
 
 /// A process's connection, as numbered by the server. Numbers are never reused.
@@ -45,6 +48,17 @@ pub struct TenantSpec {
     pub on_stuck: OnStuck,
     /// Group of tenants whose programs may use the card at the same time.
     pub share_group: Option<ShareGroup>,
+    /// The tenant's cards, if it has several.
+    pub gang: Option<GangSpec>,
+}
+
+/// The cards of a tenant with several cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GangSpec {
+    /// Number of the tenant, which is the same on all of its cards.
+    pub id: GangId,
+    /// The cards, including this one.
+    pub cards: BTreeSet<CardId>,
 }
 
 /// A tenant's group.
@@ -157,6 +171,8 @@ pub enum Event {
         /// The change.
         report: cuda_mps::Report,
     },
+    /// The connection to the owner of another card has begun or ended, or a message has come from it.
+    Link(LinkEvent),
     /// Time has passed.
     Tick,
 }
@@ -293,6 +309,13 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
+    /// Send a message to the owner of another card.
+    Tell {
+        /// The other card.
+        card: CardId,
+        /// The message.
+        message: Message,
+    },
     /// Close a connection after the queued messages were sent.
     Close {
         /// The process's connection.
@@ -317,6 +340,9 @@ pub enum TenantError {
         /// Number of its processes.
         sessions: usize,
     },
+    /// The cards of a tenant with several cards do not fit this owner.
+    #[error("tenant `{0}` cannot have these cards: {1}")]
+    Cards(String, &'static str),
     /// The memory cannot be divided in this way.
     #[error(transparent)]
     Memory(#[from] vram::Error),
