@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::card::{self, Allocation, Tier};
-use crate::{current, peers};
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
+use crate::{current, peers};
 
 /// An allocation that this process has. All descriptors and mappings share its file description, and therefore its
 /// lifetime.

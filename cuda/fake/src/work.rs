@@ -528,9 +528,7 @@ pub fn upload(graph: u64) -> i32 {
 
 /// Returns a device's bytes reserved for graphs: the current number, or the maximum.
 pub fn reserved(device: i32, highest: bool) -> u64 {
-    with(|work| {
-        if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) }
-    })
+    with(|work| if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) })
 }
 
 /// Releases a device's memory that is reserved for graphs, if no graph is running.

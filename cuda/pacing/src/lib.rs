@@ -11,9 +11,9 @@
 //!
 //! This crate does not send messages to the owner or intercept functions: `cuda-shim` does.
 
-use cuda_driver::{calls as driver, streams};
 #[cfg(test)]
 use cuda_driver::symbols;
+use cuda_driver::{calls as driver, streams};
 
 pub mod captures;
 pub mod contexts;

@@ -5,10 +5,10 @@
 
 use std::sync::OnceLock;
 
+use crate::driver::Address;
 use crate::memory::Operations;
 use crate::process::Once;
 use crate::settings::Settings;
-use crate::driver::Address;
 use crate::shim::Shim;
 
 mod captures;

@@ -426,9 +426,8 @@ impl Agent {
         self.end_order();
         let all = self.shim.cross.begin(self.card.number);
         self.order = Some(Order { number: order, all });
-        let quiet = |user: &Card| {
-            user.gate.close(self.reason(user), Some(deadline)) && self.shim.drain(user, Some(deadline))
-        };
+        let quiet =
+            |user: &Card| user.gate.close(self.reason(user), Some(deadline)) && self.shim.drain(user, Some(deadline));
         if self.shim.users(self.card, all).all(quiet) {
             // All work has ended. Return the empty chunks, so that they need not be copied.
             self.card.contexts.bind();

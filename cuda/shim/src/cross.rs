@@ -59,7 +59,9 @@ impl CrossAccess {
     /// cards. [`Self::end`] must follow.
     pub fn begin(&self, card: usize) -> bool {
         let mut state = self.lock();
-        if !state.possible && let Some(count) = state.alone.get_mut(card) {
+        if !state.possible
+            && let Some(count) = state.alone.get_mut(card)
+        {
             *count += 1;
         }
         state.possible

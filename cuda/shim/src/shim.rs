@@ -81,8 +81,8 @@ pub struct Shim {
     /// Access between the program's cards.
     pub cross: CrossAccess,
     pub peers: Peers,
-    /// Cards of the program's streams, for a program with several cards.
-    streams: RwLock<HashMap<u64, usize>>,
+    /// Number of the card and context of each stream, for a program with several cards.
+    streams: RwLock<HashMap<u64, (usize, u64)>>,
     /// Locked by the thread that copies memory so that it can be exported.
     exports: Mutex<()>,
 }
@@ -227,25 +227,32 @@ impl Shim {
 
     /// Returns the card on which the work of a stream runs.
     pub fn of_stream(&self, stream: Stream) -> &Card {
+        self.place_of_stream(stream).0
+    }
+
+    /// Returns the card on which the work of a stream runs, and the stream's context if it may not be current.
+    pub fn place_of_stream(&self, stream: Stream) -> (&Card, Option<u64>) {
         // Each context has its own default streams.
         if self.is_single() || stream.is_default() {
-            return self.current();
+            return (self.current(), None);
         }
         let known = self.streams.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).copied();
-        known.map_or_else(|| self.find_stream(stream), |number| self.card(number))
+        let found = known.map(|(number, context)| (self.card(number), context)).or_else(|| self.find_stream(stream));
+        found.map_or_else(|| (self.current(), None), |(card, context)| (card, Some(context)))
     }
 
     #[cold]
-    fn find_stream(&self, stream: Stream) -> &Card {
+    fn find_stream(&self, stream: Stream) -> Option<(&Card, u64)> {
         let mut context = std::ptr::null_mut();
         // SAFETY: the pointer is valid, and the driver rejects a stream that does not exist.
         if unsafe { driver::stream_get_ctx(stream.object(), &raw mut context) } != SUCCESS {
-            return self.current();
+            return None;
         }
-        let card = self.of_context(context as u64);
-        let card = card.unwrap_or_else(|| events::within(context as u64, || self.of_current_context()));
-        self.streams.write().unwrap_or_else(PoisonError::into_inner).insert(stream.handle, card.number);
-        card
+        let context = context as u64;
+        let card = self.of_context(context).unwrap_or_else(|| events::within(context, || self.of_current_context()));
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        streams.insert(stream.handle, (card.number, context));
+        Some((card, context))
     }
 
     /// Forgets a stream that ends; with `None`, any stream may end.

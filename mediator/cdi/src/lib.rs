@@ -447,7 +447,8 @@ mod tests {
     fn member_of_a_share_group_gets_the_folder_of_its_server() {
         let (socket, library) = (Path::new("/run/gpu-mediator/tenants/a/cuda.sock"), Path::new("/opt/front"));
         let mps = Some(Path::new("/run/gpu-mediator/gpu.mps/decoders/pipes"));
-        let edits = Cuda { tenant: "a", socket, sockets: &[], library, driver: None, place: "gpu", mps }.edits().unwrap();
+        let edits =
+            Cuda { tenant: "a", socket, sockets: &[], library, driver: None, place: "gpu", mps }.edits().unwrap();
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();

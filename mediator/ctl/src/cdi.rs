@@ -87,7 +87,10 @@ impl Cdi {
         }
         let tenant: Tenant = client.get(&format!("/v1/tenants/{}", client::segment(&self.name)))?;
         let tenants = client.get::<TenantList>("/v1/tenants")?.tenants;
-        let others = tenants.into_iter().filter(|other| other.name != tenant.name).flat_map(|other| other.all_sockets().to_vec());
+        let others = tenants
+            .into_iter()
+            .filter(|other| other.name != tenant.name)
+            .flat_map(|other| other.all_sockets().to_vec());
         let vms = client.get::<VmList>("/v1/vms")?.vms.into_iter().filter_map(|vm| vm.socket);
         let others = others.chain(vms).chain([client.socket().to_owned()]);
         is_alone(&tenant.name, tenant.all_sockets(), others).map_err(wrong)?;
@@ -159,7 +162,11 @@ mod tests {
         std::fs::write(own.join("cuda.sock"), "").unwrap();
         let alone = own.join("cuda.sock");
         assert_eq!(
-            is_alone("a", std::slice::from_ref(&alone), [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]),
+            is_alone(
+                "a",
+                std::slice::from_ref(&alone),
+                [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]
+            ),
             Ok(())
         );
         // Either the daemon reports another socket in the folder, or the folder on this host contains another file.

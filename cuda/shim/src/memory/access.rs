@@ -27,9 +27,8 @@ impl Memory {
         if (base..end).contains(&address) {
             return true;
         }
-        let elsewhere = |memory: &ChunkMemory| {
-            memory.handles.find(address).is_some() || memory.opened.reserved(address, 1)
-        };
+        let elsewhere =
+            |memory: &ChunkMemory| memory.handles.find(address).is_some() || memory.opened.reserved(address, 1);
         self.elsewhere.load(Ordering::SeqCst) && elsewhere(&self.lock())
     }
 }

@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 
 use super::{UNGATED_TOKEN, enter_on, leave_on};
+use crate::events;
 use crate::shim::{Card, Shim};
 use crate::streams::{self, stream};
 use crate::symbols::{Arguments, COPIES, COUNT, at};
@@ -139,20 +140,28 @@ fn argument(arguments: Arguments, n: u8) -> u64 {
     unsafe { arguments.get(usize::from(n)) }
 }
 
-/// Returns the card on which a submission runs.
-fn card<'a>(shim: &'a Shim, index: usize, arguments: Arguments) -> &'a Card {
-    if streams::is_known(index) { shim.of_stream(stream(index, arguments)) } else { shim.current() }
+/// Returns the card on which a submission runs, and the context of its stream if it may not be current.
+fn place<'a>(shim: &'a Shim, index: usize, arguments: Arguments) -> (&'a Card, Option<u64>) {
+    if streams::is_known(index) { shim.place_of_stream(stream(index, arguments)) } else { (shim.current(), None) }
+}
+
+/// Runs `work` with a stream's context current: the events that measure a stream's work belong to its context.
+fn within<T>(context: Option<u64>, work: impl FnOnce() -> T) -> T {
+    match context {
+        Some(context) => events::within(context, work),
+        None => work(),
+    }
 }
 
 /// Prepares a submission.
 #[inline(never)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
-    let card = card(shim, index, arguments);
+    let (card, context) = place(shim, index, arguments);
     // A captured graph may have nodes on several cards, of which only one is the card of its launch.
     if !shim.cross.is_ready() && (shim.captures.any() || crosses(shim, card, index, arguments)) {
         shim.allow_cross_access();
     }
-    match enter_on(shim, card, index, arguments) {
+    match within(context, || enter_on(shim, card, index, arguments)) {
         UNGATED_TOKEN => UNGATED_TOKEN,
         stripe => stripe | (card.number as u64) << CARD,
     }
@@ -162,5 +171,6 @@ pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
 #[inline(never)]
 pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result: c_int) {
     let card = shim.card((token >> CARD) as usize);
-    leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result);
+    let (_, context) = place(shim, index, arguments);
+    within(context, || leave_on(shim, card, index, arguments, token & u64::from(u32::MAX), result));
 }

@@ -7,8 +7,8 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FromTenant;
 
-use crate::abi::stubs::GATES;
 use crate::abi::shim;
+use crate::abi::stubs::GATES;
 use crate::driver::{self, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::link::Answer;
 use crate::memory::graphs::largest_allocation;
