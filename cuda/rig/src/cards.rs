@@ -1,6 +1,7 @@
 //! Programs that use several cards in one process.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
@@ -49,6 +50,9 @@ pub struct Work {
 impl Work {
     /// Allocates and fills `mib` of memory with the context of `cuda` current.
     pub fn new(cuda: Cuda, mib: u64, seed: u64) -> Result<Self> {
+        /// Locked by the thread that captures, because an allocation in another thread would end the capture.
+        static CAPTURES: Mutex<()> = Mutex::new(());
+        let _one = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
         cuda.enter()?;
         let kernels = [cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?];
         let (stream, result) = (cuda.stream()?, cuda.alloc(4096)?);
