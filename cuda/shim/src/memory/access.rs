@@ -64,6 +64,10 @@ impl ChunkMemory {
     fn remove_peer(&mut self, device: c_int) -> bool {
         self.peers.retain(|peer| *peer != device);
         // Try each region, even after a failure.
-        self.regions.iter_mut().fold(true, |all, region| region.remove_peer(&mut Driver, device) && all)
+        let mut all = true;
+        for region in &mut self.regions {
+            all &= region.remove_peer(&mut Driver, device);
+        }
+        all
     }
 }

@@ -141,7 +141,7 @@ fn argument(arguments: Arguments, n: u8) -> u64 {
 }
 
 /// Returns the card on which a submission runs, and the context of its stream if it may not be current.
-fn place<'a>(shim: &'a Shim, index: usize, arguments: Arguments) -> (&'a Card, Option<u64>) {
+fn place(shim: &Shim, index: usize, arguments: Arguments) -> (&Card, Option<u64>) {
     if streams::is_known(index) { shim.place_of_stream(stream(index, arguments)) } else { (shim.current(), None) }
 }
 
