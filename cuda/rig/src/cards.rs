@@ -1,6 +1,6 @@
 //! Programs that use several cards in one process.
 
-use std::sync::mpsc::{Receiver, TryRecvError};
+use std::sync::mpsc::Receiver;
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, Result, ensure};
@@ -327,11 +327,7 @@ pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)
         running.push((steps, std::thread::spawn(work)));
     }
     print("ready");
-    loop {
-        let line = match input.recv() {
-            Ok(line) => line,
-            Err(_) => break,
-        };
+    while let Ok(line) = input.recv() {
         let (order, number) = line.rsplit_once(' ').unwrap_or(("", line.as_str()));
         let device: usize = number.parse()?;
         if order == "alloc" {
@@ -343,7 +339,6 @@ pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)
             print(&steps.to_string());
         }
     }
-    debug_assert_eq!(input.try_recv(), Err(TryRecvError::Disconnected));
     end.store(true, Ordering::SeqCst);
     for (_, thread) in running {
         joined(thread)?;
