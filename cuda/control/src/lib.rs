@@ -9,7 +9,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use gang::{CardId, GangId};
@@ -332,6 +332,31 @@ pub struct GangView {
     pub rest_ns: u64,
     /// 99th percentile of the waits for a turn.
     pub wait_p99_ns: u64,
+}
+
+impl From<gang::GangView> for GangView {
+    fn from(view: gang::GangView) -> Self {
+        Self {
+            missing: view.missing.into_iter().collect(),
+            has_work: view.wants,
+            runs: view.runs,
+            is_offered: view.is_offered,
+            turns: view.counts.turns,
+            cancelled: view.counts.cancelled,
+            gather_ns: view.counts.gather_ns,
+            longest_gather_ns: view.counts.longest_gather_ns,
+            rest_ns: view.counts.rest_ns,
+            wait_p99_ns: view.counts.waits.quantile(990),
+        }
+    }
+}
+
+impl Gang {
+    /// Returns the numbers of the cards.
+    #[must_use]
+    pub fn card_numbers(&self) -> BTreeSet<CardId> {
+        self.cards.keys().copied().collect()
+    }
 }
 
 /// A tenant's state within its share group.

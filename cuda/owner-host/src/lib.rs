@@ -3,6 +3,7 @@
 //! - `rights`: sockets with access rights that an operator sets.
 //! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
 //! - `journal`: the processes that an owner serves, for the next owner.
+//! - `lines`: limits the rate of log lines.
 //! - `stopped`: detects stopped processes.
 //!
 //! The crate starts no threads, and no function waits for another process. Read `links` first.
@@ -10,11 +11,13 @@
 #![forbid(unsafe_code)]
 
 mod journal;
+mod lines;
 mod links;
 mod rights;
 mod stopped;
 
 pub use journal::Journal;
+pub use lines::Lines;
 pub use links::{LinkEvent, MAX_CLOCK, OwnerLinks};
 pub use rights::{Bound, ListenError, Rights};
 pub use stopped::is_stopped;

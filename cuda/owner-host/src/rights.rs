@@ -79,8 +79,8 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
-    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user who may write
-    /// to the folder could replace the file in the meantime.
+    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user with the
+    /// right to write to the folder could replace the file in the meantime.
     fn give(&self, path: &Path) -> io::Result<()> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let there = rustix::fs::fstat(&file)?;

@@ -3,8 +3,7 @@
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
 use crate::core::{
-    CardConfig, CardView, Core, GangSpec, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView,
-    Unaccounted,
+    CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
 };
 use crate::server::{MpsOptions, Rights, Server, group_folder};
 use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
@@ -252,27 +251,9 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             sharing: tenant.sharing,
             user: tenant.uid,
         }),
-        gang: tenant
-            .gang
-            .as_ref()
-            .map(|gang| GangSpec { id: gang.number, cards: gang.cards.keys().copied().collect() }),
+        gang: tenant.gang.clone(),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
-}
-
-fn gang_view(view: gang::GangView) -> cuda_control::GangView {
-    cuda_control::GangView {
-        missing: view.missing.into_iter().collect(),
-        has_work: view.wants,
-        runs: view.runs,
-        is_offered: view.is_offered,
-        turns: view.counts.turns,
-        cancelled: view.counts.cancelled,
-        gather_ns: view.counts.gather_ns,
-        longest_gather_ns: view.counts.longest_gather_ns,
-        rest_ns: view.counts.rest_ns,
-        wait_p99_ns: view.counts.waits.quantile(990),
-    }
 }
 
 fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
@@ -308,7 +289,7 @@ fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
                 server: tenant.server,
                 pipes,
             }),
-            gang: tenant.gang.map(gang_view),
+            gang: tenant.gang.map(Into::into),
         };
         (tenant.id, view)
     };

@@ -42,8 +42,8 @@ mod waits;
 pub use given_up::{GivenUp, Reason};
 pub use tenancy::Wait;
 pub use types::{
-    Action, BatchId, Event, GangSpec, OnStranger, OnStuck, PieceId, SessionId, ShareGroup, TenantError, TenantSpec,
-    Unaccounted, UnmanagedProcess, User,
+    Action, BatchId, Event, OnStranger, OnStuck, PieceId, SessionId, ShareGroup, TenantError, TenantSpec, Unaccounted,
+    UnmanagedProcess, User,
 };
 pub use view::{CardView, TenantView};
 

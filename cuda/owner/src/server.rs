@@ -6,7 +6,6 @@
 
 mod clients;
 mod limits;
-mod lines;
 mod links;
 mod mps;
 mod outbox;
@@ -19,14 +18,13 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use cuda_protocol::{FromOwner, LinkError};
 use gang::CardId;
 use limits::Limits;
-use lines::{Cause, Lines};
 use links::Links;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
 pub use owner_host::Rights;
-use owner_host::{Bound, Journal, ListenError, OwnerLinks};
+use owner_host::{Bound, Journal, Lines, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
@@ -63,6 +61,15 @@ pub enum ServerError {
     /// Another system call failed.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+}
+
+/// Cause of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// A tenant's programs.
+    Tenant(TenantId),
+    /// Programs of a user that belong to no tenant.
+    User(u32),
 }
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
@@ -280,7 +287,7 @@ struct Serving {
     mps: MpsServers,
     links: Links,
     journal: Option<Journal>,
-    lines: Lines,
+    lines: Lines<Cause>,
     start: Instant,
     /// Time until which the thread polls without sleeping, in ns since `start`.
     attends_until: u64,

@@ -74,6 +74,7 @@
 //! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
+//! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at its answer
 //! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain, and answer `Stopped`
 //! ```
 //!
@@ -158,7 +159,7 @@ pub const VERSION_CROWDED: u16 = 4;
 pub const VERSION_RECLAIM: u16 = 5;
 /// First version with [`FromTenant::Concurrent`] and [`FromOwner::Yield`].
 pub const VERSION_CONCURRENT: u16 = 6;
-/// First version with [`FromOwner::Step`].
+/// First version with [`FromOwner::Drain`] and [`FromOwner::Step`].
 pub const VERSION_GANGS: u16 = 7;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
 /// answers.

@@ -330,10 +330,18 @@ impl Agent {
             FromOwner::Step(run) => {
                 let now = Instant::now();
                 self.card.pacing.run_ahead.bound(run.run_ahead_us);
+                // Without idle time, the end of the work is not predicted.
+                let run = Run { idle_us: 0, ..run };
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.return_chunks(self.card, gate::NO_SLICE);
                 self.card.gate.step(STEP_TIMEOUT);
                 self.stop()?;
+            }
+            FromOwner::Drain { card, turn } => {
+                if let Some(known) = self.turn.as_mut().filter(|t| t.run.turn == turn && t.run.card == card) {
+                    known.run.idle_us = 0;
+                    self.stop()?;
+                }
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {

@@ -222,6 +222,12 @@ impl TenantSpec {
         }
     }
 
+    /// Returns the name of the tenant's first card.
+    #[must_use]
+    pub fn first_card(&self) -> &str {
+        self.cards.first().unwrap_or(&self.card)
+    }
+
     /// Returns true if a card is one of the tenant's cards.
     #[must_use]
     pub fn uses(&self, card: &str) -> bool {

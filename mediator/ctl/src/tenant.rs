@@ -236,7 +236,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
         let programs = if tenant.served { tenant.programs.len().to_string() } else { "NOT SERVED".to_owned() };
         let mut row = vec![
             tenant.name.clone(),
-            tenant.card.clone(),
+            tenant.all_cards(),
             programs,
             tenant.vram_mib.to_string(),
             mib(tenant.on_card_bytes),
@@ -273,7 +273,7 @@ fn show(tenant: &Tenant) -> String {
     let guarantee = tenant.memory.guarantee_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
     let rows = [
         ("name", tenant.name.clone()),
-        ("card", tenant.card.clone()),
+        ("card", tenant.all_cards()),
         ("profile", tenant.profile.clone().unwrap_or_else(|| NOTHING.to_owned())),
         ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
         ("socket", tenant.socket.display().to_string()),
@@ -302,8 +302,9 @@ fn show(tenant: &Tenant) -> String {
         ),
     ];
     let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
+    let cards = tenant.cards_in_words().map(|(card, words)| vec![format!("on {card}"), words]);
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
-    output::table(rows.chain(labels).collect(), &[])
+    output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
 /// Returns the amount of the card's memory that a tenant uses outside its account.

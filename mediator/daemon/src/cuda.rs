@@ -22,10 +22,10 @@ use events::Log;
 use locks::{Guard, Mutex, rank};
 use vmm_glue::{IrqCounts, Link};
 
-use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
 use config::{CardSpec, TenantSpec, VmSpec};
+use listening::account;
 use owner_process::{
     CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor, requests,
 };

@@ -1,4 +1,4 @@
-//! What an owner is told: the settings of its card, its rules and its tenants, from the daemon's configuration.
+//! Converts the configuration to messages for owners: the settings of a card, its rules and its tenants.
 
 use std::path::{Path, PathBuf};
 

@@ -14,13 +14,13 @@ impl Core {
     pub(super) fn check_gang(&self, spec: &TenantSpec) -> Result<(), TenantError> {
         let Some(gang) = &spec.gang else { return Ok(()) };
         let wrong = |why| Err(TenantError::Cards(spec.name.clone(), why));
-        if !gang.cards.contains(&self.config.number) || gang.cards.len() < 2 {
+        if !gang.cards.contains_key(&self.config.number) || gang.cards.len() < 2 {
             return wrong("this card and at least one other must be among them");
         }
         if spec.share_group.is_some() {
             return wrong("a share group shares one card");
         }
-        if self.turns.view(gang.id).is_some() {
+        if self.turns.view(gang.number).is_some() {
             return wrong("another tenant has the same number");
         }
         Ok(())
@@ -31,7 +31,7 @@ impl Core {
         let gang = self.tenants.get(&id).and_then(|tenant| tenant.spec.gang.clone());
         if let Some(gang) = gang {
             let now = self.now();
-            let has_joined = self.turns.join(gang.id, id, &gang.cards, now);
+            let has_joined = self.turns.join(gang.number, id, &gang.card_numbers(), now);
             debug_assert!(has_joined, "the cards were checked");
             self.follow_up();
         }

@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::types::{Action, SessionId};
-use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_HANDOVER};
+use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_GANGS, VERSION_HANDOVER};
 use gang::GangOrder;
 use sched::turns::Order;
 use std::collections::BTreeMap;
@@ -144,9 +144,12 @@ impl Core {
     fn recall(&mut self, tenant: TenantId) {
         let sessions: Vec<_> = self.sessions_of(tenant).collect();
         for id in sessions {
-            if let Some(turn) = self.sessions.get(&id).and_then(|session| session.run) {
+            let open = self.sessions.get(&id).and_then(|session| Some((session.run?, session.version)));
+            if let Some((turn, version)) = open {
                 tracing::trace!(session = id.0, turn, "a turn is recalled");
-                self.send(id, FromOwner::Stop { card: 0, turn });
+                let drains = version >= VERSION_GANGS && self.turns.gang_of(tenant).is_some();
+                let (stop, drain) = (FromOwner::Stop { card: 0, turn }, FromOwner::Drain { card: 0, turn });
+                self.send(id, if drains { drain } else { stop });
             }
         }
         self.look_whether_ended(tenant);

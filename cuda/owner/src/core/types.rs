@@ -1,12 +1,12 @@
 //! Events and actions of the owner's state machine.
 
+use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
-use gang::{CardId, GangId, Message};
+use gang::{CardId, Message};
 use owner_driver::Memory;
 use owner_host::LinkEvent;
 use sched::VgpuParams;
 use sched::groups::Sharing;
-use std::collections::BTreeSet;
 use vram::{Limits, TenantId};
 
 /// A process's connection, as numbered by the server. Numbers are never reused.
@@ -49,16 +49,7 @@ pub struct TenantSpec {
     /// Group of tenants whose programs may use the card at the same time.
     pub share_group: Option<ShareGroup>,
     /// The tenant's cards, if it has several.
-    pub gang: Option<GangSpec>,
-}
-
-/// The cards of a tenant with several cards.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct GangSpec {
-    /// Number of the tenant, which is the same on all of its cards.
-    pub id: GangId,
-    /// The cards, including this one.
-    pub cards: BTreeSet<CardId>,
+    pub gang: Option<Gang>,
 }
 
 /// A tenant's group.

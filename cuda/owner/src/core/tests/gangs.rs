@@ -4,6 +4,7 @@
 //! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.
 
 use super::*;
+use cuda_control::Gang;
 use cuda_protocol::{Hello, VERSION, VERSION_CONCURRENT};
 use gang::{GangId, Message};
 use owner_host::LinkEvent;
@@ -63,12 +64,16 @@ fn number(card: usize) -> CardId {
 /// Tenants: name, cards, weight.
 type Tenants = &'static [(&'static str, &'static [usize], u32)];
 
+fn gang_of(id: u32, cards: impl Iterator<Item = u32>) -> Gang {
+    Gang { number: GangId(id), cards: cards.map(|card| (CardId(card), Default::default())).collect() }
+}
+
 fn core(card: usize, seed: u32, tenants: Tenants) -> Core {
     let config = CardConfig { number: number(card), chunk_bytes: CHUNK, ..CardConfig::new(16 * CHUNK) };
     let mut core = Core::new(config, seed).expect("in bounds");
     for (id, (name, cards, weight)) in (1..).zip(tenants) {
         if cards.contains(&card) {
-            let gang = GangSpec { id: GangId(id), cards: cards.iter().map(|&card| number(card)).collect() };
+            let gang = gang_of(id, cards.iter().map(|&card| card as u32));
             let gang = Some(gang).filter(|gang| gang.cards.len() > 1);
             let time = sched::VgpuParams::weight(*weight);
             core.add_tenant(TenantSpec { gang, time, ..spec(name, 8, Limits::default()) }).expect("valid");
@@ -146,7 +151,7 @@ impl Host {
         let Some(rank) = ranks.into_iter().find(|rank| rank.session == session) else { return };
         match message {
             FromOwner::Run(run) => (rank.gate, rank.has_told) = (Gate::Open(run.turn), false),
-            FromOwner::Stop { turn, .. } => rank.gate = Gate::Closing(*turn, 0),
+            FromOwner::Stop { turn, .. } | FromOwner::Drain { turn, .. } => rank.gate = Gate::Closing(*turn, 0),
             FromOwner::Step(run) => {
                 assert!(self.version > VERSION_CONCURRENT, "the library knows no steps");
                 assert_eq!(rank.gate, Gate::Closed, "a step at an open gate");
@@ -362,8 +367,7 @@ fn earlier_libraries_get_no_steps() {
 #[test]
 fn impossible_cards_are_refused() {
     let mut core = core(0, 4, PAIR);
-    let gang =
-        |cards: &[u32], id: u32| GangSpec { id: GangId(id), cards: cards.iter().map(|&card| CardId(card)).collect() };
+    let gang = |cards: &[u32], id: u32| gang_of(id, cards.iter().copied());
     for gang in [gang(&[0], 9), gang(&[1, 2], 9), gang(&[0, 1], 1)] {
         let refused = core.add_tenant(TenantSpec { gang: Some(gang), ..spec("x", 8, Limits::default()) });
         assert!(matches!(refused, Err(TenantError::Cards(..))), "{refused:?}");

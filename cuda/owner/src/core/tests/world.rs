@@ -287,7 +287,7 @@ impl World {
                 assert_eq!(program.quiet.take(), Some(order));
             }
             // No tenant has several cards here.
-            FromOwner::Step(_) => {}
+            FromOwner::Step(_) | FromOwner::Drain { .. } => {}
             FromOwner::Run(run) => program.run = Some(run),
             FromOwner::Stop { card, turn } => {
                 let usage = Usage { busy_ns: u64::MAX, copy_ns: 5, launches: 3 };
