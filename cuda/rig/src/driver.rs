@@ -14,8 +14,11 @@ macro_rules! function {
 
 mod arrays;
 mod nodes;
+mod objects;
 mod peers;
 mod registered;
+
+pub use objects::Objects;
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
