@@ -63,6 +63,16 @@ impl Access {
         Self { kind: 1, id: device, flags: 3 }
     }
 
+    /// Returns card `device` without access.
+    pub fn none_of(device: c_int) -> Self {
+        Self::none(1, device)
+    }
+
+    /// Returns the card of a location that is a card.
+    pub fn device(&self) -> Option<c_int> {
+        self.is_device().then_some(self.id)
+    }
+
     /// Returns a location without access.
     pub fn none(kind: c_int, id: c_int) -> Self {
         Self { kind, id, flags: 0 }
@@ -145,6 +155,8 @@ calls! {
     ctx_get_current = cuCtxGetCurrent(context: *mut Object);
     ctx_set_current = cuCtxSetCurrent(context: Object);
     ctx_get_device = cuCtxGetDevice(device: *mut c_int);
+    ctx_enable_peer_access = cuCtxEnablePeerAccess(peer: Object, flags: u32);
+    ctx_disable_peer_access = cuCtxDisablePeerAccess(peer: Object);
     ctx_synchronize = cuCtxSynchronize();
     mem_get_info = cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     mem_free = cuMemFree_v2(address: Address);
@@ -166,6 +178,7 @@ calls! {
     mem_release = cuMemRelease(handle: Handle);
     mem_pool_create = cuMemPoolCreate(pool: *mut Object, property: *const c_void);
     mem_pool_destroy = cuMemPoolDestroy(pool: Object);
+    mem_pool_set_access = cuMemPoolSetAccess(pool: Object, access: *const Access, count: usize);
     mem_address_reserve = cuMemAddressReserve(address: *mut Address, bytes: usize, align: usize, at: Address, flags: u64);
     mem_address_free = cuMemAddressFree(address: Address, bytes: usize);
     mem_map = cuMemMap(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64);
@@ -217,6 +230,7 @@ calls! {
     graph_mem_attribute = cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut c_void);
     graph_mem_trim = cuDeviceGraphMemTrim(device: c_int);
     stream_is_capturing = cuStreamIsCapturing(stream: Object, status: *mut c_int);
+    stream_get_ctx = cuStreamGetCtx(stream: Object, context: *mut Object);
     stream_query = cuStreamQuery(stream: Object);
     stream_query_per_thread = cuStreamQuery_ptsz(stream: Object);
     stream_destroy = cuStreamDestroy_v2(stream: Object);

@@ -65,6 +65,12 @@ impl Stream {
         self.thread != 0
     }
 
+    /// Returns true for the default streams, which each context has.
+    #[inline]
+    pub fn is_default(self) -> bool {
+        self.handle <= PER_THREAD_HANDLE
+    }
+
     /// Returns true if this thread can refer to the stream. It cannot query another thread's per-thread stream, or
     /// record an event in it.
     #[inline]

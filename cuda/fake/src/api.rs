@@ -277,11 +277,7 @@ api! {
         if named(device).is_err() {
             return INVALID_VALUE;
         }
-        let of = |found: memory::Found| {
-            let own = found.tier == Tier::Host || found.device == device;
-            if own { found.access as u64 } else { 0 }
-        };
-        put(flags, memory::find(at).map(of).ok_or(INVALID_VALUE))
+        put(flags, memory::access_of(at, device).map(|(_, access)| access as u64).ok_or(INVALID_VALUE))
     }
     initialised cuMemExportToShareableHandle(to: *mut c_int, handle: u64, kind: c_int, _flags: u64) {
         if kind != 1 {
@@ -352,14 +348,14 @@ api! {
         all[13] = bytes;
         put(parameters, Ok(all))
     }
-    initialised cuDeviceGetGraphMemAttribute(_device: c_int, attribute: c_int, value: *mut u64) {
+    initialised cuDeviceGetGraphMemAttribute(device: c_int, attribute: c_int, value: *mut u64) {
         match attribute {
-            0 | 2 => put(value, Ok(work::reserved(false))),
-            1 | 3 => put(value, Ok(work::reserved(true))),
+            0 | 2 => put(value, Ok(work::reserved(device, false))),
+            1 | 3 => put(value, Ok(work::reserved(device, true))),
             _ => INVALID_VALUE,
         }
     }
-    initialised cuDeviceGraphMemTrim(_device: c_int) { work::trim() }
+    initialised cuDeviceGraphMemTrim(device: c_int) { work::trim(device) }
     context cuGraphLaunch(graph: u64, stream: u64) { work::launch(graph, stream) }
     context cuGraphDestroy(graph: u64) { work::destroy_graph(graph) }
     context cuGraphExecDestroy(graph: u64) { work::destroy_graph(graph) }

@@ -97,7 +97,7 @@ fn obey(order: Order) -> (i32, State) {
         (Order::Lock, State::Running) => {
             *state = State::Locked;
             drop(state);
-            work::finish_all();
+            work::finish_everything();
             state = lock();
             SUCCESS
         }

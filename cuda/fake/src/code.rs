@@ -12,6 +12,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::api::{any, api, context, current_card, initialised, put};
+use crate::current::{current_device, device_of};
 use crate::further;
 use crate::kernels::{KERNELS, Kernel};
 use crate::result::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
@@ -68,6 +69,11 @@ pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<
 
 /// Launches a kernel.
 unsafe fn launch(function: u64, stream: u64, parameters: *const *const u64) -> i32 {
+    // As with NVIDIA's driver, a kernel runs only on the current device.
+    match work::context_of(stream) {
+        Ok(context) if device_of(context).is_some_and(|device| device != current_device()) => return INVALID_HANDLE,
+        _ => {}
+    }
     unsafe { operation(function, parameters) }.map_or_else(|error| error, |kernel| work::submit(stream, kernel))
 }
 

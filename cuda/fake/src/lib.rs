@@ -16,6 +16,7 @@
 //! - Resets ([`card`]): a card loses all memory, and each process permanently loses its context.
 //! - The Multi-Process Service ([`mps`]): kernels of a server's clients run at the same time, and one client's illegal
 //!   access ends the contexts of all.
+//! - Access between cards ([`peers`]): work that uses memory of another card without access kills the program.
 //! - Checkpoints ([`checkpoint`]): one process suspends another and takes it off the card.
 //! - Uses of memory besides allocations ([`further`]): contexts, limits, variables of modules.
 //! - Pinned memory ([`pinned`]): registered memory of the host, and functions of the program in streams.
@@ -40,6 +41,7 @@ mod memory;
 mod mps;
 mod nvml;
 mod nvml_facts;
+mod peers;
 mod pinned;
 mod registered;
 mod space;
@@ -75,6 +77,8 @@ mod result {
     pub const INVALID_HANDLE: i32 = 400;
     pub const ECC_UNCORRECTABLE: i32 = 214;
     pub const FILE_NOT_FOUND: i32 = 301;
+    pub const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
+    pub const PEER_ACCESS_NOT_ENABLED: i32 = 705;
     pub const ILLEGAL_STATE: i32 = 401;
     pub const NOT_FOUND: i32 = 500;
     pub const NOT_READY: i32 = 600;

@@ -7,12 +7,13 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::{AsRawFd as _, IntoRawFd as _};
 use std::os::unix::fs::FileExt as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::card::{self, Allocation, Tier};
-use crate::current;
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
+use crate::{current, peers};
 
 /// An allocation that this process has. All descriptors and mappings share its file description, and therefore its
 /// lifetime.
@@ -41,11 +42,21 @@ struct Memory {
     plain: HashMap<u64, u64>,
     /// Tiers of mappings by address.
     tiers: HashMap<u64, Tier>,
+    /// Access of each device to mappings, by address.
+    access: HashMap<u64, HashMap<i32, i32>>,
     /// Contents of each allocation while the process is off the card.
     taken_off: HashMap<u64, Vec<u8>>,
 }
 
 static MEMORY: Mutex<Option<Memory>> = Mutex::new(None);
+
+/// Number of changes of mappings and of access to them.
+static GENERATION: AtomicU64 = AtomicU64::new(1);
+
+/// Returns the number of changes of mappings and of access to them.
+pub fn generation() -> u64 {
+    GENERATION.load(Ordering::SeqCst)
+}
 
 struct Locked(MutexGuard<'static, Option<Memory>>);
 
@@ -250,6 +261,8 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     let memory = memory.get();
     for (start, mapping) in memory.space.unmap(at, bytes).map_err(broken)? {
         memory.tiers.remove(&start);
+        memory.access.remove(&start);
+        GENERATION.fetch_add(1, Ordering::SeqCst);
         if let Some(physical) = memory.handles.get_mut(&mapping.handle) {
             physical.mappings -= 1;
         }
@@ -261,24 +274,43 @@ pub fn unmap(at: u64, bytes: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Sets a card's access to whole mappings. Cards cannot access each other's memory.
+/// Sets a device's access to whole mappings. The pages get the access of all devices together, and [`access_of`]
+/// distinguishes the devices.
 pub fn allow(of: i32, at: u64, bytes: u64, access: i32) -> Result<(), i32> {
-    let protection = protection(access).ok_or(INVALID_VALUE)?;
+    protection(access).ok_or(INVALID_VALUE)?;
     let mut memory = lock();
     let memory = memory.get();
-    let physical = memory.space.find(at).and_then(|(_, mapping)| memory.handles.get(&mapping.handle));
-    if physical.is_some_and(|physical| physical.tier == Tier::Device && device(physical.card) != of) {
-        return Err(NOT_SUPPORTED);
-    }
     let found = memory.space.allow(at, bytes, access).map_err(broken)?;
     for (start, mapping) in found {
+        let devices = memory.access.entry(start).or_default();
+        devices.insert(of, access);
+        let all = devices.values().fold(0, |all, access| all | access);
+        memory.space.allow(start, mapping.bytes, all).map_err(broken)?;
+        let protection = protection(all).ok_or(INVALID_VALUE)?;
         // SAFETY: the range is mapped.
         let result = unsafe { libc::mprotect(start as *mut libc::c_void, mapping.bytes as usize, protection) };
         if result != 0 {
             return Err(INVALID_VALUE);
         }
     }
+    GENERATION.fetch_add(1, Ordering::SeqCst);
     Ok(())
+}
+
+/// Returns the mapping that contains an address, as its first address and bytes, and the access of a device to it.
+pub fn access_of(at: u64, device: i32) -> Option<((u64, u64), i32)> {
+    let mut memory = lock();
+    let memory = memory.get();
+    let (start, mapping) = memory.space.find(at)?;
+    let access = memory.access.get(&start).and_then(|devices| devices.get(&device)).copied().unwrap_or(0);
+    Some(((start, mapping.bytes), access))
+}
+
+/// Sets the access of device `from` to all allocations of `cuMemAlloc` on device `to`.
+pub fn allow_plain(to: i32, from: i32, access: i32) -> Result<(), i32> {
+    let plain: Vec<(u64, u64)> = lock().get().plain.iter().map(|(at, bytes)| (*at, *bytes)).collect();
+    let of_device = plain.into_iter().filter(|(at, _)| find(*at).is_some_and(|found| found.device == to));
+    of_device.collect::<Vec<_>>().into_iter().try_for_each(|(at, bytes)| allow(from, at, bytes, access))
 }
 
 fn protection(access: i32) -> Option<libc::c_int> {
@@ -408,7 +440,9 @@ fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
     let memory = if counted { memory } else { memory.uncounted() };
     let handle = insert(memory, card.number(), Tier::Device, bytes, false, 0);
     map(at, bytes, 0, handle)?;
-    allow(device, at, bytes, 3)?;
+    for device in std::iter::once(device).chain(peers::of(device)) {
+        allow(device, at, bytes, 3)?;
+    }
     release(handle)
 }
 

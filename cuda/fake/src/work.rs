@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory, mps, registered};
+use crate::{card, current, memory, mps, peers, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -76,6 +76,8 @@ impl Op {
 /// An event: the number of its records, and the last completed record.
 #[derive(Debug, Default)]
 pub struct Event {
+    /// Device on which the event was made.
+    device: i32,
     recorded: AtomicU64,
     /// Set if the last record became part of a capture.
     captured: AtomicBool,
@@ -107,6 +109,8 @@ fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 struct Stream {
+    /// The current context when the stream was made.
+    context: u64,
     queue: SyncSender<Op>,
     /// Number of operations queued so far.
     queued: AtomicU64,
@@ -129,10 +133,10 @@ struct Work {
     streams: HashMap<u64, Stream>,
     events: HashMap<u64, Arc<Event>>,
     graphs: HashMap<u64, Vec<Op>>,
-    /// Memory that is reserved for graphs: address and size in bytes.
-    reserved: BTreeMap<u64, u64>,
-    /// Maximum number of reserved bytes so far.
-    highest: u64,
+    /// Memory that is reserved for graphs: address, size in bytes, and device.
+    reserved: BTreeMap<u64, (u64, i32)>,
+    /// Maximum number of reserved bytes of each device so far.
+    highest: HashMap<i32, u64>,
     next: u64,
 }
 
@@ -199,8 +203,12 @@ fn stream() -> Stream {
         run(op, device);
         counter.fetch_add(1, Ordering::SeqCst);
     };
-    crate::spawn("fake-stream", move || ops.into_iter().for_each(work));
-    Stream { queue, queued: AtomicU64::new(0), done, last: Arc::default(), capture: None, blocking: false }
+    crate::spawn("fake-stream", move || {
+        peers::runs_on(device);
+        ops.into_iter().for_each(work);
+    });
+    let context = current::CURRENT.get();
+    Stream { context, queue, queued: AtomicU64::new(0), done, last: Arc::default(), capture: None, blocking: false }
 }
 
 impl Work {
@@ -209,16 +217,22 @@ impl Work {
         0x10_0000 + 16 * self.next
     }
 
+    fn reserved_on(&self, device: i32) -> u64 {
+        self.reserved.values().filter(|(_, of)| *of == device).map(|(bytes, _)| bytes).sum()
+    }
+
     /// Returns the stream of a handle: 0 and 1 are the current device's default stream of all threads, 2 is the calling
     /// thread's own. While a blocking stream captures, the default stream must not be used.
     fn stream(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if handle > 2 {
             return self.streams.get_mut(&handle).ok_or(INVALID_HANDLE);
         }
-        if handle < 2 && self.streams.values().any(|stream| stream.blocking && stream.capture.is_some()) {
+        let device = current::current_device();
+        let captures = |stream: &Stream| stream.blocking && stream.capture.is_some() && stream.is_of(device);
+        if handle < 2 && self.streams.values().any(captures) {
             return Err(CAPTURE_IMPLICIT);
         }
-        let device = current::current_device() as u64;
+        let device = device as u64;
         let handle = if handle == 2 { THREAD_STREAM.with(|own| *own) + device } else { device };
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
@@ -243,6 +257,11 @@ impl Sent {
 }
 
 impl Stream {
+    /// Returns true if the stream belongs to a device.
+    fn is_of(&self, device: i32) -> bool {
+        current::device_of(self.context).unwrap_or(0) == device
+    }
+
     /// Accepts work: adds it to the capture, or prepares it for the queue.
     fn push(&mut self, op: Op) -> Option<Sent> {
         match (&mut self.capture, op) {
@@ -362,15 +381,26 @@ pub fn is_done(handle: u64) -> Result<bool, i32> {
     })
 }
 
-/// Waits for all streams. It invalidates a capture in any thread mode.
+/// Waits for all streams of the current device. It invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
+    let device = current::current_device();
+    finish_streams(|stream| stream.is_of(device))
+}
+
+/// Waits for all streams of the process.
+pub fn finish_everything() -> i32 {
+    finish_streams(|_| true)
+}
+
+fn finish_streams(which: impl Fn(&Stream) -> bool) -> i32 {
     let ends = with(|work| {
         let mut broken = false;
-        for capture in work.streams.values_mut().filter_map(|s| s.capture.as_mut()) {
+        for capture in work.streams.values_mut().filter(|s| which(s)).filter_map(|s| s.capture.as_mut()) {
             capture.broken = true;
             broken = true;
         }
-        if broken { None } else { Some(work.streams.values().map(Stream::end).collect::<Vec<_>>()) }
+        let all = || work.streams.values().filter(|s| which(s)).map(Stream::end).collect::<Vec<_>>();
+        if broken { None } else { Some(all()) }
     });
     let Some(ends) = ends else { return CAPTURE_UNSUPPORTED };
     for (sent, event, record) in ends {
@@ -378,6 +408,11 @@ pub fn finish_all() -> i32 {
         event.wait(record);
     }
     SUCCESS
+}
+
+/// Returns the context of a stream.
+pub fn context_of(handle: u64) -> Result<u64, i32> {
+    with(|work| work.stream(handle).map(|stream| stream.context))
 }
 
 /// Returns the state of a stream's capture: 0 none, 1 active, 2 lost.
@@ -481,26 +516,29 @@ pub fn upload(graph: u64) -> i32 {
             return error;
         }
         with(|work| {
-            work.reserved.insert(at, bytes);
-            work.highest = work.highest.max(work.reserved.values().sum());
+            let device = current::current_device();
+            work.reserved.insert(at, (bytes, device));
+            let all = work.reserved_on(device);
+            let highest = work.highest.entry(device).or_default();
+            *highest = all.max(*highest);
         });
     }
     SUCCESS
 }
 
-/// Returns the bytes reserved for graphs: the current number, or the maximum.
-pub fn reserved(highest: bool) -> u64 {
-    with(|work| if highest { work.highest } else { work.reserved.values().sum() })
+/// Returns a device's bytes reserved for graphs: the current number, or the maximum.
+pub fn reserved(device: i32, highest: bool) -> u64 {
+    with(|work| if highest { work.highest.get(&device).copied().unwrap_or(0) } else { work.reserved_on(device) })
 }
 
-/// Releases the memory that is reserved for graphs, if no graph is running.
-pub fn trim() -> i32 {
-    match finish_all() {
+/// Releases a device's memory that is reserved for graphs, if no graph is running.
+pub fn trim(device: i32) -> i32 {
+    match finish_everything() {
         SUCCESS => {}
         error => return error,
     }
-    let all = with(|work| std::mem::take(&mut work.reserved));
-    for (at, bytes) in all {
+    let all: Vec<_> = with(|work| work.reserved.extract_if(.., |_, (_, of)| *of == device).collect());
+    for (at, (bytes, _)) in all {
         if let Err(error) = memory::unmap(at, bytes) {
             return error;
         }
@@ -549,7 +587,7 @@ pub fn launch(graph: u64, handle: u64) -> i32 {
 pub fn event() -> u64 {
     with(|work| {
         let id = work.id();
-        work.events.insert(id, Arc::default());
+        work.events.insert(id, Arc::new(Event { device: current::current_device(), ..Event::default() }));
         id
     })
 }
@@ -566,6 +604,10 @@ fn find(event: u64) -> Result<Arc<Event>, i32> {
 /// Records an event in a stream.
 pub fn record(event: u64, stream: u64) -> i32 {
     match find(event) {
+        // As with NVIDIA's driver, an event and the stream that records it belong to one device.
+        Ok(found) if context_of(stream).ok().and_then(current::device_of).is_some_and(|of| of != found.device) => {
+            INVALID_HANDLE
+        }
         Ok(found) => {
             let captured = capturing(stream).is_ok_and(|status| status != 0);
             found.captured.store(captured, Ordering::SeqCst);

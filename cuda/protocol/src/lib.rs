@@ -187,8 +187,12 @@ pub const RECLAIM_MS: u64 = 20;
 /// Interval at which a tenant tries to reach its owner again, in milliseconds.
 pub const RECONNECT_MS: u64 = 200;
 
-/// Environment variable with the path of the owner's socket. Without it the library only forwards calls.
+/// Environment variable with the path of the owner's socket. Without it the library only forwards calls. For a program
+/// with several cards it has the path of each owner's socket, in the order of the program's devices, with
+/// [`SOCKET_SEPARATOR`] between them.
 pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
+/// Separates the sockets in [`SOCKET_VARIABLE`].
+pub const SOCKET_SEPARATOR: u8 = b':';
 /// Environment variable with the name of the tenant.
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.

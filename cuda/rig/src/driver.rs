@@ -16,6 +16,7 @@ mod arrays;
 mod names;
 mod nodes;
 mod objects;
+mod peers;
 mod registered;
 
 pub use objects::Objects;

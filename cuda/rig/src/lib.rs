@@ -5,12 +5,13 @@
 //! requests, moves chunks at random, and ends turns, without any policy. [`calls`] measures single calls, and [`stall`]
 //! stops a program's replies. [`neighbour`] is an honest program that reports its progress, and [`raw`] is a client
 //! without the library; tests with hostile programs use both. [`runtime`] is NVIDIA's CUDA runtime on top of one of the
-//! libraries. [`attack`] makes system calls in the driver's process.
+//! libraries. [`cards`] uses several cards in one program. [`attack`] makes system calls in the driver's process.
 //!
 //! This crate does not make the decisions of a card's owner.
 
 pub mod attack;
 pub mod calls;
+pub mod cards;
 mod driver;
 pub mod neighbour;
 pub mod nvml;

@@ -5,6 +5,7 @@
 
 use std::sync::OnceLock;
 
+use crate::driver::Address;
 use crate::memory::Operations;
 use crate::process::Once;
 use crate::settings::Settings;
@@ -17,6 +18,7 @@ mod loader;
 mod lookup;
 mod memory;
 mod nvml;
+mod peers;
 mod start;
 mod stubs;
 
@@ -29,9 +31,16 @@ fn shim() -> &'static Shim {
     SHIM.get_or_init(|| Shim::new(Settings::read()))
 }
 
-/// Returns the program's memory.
+/// Returns the program's memory on the card of the current context.
 fn memory() -> Operations<'static> {
-    shim().memory()
+    let shim = shim();
+    shim.memory(shim.current())
+}
+
+/// Returns the program's memory on the card that has an address.
+fn memory_at(address: Address) -> Operations<'static> {
+    let shim = shim();
+    shim.memory(shim.of_address(address))
 }
 
 /// Creates the shim before its first use. Returns `None` in a child of a process that forked while it was creating the

@@ -11,15 +11,16 @@ use std::time::{Duration, Instant};
 
 use cuda_protocol::{
     CardInfo, EARLY_US, End, FromOwner, FromTenant, LinkError, RECLAIM_MS, RECONNECT_MS, Run, VERSION_CONCURRENT,
-    VERSION_HANDOVER,
+    VERSION_HANDOVER, Welcome,
 };
 
 use crate::descriptors::{ChunkDescriptor, Connection};
 use crate::driver::{self, SUCCESS};
 use crate::link::{self, Answer, Terms};
-use crate::log::report;
+use crate::log::{self, report};
+use crate::memory::Operations;
 use crate::pace::{Left, RunAhead};
-use crate::shim::Shim;
+use crate::shim::{Card, Shim, Start};
 use crate::{gate, process};
 
 /// Time for which empty chunks are cached, unless the owner requests them.
@@ -34,43 +35,85 @@ const RECLAIM_LOOK: Duration = Duration::from_millis(1);
 // slice may be idle, 300 us.
 const POLL_OVERTIME: Duration = Duration::from_micros(300);
 
-/// Connects to the owner on the first call, and initialises the driver with `init`, which gets the tenant's cards.
+/// Connects to the owners on the first call, and initialises the driver with `init`, which gets the tenant's cards.
 /// Returns the result of `init`.
 pub fn start(shim: &'static Shim, init: impl FnOnce(&[CardInfo]) -> c_int) -> c_int {
-    let link = &shim.link;
-    let has_started = || link.started.load(Ordering::SeqCst);
     // A child of a process that was initialising the driver cannot initialise it.
-    let Some(mut refused) = link.refused.take() else { return driver::NOT_INITIALIZED };
-    if let Some(terms) = link.terms() {
-        return if has_started() { init(&terms.cards) } else { driver::SYSTEM_NOT_READY };
+    let Some(mut state) = shim.start.take() else { return driver::NOT_INITIALIZED };
+    if *state == Start::Connected {
+        let terms = shim.cards().filter_map(|card| card.link.terms());
+        let cards: Vec<CardInfo> = terms.flat_map(|terms| terms.cards.iter().cloned()).collect();
+        return if shim.has_started() { init(&cards) } else { driver::SYSTEM_NOT_READY };
     }
-    if *refused {
+    if *state == Start::Refused {
         return driver::SYSTEM_NOT_READY;
     }
-    match link::connect(&shim.settings, link.hello(&shim.settings, false)) {
-        Ok((connection, welcome)) => {
-            let result = init(&welcome.cards);
-            if result != SUCCESS {
-                return result;
+    let connected = match connect(shim) {
+        Ok(connected) => connected,
+        Err(reason) => {
+            let line = format!("gpu-mediator: libcuda: {reason}\n");
+            // A list of sockets has more ways to be wrong, and the program reports only CUDA's error 802.
+            if !shim.is_single() || log::wanted() {
+                log::write(&line);
             }
-            let devices = devices(&welcome.cards);
-            link.set_terms(Terms { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices });
-            shim.gate.close(gate::NO_SLICE, None);
-            let connection = Arc::new(connection);
-            link.set_connection(Some(&connection));
-            let version = welcome.version;
-            tell_concurrency(&connection, version, shim.settings.mps);
-            match process::spawn("gpu-mediator", move || serve(shim, connection, version)) {
-                Ok(()) => link.started.store(true, Ordering::SeqCst),
-                Err(error) => report!("no thread could be started: {error}"),
-            }
+            *state = Start::Refused;
+            return driver::SYSTEM_NOT_READY;
         }
-        Err(error) => {
-            report!("the owner cannot be reached: {error}");
-            *refused = true;
+    };
+    let cards: Vec<CardInfo> = connected.iter().flat_map(|(_, welcome)| welcome.cards.clone()).collect();
+    let result = init(&cards);
+    if result != SUCCESS {
+        return result;
+    }
+    *state = Start::Connected;
+    let mut ready = Vec::new();
+    for (card, (connection, welcome)) in shim.cards().zip(connected) {
+        let (version, devices) = (welcome.version, devices(&welcome.cards));
+        card.link.set_terms(Terms { chunk_bytes: welcome.chunk_bytes, cards: welcome.cards, devices });
+        card.gate.close(gate::NO_SLICE, None);
+        let connection = Arc::new(connection);
+        card.link.set_connection(Some(&connection));
+        tell_concurrency(&connection, version, shim.settings.mps);
+        ready.push((card, connection, version));
+    }
+    // A thread may need the terms of all cards.
+    for (card, connection, version) in ready {
+        if let Err(error) = process::spawn("gpu-mediator", move || serve(shim, card, connection, version)) {
+            report!("no thread could be started: {error}");
+            return driver::SYSTEM_NOT_READY;
         }
     }
-    if has_started() { SUCCESS } else { driver::SYSTEM_NOT_READY }
+    shim.started.store(true, Ordering::SeqCst);
+    SUCCESS
+}
+
+/// Connects to the owner of each card. Returns the connections with the owners' terms, or the reason why the program
+/// cannot start.
+fn connect(shim: &Shim) -> Result<Vec<(Connection, Welcome)>, String> {
+    if let Some(fault) = shim.settings.fault() {
+        return Err(fault);
+    }
+    let mut connected: Vec<(Connection, Welcome)> = Vec::new();
+    for (card, socket) in shim.cards().zip(&shim.settings.sockets) {
+        let hello = card.link.hello(&shim.settings, false);
+        let (connection, welcome) = link::connect(socket, hello).map_err(|error| match shim.is_single() {
+            true => format!("the owner cannot be reached: {error}"),
+            false => format!("the owner at {} cannot be reached: {error}", socket.display()),
+        })?;
+        let same = |known: &(Connection, Welcome)| welcome.cards.iter().any(|new| names(&known.1, new));
+        if let Some(at) = connected.iter().position(same) {
+            let other = shim.settings.sockets[at].display();
+            let what = "expected the sockets of different cards";
+            return Err(format!("the owners at {other} and {} have the same card, {what}", socket.display()));
+        }
+        connected.push((connection, welcome));
+    }
+    Ok(connected)
+}
+
+/// Returns true if an owner has a card.
+fn names(welcome: &Welcome, card: &CardInfo) -> bool {
+    welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
 /// Tells the owner that this process is a client of an MPS server, so that its work can run concurrently with that of
@@ -141,8 +184,16 @@ struct Reclaim {
     looked: Instant,
 }
 
+/// A relocation in progress.
+struct Order {
+    number: u32,
+    /// True if the program is quiet on all its cards, and not only on the card of the relocation.
+    all: bool,
+}
+
 struct Agent {
     shim: &'static Shim,
+    card: &'static Card,
     connection: Arc<Connection>,
     /// Time at which empty chunks were last returned.
     tidied: Instant,
@@ -152,11 +203,11 @@ struct Agent {
     /// Time until which a slice is expected to begin.
     soon: Option<Instant>,
     turn: Option<Turn>,
-    order: Option<u32>,
+    order: Option<Order>,
 }
 
-/// Carries out the owner's orders until the process ends.
-fn serve(shim: &'static Shim, connection: Arc<Connection>, version: u16) {
+/// Carries out the orders of a card's owner until the process ends.
+fn serve(shim: &'static Shim, card: &'static Card, connection: Arc<Connection>, version: u16) {
     // A capture in another thread must not restrict this thread.
     let mut mode = 2;
     // SAFETY: the pointer is valid. The call of `prctl` makes this thread's waits end on time instead of up to 50 us
@@ -166,7 +217,8 @@ fn serve(shim: &'static Shim, connection: Arc<Connection>, version: u16) {
         libc::prctl(libc::PR_SET_TIMERSLACK, 1);
     }
     let tidied = Instant::now();
-    let mut agent = Agent { shim, connection, tidied, reclaim: None, version, soon: None, turn: None, order: None };
+    let mut agent =
+        Agent { shim, card, connection, tidied, reclaim: None, version, soon: None, turn: None, order: None };
     loop {
         if let Err(error) = agent.run() {
             report!("the connection to the owner ended: {error}");
@@ -180,7 +232,7 @@ impl Agent {
     fn run(&mut self) -> Result<(), LinkError> {
         loop {
             if self.ready()? {
-                let expects = self.order.is_some() || self.shim.link.any_requests();
+                let expects = self.order.is_some() || self.card.link.any_requests();
                 let (message, descriptors) = self.connection.receive_with_descriptors(expects)?;
                 self.obey(message, descriptors)?;
             }
@@ -196,8 +248,8 @@ impl Agent {
         let is_measured = self.turn.as_ref().is_some_and(|turn| turn.run.run_ahead_us > 0);
         if self.tidied.elapsed() >= if is_measured { 2 * EMPTY_CHUNK_RETENTION } else { EMPTY_CHUNK_RETENTION } {
             self.tidied = Instant::now();
-            self.shim.contexts.bind();
-            self.shim.memory().tidy();
+            self.card.contexts.bind();
+            self.memory().tidy();
         }
     }
 
@@ -206,8 +258,8 @@ impl Agent {
         let Some(reclaim) = self.reclaim.as_mut().filter(|reclaim| reclaim.looked.elapsed() >= RECLAIM_LOOK) else {
             return Ok(());
         };
-        self.shim.contexts.bind();
-        let is_all = self.shim.memory().give_up_empty();
+        self.card.contexts.bind();
+        let is_all = self.shim.memory(self.card).give_up_empty();
         reclaim.looked = Instant::now();
         let waited = reclaim.since.elapsed();
         let is_late = waited >= Duration::from_millis(RECLAIM_MS);
@@ -228,7 +280,7 @@ impl Agent {
         }
         self.soon = None;
         let timeout = match &self.turn {
-            Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(&self.shim.pacing.run_ahead),
+            Some(turn) if turn.run.run_ahead_us > 0 => turn.next_look(&self.card.pacing.run_ahead),
             _ => EMPTY_CHUNK_RETENTION,
         };
         let timeout = if self.reclaim.is_some() { timeout.min(RECLAIM_LOOK) } else { timeout };
@@ -245,14 +297,14 @@ impl Agent {
     }
 
     fn obey(&mut self, message: FromOwner, descriptors: Vec<ChunkDescriptor>) -> Result<(), LinkError> {
-        let link = &self.shim.link;
+        let link = &self.card.link;
         match message {
             FromOwner::Granted { request, chunks, more } => link.answer(request, |mut parts| {
                 parts.extend(chunks.into_iter().zip(descriptors));
                 if more {
                     Answer::Waiting(parts)
                 } else {
-                    self.shim.memory().arriving();
+                    self.memory().arriving();
                     Answer::Granted(parts)
                 }
             }),
@@ -263,29 +315,26 @@ impl Agent {
             }
             FromOwner::Quiesce { order, patience_us } => self.quiesce(order, patience_us)?,
             FromOwner::Redirect { order, moves } => {
-                self.shim.contexts.bind();
-                let moved = self.shim.memory().redirect(moves.into_iter().zip(descriptors).collect());
+                self.card.contexts.bind();
+                let moved = self.memory().redirect(moves.into_iter().zip(descriptors).collect());
                 self.connection.send(&FromTenant::Redirected { order, moved }, &[])?;
             }
-            FromOwner::Resume { .. } => {
-                self.order = None;
-                self.open(gate::ORDER);
-            }
+            FromOwner::Resume { .. } => self.end_order(),
             FromOwner::Run(run) => {
                 let now = Instant::now();
-                self.shim.pacing.run_ahead.bound(run.run_ahead_us);
+                self.card.pacing.run_ahead.bound(run.run_ahead_us);
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.soon = None;
-                self.open(gate::NO_SLICE);
+                self.open(self.card, gate::NO_SLICE);
             }
             FromOwner::Step(run) => {
                 let now = Instant::now();
-                self.shim.pacing.run_ahead.bound(run.run_ahead_us);
+                self.card.pacing.run_ahead.bound(run.run_ahead_us);
                 // Without idle time, the end of the work is not predicted.
                 let run = Run { idle_us: 0, ..run };
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
-                self.return_chunks(gate::NO_SLICE);
-                self.shim.gate.step(STEP_TIMEOUT);
+                self.return_chunks(self.card, gate::NO_SLICE);
+                self.card.gate.step(STEP_TIMEOUT);
                 self.stop()?;
             }
             FromOwner::Drain { card, turn } => {
@@ -302,7 +351,7 @@ impl Agent {
             FromOwner::Soon { in_us, .. } => {
                 let time = Duration::from_micros(in_us.into()) + POLL_OVERTIME;
                 self.soon = Some(Instant::now() + time);
-                self.shim.gate.soon(time);
+                self.card.gate.soon(time);
             }
             FromOwner::Yield { card, turn } => {
                 if let Some(known) = self.turn.as_mut().filter(|t| t.run.turn == turn && t.run.card == card) {
@@ -310,8 +359,8 @@ impl Agent {
                 }
             }
             FromOwner::Reclaim { order } => {
-                self.shim.contexts.bind();
-                self.shim.memory().begin_to_empty();
+                self.card.contexts.bind();
+                self.memory().begin_to_empty();
                 let since = Instant::now();
                 self.reclaim = Some(Reclaim { since, order: Some(order), looked: since - RECLAIM_LOOK });
             }
@@ -339,19 +388,19 @@ impl Agent {
             return self.stop();
         }
         let lead = Duration::from_micros(run.idle_us.into());
-        if turn.yields && self.shim.pacing.run_ahead.awaits_result(&self.shim.captures, lead) {
+        if turn.yields && self.card.pacing.run_ahead.awaits_result(&self.shim.captures, lead) {
             return self.stop();
         }
         let idle = u64::from(run.idle_us);
-        if self.shim.pacing.run_ahead.is_quiet(&self.shim.captures)
+        if self.card.pacing.run_ahead.is_quiet(&self.shim.captures)
             && idle > 0
-            && now.duration_since(turn.began).min(self.shim.pacing.run_ahead.idle()) >= Duration::from_micros(idle)
+            && now.duration_since(turn.began).min(self.card.pacing.run_ahead.idle()) >= Duration::from_micros(idle)
         {
             return self.stop();
         }
         if passed(turn.reported, run.report_us) {
             turn.reported = now;
-            let usage = self.shim.pacing.run_ahead.take_usage();
+            let usage = self.card.pacing.run_ahead.take_usage();
             self.connection.send(&FromTenant::Used { card: run.card, turn: run.turn, usage }, &[])?;
         }
         Ok(())
@@ -361,18 +410,18 @@ impl Agent {
         let Some(turn) = self.turn.take() else { return Ok(()) };
         // Waking all threads that wait for the end takes about as long as the tolerated idle time.
         let lead = Duration::from_micros(turn.run.idle_us.into());
-        self.shim.gate.close(gate::NO_SLICE, None);
+        self.card.gate.close(gate::NO_SLICE, None);
         // Check that the driver has no work left after the measured work.
-        if !self.approach_end(&turn.run, lead) || !self.shim.pacing.run_ahead.is_measured() {
-            self.shim.drain(None);
+        if !self.approach_end(&turn.run, lead) || !self.card.pacing.run_ahead.is_measured() {
+            self.shim.drain(self.card, None);
         }
-        let usage = self.shim.pacing.run_ahead.take_usage();
-        let (card, waiting) = (turn.run.card, self.shim.gate.is_held());
+        let usage = self.card.pacing.run_ahead.take_usage();
+        let (card, waiting) = (turn.run.card, self.card.gate.is_held());
         self.connection.send(&FromTenant::Stopped { card, turn: turn.run.turn, usage, waiting }, &[])?;
         // Wait for work that ends slightly later, so that its measured length does not include the other tenants'
         // slices.
-        let _ = self.shim.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
-        if !waiting && self.shim.gate.is_told() {
+        let _ = self.card.pacing.sees_end(&self.shim.captures, POLL_OVERTIME, Duration::ZERO);
+        if !waiting && self.card.gate.is_told() {
             // A thread may have sent its own message before `Stopped`, in which case the owner ignores it.
             self.connection.send(&FromTenant::Waiting { card }, &[])?;
         }
@@ -381,16 +430,43 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        if self.shim.gate.close(gate::ORDER, Some(deadline)) && self.shim.drain(Some(deadline)) {
+        // An owner that sends two orders in a row gets the first order's end.
+        self.end_order();
+        let all = self.shim.cross.begin(self.card.number);
+        self.order = Some(Order { number: order, all });
+        let quiet =
+            |user: &Card| user.gate.close(self.reason(user), Some(deadline)) && self.shim.drain(user, Some(deadline));
+        if self.shim.users(self.card, all).all(quiet) {
             // All work has ended. Return the empty chunks, so that they need not be copied.
-            self.shim.contexts.bind();
-            self.shim.memory().begin_to_empty();
-            self.shim.memory().give_up_empty();
-            self.order = Some(order);
+            self.card.contexts.bind();
+            self.memory().begin_to_empty();
+            self.memory().give_up_empty();
             return self.connection.send(&FromTenant::Quiet { order }, &[]);
         }
-        self.open(gate::ORDER);
+        self.end_order();
         self.connection.send(&FromTenant::Busy { order }, &[])
+    }
+
+    /// Returns the reason for closing a card's gate during a relocation on this agent's card.
+    fn reason(&self, user: &Card) -> u32 {
+        if user.number == self.card.number { gate::ORDER } else { gate::order_of(self.card.number) }
+    }
+
+    /// Opens the gates that a relocation has closed.
+    fn end_order(&mut self) {
+        let Some(Order { number, all }) = self.order.take() else { return };
+        // With all cards quiet, work on another card may use the memory as soon as its gate opens.
+        if all && !self.bring(self.card) {
+            report!("memory cannot be mapped after relocation {number}");
+        }
+        for user in self.shim.users(self.card, all) {
+            self.open(user, self.reason(user));
+        }
+        self.shim.cross.end(self.card.number);
+    }
+
+    fn memory(&self) -> Operations<'static> {
+        self.shim.memory(self.card)
     }
 
     /// Announces the end of a slice's last work to the owner. Returns true if the message was sent.
@@ -407,12 +483,12 @@ impl Agent {
             return false;
         }
         loop {
-            match self.shim.pacing.run_ahead.left(&self.shim.captures) {
+            match self.card.pacing.run_ahead.left(&self.shim.captures) {
                 Left::About(_) | Left::Nothing if self.shim.captures.any() => return false,
-                Left::Nothing => return self.shim.pacing.run_ahead.is_measured(),
+                Left::Nothing => return self.card.pacing.run_ahead.is_measured(),
                 Left::About(left) if left <= lead => {
                     return self.announce(run, left)
-                        && self.shim.pacing.sees_end(
+                        && self.card.pacing.sees_end(
                             &self.shim.captures,
                             left + POLL_OVERTIME,
                             Duration::from_micros(EARLY_US.into()),
@@ -426,69 +502,78 @@ impl Agent {
 
     /// Lets the program run without an owner.
     fn alone(&mut self) {
-        self.shim.link.set_connection(None);
+        self.card.link.set_connection(None);
         // From now on, messages from other threads fail immediately. SAFETY: the connection owns this open descriptor.
         unsafe { libc::shutdown(self.connection.as_fd().as_raw_fd(), libc::SHUT_RDWR) };
-        (self.turn, self.order, self.soon, self.reclaim) = (None, None, None, None);
-        self.shim.pacing.run_ahead.bound(0);
-        self.shim.link.abandon_requests();
-        self.open(gate::NO_SLICE | gate::ORDER);
+        (self.turn, self.soon, self.reclaim) = (None, None, None);
+        self.card.pacing.run_ahead.bound(0);
+        self.card.link.abandon_requests();
+        self.end_order();
+        self.open(self.card, gate::NO_SLICE | gate::ORDER);
     }
 
     /// Connects to the owner again, and reports the chunks of this process.
     fn reconnect(&mut self) {
-        let shim = self.shim;
+        let (shim, card) = (self.shim, self.card);
+        let Some(socket) = shim.settings.sockets.get(card.number) else { return };
         loop {
             std::thread::sleep(Duration::from_millis(RECONNECT_MS));
-            let hello = shim.link.hello(&shim.settings, true);
-            let Ok((connection, welcome)) = link::connect(&shim.settings, hello) else { continue };
-            let fits =
-                |terms: &Terms| terms.chunk_bytes == welcome.chunk_bytes && terms.cards.len() == welcome.cards.len();
-            if !shim.link.terms().is_some_and(fits) {
+            let hello = card.link.hello(&shim.settings, true);
+            let Ok((connection, welcome)) = link::connect(socket, hello) else { continue };
+            let same_cards = |terms: &Terms| terms.cards.iter().all(|card| names(&welcome, card));
+            let fits = |terms: &Terms| {
+                let same_number = terms.cards.len() == welcome.cards.len();
+                terms.chunk_bytes == welcome.chunk_bytes && same_number && (shim.is_single() || same_cards(terms))
+            };
+            if !card.link.terms().is_some_and(fits) {
                 let _ = connection.send(&FromTenant::Goodbye(End::Violation), &[]);
                 continue;
             }
             let connection = Arc::new(connection);
-            shim.contexts.bind();
+            card.contexts.bind();
             tell_concurrency(&connection, welcome.version, shim.settings.mps);
-            let told = shim.memory().adopted(
+            let told = shim.memory(card).adopted(
                 |chunks, descriptors, more| {
                     let borrowed: Vec<BorrowedFd<'_>> = descriptors.iter().map(|d| d.as_fd()).collect();
                     connection.send_many(&FromTenant::Adopt { chunks, more }, &borrowed).is_ok()
                 },
-                || shim.link.reconnect(&connection),
+                || card.link.reconnect(&connection),
             );
             if told {
                 // Do not close the gate earlier, because a submission that meets the closed gate notifies the owner
                 // only once, over this connection.
-                shim.gate.close(gate::NO_SLICE, None);
+                card.gate.close(gate::NO_SLICE, None);
                 (self.connection, self.version) = (connection, welcome.version);
                 return;
             }
         }
     }
 
-    /// Removes a reason for closing the gate. If the program's work may run then, maps evicted chunks first.
-    fn open(&self, reason: u32) {
-        self.return_chunks(reason);
-        self.shim.gate.open(reason);
+    /// Removes a reason for closing a card's gate. If the program's work may run there then, maps evicted chunks first.
+    fn open(&self, card: &Card, reason: u32) {
+        self.return_chunks(card, reason);
+        card.gate.open(reason);
     }
 
-    /// Maps evicted chunks if the program's work may run without `reason`.
-    fn return_chunks(&self, reason: u32) {
+    /// Maps the evicted chunks of a card if the program's work may run there without `reason`.
+    fn return_chunks(&self, card: &Card, reason: u32) {
+        if card.gate.opens_without(reason) && !self.bring(card) {
+            report!("memory that is away cannot be mapped");
+        }
+    }
+
+    /// Maps the evicted chunks of a card. Returns true if all are mapped.
+    fn bring(&self, card: &Card) -> bool {
         // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves. After this number
         // of attempts, the program runs anyway, and faults if it accesses evicted chunks.
         const MAX_RETURN_ATTEMPTS: u32 = 1000;
-        if self.shim.gate.opens_without(reason) {
-            let mut tries = 0;
-            self.shim.contexts.bind();
-            while !self.shim.memory().bring() && tries < MAX_RETURN_ATTEMPTS {
-                tries += 1;
-                std::thread::sleep(Duration::from_millis(5));
+        card.contexts.bind();
+        for _ in 0..MAX_RETURN_ATTEMPTS {
+            if self.shim.memory(card).bring() {
+                return true;
             }
-            if tries == MAX_RETURN_ATTEMPTS {
-                report!("memory that is away cannot be mapped");
-            }
+            std::thread::sleep(Duration::from_millis(5));
         }
+        false
     }
 }

@@ -4,15 +4,17 @@
 //! library (`abi::loader`), and fills every slot with the real function. If [`cuda_protocol::SOCKET_VARIABLE`] is set
 //! in the environment, this library's own functions replace the functions that a mediator must intercept, both in the
 //! slots and in the results of `cuGetProcAddress` (`abi::lookup`). These functions share one object, the
-//! [`shim::Shim`]:
+//! [`shim::Shim`], which has a [`shim::Card`] for each owner:
 //! - memory (`memory`): allocations are backed by chunks of the owner, at addresses that never change; memory that
 //!   cannot move is counted;
-//! - submissions (`gate`, `pacing`): they wait outside the tenant's slice and while its chunks move, and the run-ahead
-//!   of each stream is bounded (`pace`, `solo_backlog`); while a stream captures (`captures`), `fences` find the end of
-//!   work;
+//! - submissions (crate `cuda-pacing`): they wait outside the tenant's slice and while its chunks move, and the
+//!   run-ahead of each stream is bounded;
 //! - the link to the owner (`link`): requests of the program's threads.
 //!
-//! One thread carries out the owner's orders (`agent`). Imports go in one direction: `abi` and `agent` import `shim`,
+//! A program with several cards can use memory of one card on another (`peers`); `cross` decides on which cards it must
+//! be quiet while memory moves.
+//!
+//! One thread for each card carries out its owner's orders (`agent`). Imports go in one direction: `abi` and `agent` import `shim`,
 //! and `shim` imports the other modules. A module gets the parts that it needs as arguments, and reports events to its
 //! caller.
 //!
@@ -27,23 +29,18 @@
 compile_error!("the stubs are written for x86-64 Linux");
 
 use cuda_driver::{calls as driver, streams, symbols};
+use cuda_pacing::{captures, contexts, events, gate, pace, pacing};
 
 mod abi;
 mod agent;
-mod captures;
-mod contexts;
+mod cross;
 mod descriptors;
-mod events;
-mod fences;
 mod fork;
-mod gate;
 mod link;
 mod log;
 mod memory;
-mod pace;
-mod pacing;
+mod peers;
 mod process;
 mod settings;
 mod shim;
-mod solo_backlog;
 mod visible;

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,6 @@ use cuda_protocol::{
 use crate::descriptors::{ChunkDescriptor, Connection};
 use crate::driver;
 use crate::log::report;
-use crate::process;
 use crate::settings::Settings;
 
 /// Time for which an allocation waits for an absent owner.
@@ -63,11 +62,7 @@ pub enum Answer {
 #[derive(Debug)]
 pub struct Link {
     terms: OnceLock<Terms>,
-    /// True if the process was refused. It does not become a tenant later.
-    pub refused: process::Lock<bool>,
-    /// Set once the thread that obeys the owner has started.
-    pub started: AtomicBool,
-    /// Random number of this process.
+    /// Random number of this process for the owner.
     instance: OnceLock<u128>,
     /// The connection, for requests.
     connection: RwLock<Option<Arc<Connection>>>,
@@ -104,14 +99,15 @@ impl Drop for Place<'_> {
     }
 }
 
-/// Connects to the owner with the first message of this process. Returns the connection and the owner's terms.
-pub fn connect(settings: &Settings, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
-    let connection = Connection::open(settings.socket.as_deref().unwrap_or(Path::new("")))?;
+/// Connects to the owner at `socket` with the first message of this process. Returns the connection and the owner's
+/// terms.
+pub fn connect(socket: &Path, hello: Hello) -> Result<(Connection, Welcome), LinkError> {
+    let connection = Connection::open(socket)?;
     connection.send(&FromTenant::Hello(hello), &[])?;
     match connection.receive()?.message {
         FromOwner::Welcome(welcome) => Ok((connection, welcome)),
         other => {
-            report!("the owner refuses this process: {other:?}");
+            report!("the owner at {} refuses this process: {other:?}", socket.display());
             Err(LinkError::Closed)
         }
     }
@@ -122,8 +118,6 @@ impl Link {
     pub fn new() -> Self {
         Self {
             terms: OnceLock::new(),
-            refused: process::Lock::new(false),
-            started: AtomicBool::new(false),
             instance: OnceLock::new(),
             connection: RwLock::new(None),
             next: AtomicU32::new(1),
@@ -155,7 +149,7 @@ impl Link {
         self.terms()?.devices.get(usize::try_from(device).ok()?).copied().flatten()
     }
 
-    /// Returns the current device with its card, if the tenant has that card.
+    /// Returns the current device with its card, if the owner has that card.
     pub fn current_card(&self) -> Option<(i32, u8)> {
         let device = driver::current_device().ok()?;
         self.card(device).map(|card| (device, card))

@@ -4,15 +4,17 @@
 //! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory that processes of a tenant share;
+//! - [`access`]: access of the program's other cards;
 //! - [`fixed`], [`foreign`], [`graphs`]: memory that the driver allocates itself, and that this library counts.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::captures::Captures;
 use crate::contexts::Contexts;
 use crate::link::Link;
 
+mod access;
 pub mod chunks;
 pub mod fixed;
 #[cfg(test)]
@@ -29,7 +31,7 @@ use chunks::ChunkMemory;
 use fixed::Fixed;
 use graphs::Graphs;
 
-/// Memory of the program.
+/// Memory of the program on one card.
 #[derive(Debug)]
 pub struct Memory {
     chunks: Mutex<ChunkMemory>,
@@ -45,6 +47,10 @@ pub struct Memory {
     graphs: Graphs,
     /// Locked by the thread that makes a handle exportable.
     pub exports: Mutex<()>,
+    /// Start and end of the region of chunks.
+    region: (AtomicU64, AtomicU64),
+    /// True once the program has memory outside the region.
+    elsewhere: AtomicBool,
 }
 
 /// The memory, with the parts of the library that operations on it need.
@@ -58,11 +64,11 @@ pub struct Operations<'a> {
 }
 
 impl Memory {
-    /// Creates a value without memory.
-    pub fn new() -> Self {
+    /// Creates a value without memory, for the program's card with this number.
+    pub fn new(card: usize) -> Self {
         let away = Arc::<AtomicUsize>::default();
         Self {
-            chunks: Mutex::new(ChunkMemory::new(Arc::clone(&away))),
+            chunks: Mutex::new(ChunkMemory::new(card, Arc::clone(&away))),
             away,
             grows: Mutex::new(()),
             arriving: AtomicU32::new(0),
@@ -70,12 +76,19 @@ impl Memory {
             fixed: Fixed::default(),
             graphs: Graphs::default(),
             exports: Mutex::new(()),
+            region: Default::default(),
+            elsewhere: AtomicBool::new(false),
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, ChunkMemory> {
+        self.chunks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<'a> Operations<'a> {
-    fn lock(self) -> MutexGuard<'a, ChunkMemory> {
-        self.memory.chunks.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Locks the memory, so that no part of it moves.
+    pub fn lock(self) -> MutexGuard<'a, ChunkMemory> {
+        self.memory.lock()
     }
 }

@@ -1,22 +1,31 @@
-//! The library's state for its program. It is one object, which the functions of `abi` and the thread of `agent` share.
-//! Other modules get the parts that they need as arguments.
+//! The library's state for its program. It is one object, which the functions of `abi` and the threads of `agent`
+//! share. Other modules get the parts that they need as arguments.
 //!
-//! UNSAFETY: binds contexts of the program to the thread.
+//! A program has one [`Card`] for each socket of its environment. A call belongs to the card of its stream, its address
+//! or its handle, or else to the card of the thread's current context. With one card, no call searches for it.
+//!
+//! UNSAFETY: binds contexts of the program to the thread, and queries the context of a stream.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::collections::HashMap;
 use std::ffi::c_int;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError, RwLock};
 use std::time::Instant;
 
 use crate::captures::Captures;
 use crate::contexts::Contexts;
-use crate::driver;
+use crate::cross::CrossAccess;
+use crate::driver::{self, Address, SUCCESS};
 use crate::gate::{self, Gate, Wake};
 use crate::link::Link;
 use crate::memory::{Memory, Operations};
 use crate::pacing::Pacing;
-use crate::process::Once;
+use crate::peers::Peers;
+use crate::process::{Lock, Once};
 use crate::settings::Settings;
+use crate::streams::Stream;
+use crate::{events, memory};
 
 /// The real libraries that are loaded.
 #[derive(Debug)]
@@ -27,18 +36,17 @@ pub struct Libraries {
     pub nvml: Once,
     /// Indices of the driver's symbols, sorted by the address of the real function.
     pub by_address: OnceLock<Vec<(usize, usize)>>,
-    /// UUIDs of the tenant's cards, from the first owner that answered an NVML query.
-    pub cards: OnceLock<Vec<[u8; 16]>>,
+    /// UUIDs of the tenant's cards, each with the position of its owner's socket, from the first owners that answered
+    /// an NVML query.
+    pub cards: OnceLock<Vec<(usize, [u8; 16])>>,
 }
 
-/// The state of the library.
+/// The program's part on one card, or on the cards of one owner.
 #[derive(Debug)]
-pub struct Shim {
-    pub settings: Settings,
-    pub libraries: Libraries,
+pub struct Card {
+    /// Position of the owner's socket in the program's list.
+    pub number: usize,
     pub gate: Gate,
-    /// Captures that the program has open.
-    pub captures: Captures,
     pub contexts: Contexts,
     /// The program's work in flight.
     pub pacing: Pacing,
@@ -46,28 +54,53 @@ pub struct Shim {
     pub link: Link,
 }
 
-impl Shim {
-    /// Returns the state of a program that has not called any function yet.
-    pub fn new(settings: Settings) -> Self {
-        let (by_address, cards) = (OnceLock::new(), OnceLock::new());
+/// State of the program's first call of `cuInit`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Start {
+    /// `cuInit` has not connected to the owners.
+    #[default]
+    Not,
+    /// The process was refused. It does not become a tenant later.
+    Refused,
+    /// The owners are connected, and the driver is initialised.
+    Connected,
+}
+
+/// The state of the library.
+#[derive(Debug)]
+pub struct Shim {
+    pub settings: Settings,
+    pub libraries: Libraries,
+    /// Captures that the program has open, on any card.
+    pub captures: Captures,
+    first: Card,
+    more: Vec<Card>,
+    pub start: Lock<Start>,
+    /// Set once the threads that obey the owners have started.
+    pub started: AtomicBool,
+    /// Access between the program's cards.
+    pub cross: CrossAccess,
+    pub peers: Peers,
+    /// Number of the card and context of each stream, for a program with several cards.
+    streams: RwLock<HashMap<u64, (usize, u64)>>,
+    /// Locked by the thread that copies memory so that it can be exported.
+    exports: Mutex<()>,
+}
+
+impl Card {
+    fn new(number: usize) -> Self {
         Self {
-            settings,
-            libraries: Libraries { driver: Once::new(), nvml: Once::new(), by_address, cards },
+            number,
             gate: Gate::new(),
-            captures: Captures::default(),
             contexts: Contexts::default(),
-            pacing: Pacing::new(),
-            memory: Memory::new(),
+            pacing: Pacing::new(number),
+            memory: Memory::new(number),
             link: Link::new(),
         }
     }
 
-    /// Returns the program's memory.
-    pub fn memory(&self) -> Operations<'_> {
-        Operations { memory: &self.memory, captures: &self.captures, contexts: &self.contexts, link: &self.link }
-    }
-
     /// Waits until the gate is open and counts this thread as inside. Returns the stripe for [`Gate::done`].
+    #[inline]
     pub fn pass(&self) -> usize {
         loop {
             if let Some(stripe) = self.gate.pass() {
@@ -85,31 +118,219 @@ impl Shim {
         }
     }
 
-    /// Waits until no work is in flight. Returns false if the deadline passes first. The gate must be closed.
-    pub fn drain(&self, deadline: Option<Instant>) -> bool {
-        self.pacing.drain(&self.captures, &self.contexts, deadline)
+    /// Records that the program has memory of this card at addresses that are not in its region.
+    pub fn memory_is_elsewhere(&self) {
+        self.memory.set_elsewhere();
     }
 
-    /// Runs `work` on a thread of the program while none of its work is in flight, with one of its contexts current.
-    pub fn drained(&self, work: impl FnOnce() -> c_int) -> c_int {
+    /// Returns true if an address belongs to the program's memory on this card.
+    fn has(&self, address: Address) -> bool {
+        self.memory.has(address)
+    }
+}
+
+impl Shim {
+    /// Returns the state of a program that has not called any function yet.
+    pub fn new(settings: Settings) -> Self {
+        let (by_address, cards) = (OnceLock::new(), OnceLock::new());
+        // A list with more sockets is refused in `cuInit`.
+        let count = settings.sockets.len().min(gate::MAX_CARDS);
+        Self {
+            settings,
+            libraries: Libraries { driver: Once::new(), nvml: Once::new(), by_address, cards },
+            captures: Captures::default(),
+            first: Card::new(0),
+            more: (1..count).map(Card::new).collect(),
+            start: Lock::new(Start::Not),
+            started: AtomicBool::new(false),
+            cross: CrossAccess::default(),
+            peers: Peers::default(),
+            streams: RwLock::default(),
+            exports: Mutex::default(),
+        }
+    }
+
+    /// Returns true if the program has one card.
+    #[inline]
+    pub fn is_single(&self) -> bool {
+        self.more.is_empty()
+    }
+
+    /// Returns the program's only or first card.
+    #[inline]
+    pub fn first(&self) -> &Card {
+        &self.first
+    }
+
+    /// Returns each card.
+    pub fn cards(&self) -> impl Iterator<Item = &Card> {
+        std::iter::once(&self.first).chain(&self.more)
+    }
+
+    /// Returns the card with a number, or the first card.
+    pub fn card(&self, number: usize) -> &Card {
+        number.checked_sub(1).and_then(|at| self.more.get(at)).unwrap_or(&self.first)
+    }
+
+    /// Returns the memory of a card.
+    #[inline]
+    pub fn memory<'a>(&'a self, card: &'a Card) -> Operations<'a> {
+        Operations { memory: &card.memory, captures: &self.captures, contexts: &card.contexts, link: &card.link }
+    }
+
+    /// Returns the card of this thread's current context, or the first card without a context.
+    #[inline]
+    pub fn current(&self) -> &Card {
+        if self.is_single() { &self.first } else { self.of_current_context() }
+    }
+
+    fn of_current_context(&self) -> &Card {
+        let found = driver::current_device().ok().and_then(|device| self.of_device(device));
+        found.unwrap_or(&self.first)
+    }
+
+    /// Runs `work` with a context of a card current in this thread, if the program has one.
+    pub fn in_context<T>(&self, card: &Card, work: impl FnOnce() -> T) -> T {
+        if self.is_single() || self.of_current_context().number == card.number {
+            return work();
+        }
         let before = driver::current_context();
-        self.gate.close(gate::EXPORT, None);
+        card.contexts.bind();
+        let result = work();
+        // SAFETY: the context was current before.
+        unsafe { driver::ctx_set_current(before) };
+        result
+    }
+
+    /// Returns the card of one of the driver's devices.
+    pub fn of_device(&self, device: c_int) -> Option<&Card> {
+        self.cards().find(|card| card.link.card(device).is_some())
+    }
+
+    /// Returns the card of a context that the program has created.
+    pub fn of_context(&self, context: u64) -> Option<&Card> {
+        self.cards().find(|card| card.contexts.knows(context))
+    }
+
+    /// Returns the card that has the memory at an address, or the card of the current context.
+    pub fn of_address(&self, address: Address) -> &Card {
+        if self.is_single() {
+            return &self.first;
+        }
+        self.cards().find(|card| card.has(address)).unwrap_or_else(|| self.of_current_context())
+    }
+
+    /// Returns the card of a handle of this library.
+    pub fn of_handle(&self, handle: driver::Handle) -> &Card {
+        self.card(memory::handles::Handles::card(handle))
+    }
+
+    /// Returns the card on which the work of a stream runs.
+    pub fn of_stream(&self, stream: Stream) -> &Card {
+        self.place_of_stream(stream).0
+    }
+
+    /// Returns the card on which the work of a stream runs, and the stream's context if it may not be current.
+    pub fn place_of_stream(&self, stream: Stream) -> (&Card, Option<u64>) {
+        // Each context has its own default streams.
+        if self.is_single() || stream.is_default() {
+            return (self.current(), None);
+        }
+        let known = self.streams.read().unwrap_or_else(PoisonError::into_inner).get(&stream.handle).copied();
+        let found = known.map(|(number, context)| (self.card(number), context)).or_else(|| self.find_stream(stream));
+        found.map_or_else(|| (self.current(), None), |(card, context)| (card, Some(context)))
+    }
+
+    #[cold]
+    fn find_stream(&self, stream: Stream) -> Option<(&Card, u64)> {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the pointer is valid, and the driver rejects a stream that does not exist.
+        if unsafe { driver::stream_get_ctx(stream.object(), &raw mut context) } != SUCCESS {
+            return None;
+        }
+        let context = context as u64;
+        let card = self.of_context(context).unwrap_or_else(|| events::within(context, || self.of_current_context()));
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        streams.insert(stream.handle, (card.number, context));
+        Some((card, context))
+    }
+
+    /// Forgets a stream that ends; with `None`, any stream may end.
+    pub fn stream_ends(&self, handle: Option<u64>) {
+        if self.is_single() {
+            return;
+        }
+        let mut streams = self.streams.write().unwrap_or_else(PoisonError::into_inner);
+        match handle {
+            Some(handle) => drop(streams.remove(&handle)),
+            None => streams.clear(),
+        }
+    }
+
+    /// Maps the evicted chunks of each card, for a call that refers to addresses and does not wait for a slice.
+    pub fn present(&self) {
+        self.cards().for_each(|card| self.memory(card).present());
+    }
+
+    /// Lets work on each card access the memory of the program's other cards. From then on, memory moves only while the
+    /// process is quiet on all its cards.
+    pub fn allow_cross_access(&self) {
+        if !self.cross.is_ready() {
+            // A mapped chunk stays mapped from now on, because work on another card may use it at any time.
+            self.cross.allow(|| self.present());
+        }
+    }
+
+    /// Returns true if memory at an address belongs to another card than `card`.
+    pub fn is_on_other_card(&self, card: &Card, address: Address) -> bool {
+        self.cards().any(|other| other.number != card.number && other.has(address))
+    }
+
+    /// Waits until no work on a card is in flight. Returns false if the deadline passes first. The gate must be closed.
+    pub fn drain(&self, card: &Card, deadline: Option<Instant>) -> bool {
+        card.pacing.drain(&self.captures, &card.contexts, deadline)
+    }
+
+    /// Returns the cards on which no work may be in flight while memory of `card` is replaced, beginning with `card`.
+    pub fn users<'a>(&'a self, card: &'a Card, all: bool) -> impl Iterator<Item = &'a Card> {
+        let others = self.cards().filter(move |other| all && other.number != card.number);
+        std::iter::once(card).chain(others)
+    }
+
+    /// Runs `work` on a thread of the program while none of its work that may use memory of `card` is in flight, with a
+    /// context of the card current.
+    pub fn drained(&self, card: &Card, work: impl FnOnce() -> c_int) -> c_int {
+        let _one = self.exports.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = driver::current_context();
+        // Other cards cannot begin to use the memory until this ends.
+        let all = self.cross.begin(card.number);
+        for user in self.users(card, all) {
+            user.gate.close(gate::EXPORT, None);
+        }
         let result = if self.captures.any() {
             // Waiting for a capture's work is not allowed.
             driver::CAPTURE_UNSUPPORTED
         } else {
-            self.drain(None);
-            if before.is_null() {
-                self.contexts.bind();
+            for user in self.users(card, all) {
+                self.drain(user, None);
+            }
+            if before.is_null() || !card.contexts.knows(before as u64) {
+                card.contexts.bind();
             } else {
                 // SAFETY: the context was current before.
                 unsafe { driver::ctx_set_current(before) };
             }
             driver::relaxed(work)
         };
-        self.gate.open(gate::EXPORT);
+        self.users(card, all).for_each(|user| user.gate.open(gate::EXPORT));
+        self.cross.end(card.number);
         // SAFETY: as above.
         unsafe { driver::ctx_set_current(before) };
         result
+    }
+
+    /// Returns true once the owners are connected and the threads that obey them have started.
+    pub fn has_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
     }
 }

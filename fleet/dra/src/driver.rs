@@ -300,7 +300,7 @@ impl Driver {
             Body::Tenant(spec) => {
                 let socket = share::socket(sockets, &spec.name, true);
                 let driver = driver_library.as_deref();
-                Cuda { tenant: &spec.name, socket: &socket, library, driver, place, mps }.edits()
+                Cuda { tenant: &spec.name, socket: &socket, sockets: &[], library, driver, place, mps }.edits()
             }
             Body::Vm(spec) => Vgpu { socket: &share::socket(sockets, &spec.name, false), place }.edits(),
         }

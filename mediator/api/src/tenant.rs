@@ -150,6 +150,12 @@ pub struct Tenant {
 }
 
 impl Tenant {
+    /// Returns the path of the socket for each card, in the order of the cards.
+    #[must_use]
+    pub fn all_sockets(&self) -> &[PathBuf] {
+        if self.sockets.is_empty() { std::slice::from_ref(&self.socket) } else { &self.sockets }
+    }
+
     /// Returns the names of the tenant's cards, with commas between them.
     #[must_use]
     pub fn all_cards(&self) -> String {

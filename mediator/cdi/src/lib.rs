@@ -111,6 +111,8 @@ pub struct Cuda<'a> {
     /// Socket of the tenant on the host. The socket has its own folder, because a restarted daemon creates a new
     /// socket.
     pub socket: &'a Path,
+    /// Sockets of all cards of a tenant with several cards, in the order of the cards and in the folder of `socket`.
+    pub sockets: &'a [PathBuf],
     /// Folder on the host with gpu-mediator's library.
     pub library: &'a Path,
     /// NVIDIA's library on the host. If it is absent, the container gets the library in another way, such as through
@@ -127,13 +129,19 @@ impl Cuda<'_> {
     /// Returns the edits of a container.
     ///
     /// # Errors
-    /// If the socket's path has no folder.
+    /// If the socket's path has no folder, or a socket of another card is in another folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let folder = Path::new(SOCKETS).join("cuda").join(self.place);
-        let (mount, socket) = socket(self.socket, &folder)?;
+        let (mount, first) = socket(self.socket, &folder)?;
+        let inside = |path: &PathBuf| match socket(path, &folder)? {
+            (other, inside) if other.host_path == mount.host_path => Ok(inside.display().to_string()),
+            _ => Err(CdiError::NoFolder(path.clone())),
+        };
+        let all: Vec<String> = self.sockets.iter().map(inside).collect::<Result<_, _>>()?;
+        let list = if all.is_empty() { first.display().to_string() } else { all.join(":") };
         let mut edits = Edits {
             env: vec![
-                format!("GPU_MEDIATOR_CUDA_SOCKET={}", socket.display()),
+                format!("GPU_MEDIATOR_CUDA_SOCKET={list}"),
                 format!("GPU_MEDIATOR_CUDA_TENANT={}", self.tenant),
                 format!("LD_LIBRARY_PATH={CUDA_LIBRARY}"),
             ],
@@ -327,7 +335,21 @@ mod tests {
 
     fn cuda(driver: Option<&Path>) -> Edits {
         let (socket, library) = (Path::new("/run/gpu-mediator/claims/u-0/cuda.sock"), Path::new("/opt/front"));
-        Cuda { tenant: "k8s-u-0", socket, library, driver, place: "gpu", mps: None }.edits().unwrap()
+        Cuda { tenant: "k8s-u-0", socket, sockets: &[], library, driver, place: "gpu", mps: None }.edits().unwrap()
+    }
+
+    #[test]
+    fn tenant_with_several_cards_has_all_sockets() {
+        let sockets = ["/run/gpu-mediator/tenants/a/y.sock", "/run/gpu-mediator/tenants/a/x.sock"].map(PathBuf::from);
+        let edits = |sockets: &[PathBuf]| {
+            let (socket, library) = (sockets[0].as_path(), Path::new("/opt/front"));
+            Cuda { tenant: "a", socket, sockets, library, driver: None, place: "a", mps: None }.edits()
+        };
+        let found = edits(&sockets).unwrap();
+        let list = "/run/gpu-mediator/cuda/a/y.sock:/run/gpu-mediator/cuda/a/x.sock";
+        assert_eq!(found.env[0], format!("GPU_MEDIATOR_CUDA_SOCKET={list}"));
+        let elsewhere = [sockets[0].clone(), PathBuf::from("/run/other/x.sock")];
+        assert!(matches!(edits(&elsewhere), Err(CdiError::NoFolder(path)) if path == elsewhere[1]));
     }
 
     #[test]
@@ -425,7 +447,8 @@ mod tests {
     fn member_of_a_share_group_gets_the_folder_of_its_server() {
         let (socket, library) = (Path::new("/run/gpu-mediator/tenants/a/cuda.sock"), Path::new("/opt/front"));
         let mps = Some(Path::new("/run/gpu-mediator/gpu.mps/decoders/pipes"));
-        let edits = Cuda { tenant: "a", socket, library, driver: None, place: "gpu", mps }.edits().unwrap();
+        let edits =
+            Cuda { tenant: "a", socket, sockets: &[], library, driver: None, place: "gpu", mps }.edits().unwrap();
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();

@@ -241,6 +241,10 @@ pub fn tenant(
         if let Err(what) = socket_path_is_good(&socket) {
             say(RefusalKind::Invalid, "socket", what);
         }
+        if tenant.cards.is_empty() && socket.as_os_str().as_encoded_bytes().contains(&b':') {
+            let what = format!("`{}` contains `:`, which separates sockets for programs", socket.display());
+            say(RefusalKind::Invalid, "socket", what);
+        }
         let paths = || {
             let all = |other: &&TenantSpec| (other.name.clone(), other.socket_paths(&daemon.socket_dir));
             others.iter().map(all).filter(|(name, _)| *name != tenant.name)

@@ -496,6 +496,7 @@ mod tests {
         assert_eq!(tenant("memory.guarantee_mib = 16384\n"), "");
         for (more, expected) in [
             ("card = \"b\"\n", "tenant[0].card: `b`, expected no such key with `cards`"),
+            ("on_stuck = \"suspend\"\n", "tenant[0].on_stuck: `suspend`, expected `kill` with `cards`"),
             ("share_group = \"g\"\n", "tenant[0].share_group: `g`, expected no such key with `cards`"),
             ("socket = \"/run/a.sock\"\n", "tenant[0].socket: expected no such key with `cards`"),
             ("memory.guarantee_mib = 32768\n", "expected at most the 20480 MiB of card `b`"),

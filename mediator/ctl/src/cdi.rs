@@ -51,9 +51,11 @@ fn refused(error: CdiError) -> ClientError {
     }
 }
 
-/// Checks that the folder contains only the tenant's socket, because a container sees the whole folder. `others` are
+/// Checks that the folder contains only the tenant's sockets, because a container sees the whole folder. `others` are
 /// the sockets of other tenants, of VMs and of the daemon.
-fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
+fn is_alone(tenant: &str, own: &[PathBuf], others: impl IntoIterator<Item = PathBuf>) -> Result<(), String> {
+    let Some(path) = own.first() else { return Ok(()) };
+    let is_own = |other: &Path| own.iter().any(|path| other == path || other == path.with_extension("new"));
     let socket = path.display();
     let remedy = format!(
         "omit `socket` in the tenant's configuration, or name a path in a separate folder, such as \
@@ -65,12 +67,12 @@ fn is_alone(tenant: &str, path: &Path, others: impl IntoIterator<Item = PathBuf>
         let other = other.display();
         format!("the folder of {socket} also contains {other}, which the container would see; {remedy}")
     };
-    if let Some(other) = others.into_iter().find(|other| other != path && other.starts_with(folder)) {
+    if let Some(other) = others.into_iter().find(|other| !is_own(other) && other.starts_with(folder)) {
         return Err(shared(&other));
     }
     // Read the folder on this host. If this user cannot read the folder, only the daemon's list counts.
     let mut there = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path());
-    let other = there.find(|other| other != path && *other != path.with_extension("new"));
+    let other = there.find(|other| !is_own(other));
     other.map_or(Ok(()), |other| Err(shared(&other)))
 }
 
@@ -85,11 +87,15 @@ impl Cdi {
         }
         let tenant: Tenant = client.get(&format!("/v1/tenants/{}", client::segment(&self.name)))?;
         let tenants = client.get::<TenantList>("/v1/tenants")?.tenants;
-        let others = tenants.into_iter().filter(|other| other.name != tenant.name).map(|other| other.socket);
+        let others = tenants
+            .into_iter()
+            .filter(|other| other.name != tenant.name)
+            .flat_map(|other| other.all_sockets().to_vec());
         let vms = client.get::<VmList>("/v1/vms")?.vms.into_iter().filter_map(|vm| vm.socket);
-        is_alone(&tenant.name, &tenant.socket, others.chain(vms).chain([client.socket().to_owned()])).map_err(wrong)?;
+        let others = others.chain(vms).chain([client.socket().to_owned()]);
+        is_alone(&tenant.name, tenant.all_sockets(), others).map_err(wrong)?;
         let mps = tenant.group_state.as_ref().and_then(|state| state.mps_pipes.as_deref());
-        let device = self.device(&tenant.name, &tenant.socket, mps)?;
+        let device = self.device(&tenant.name, tenant.all_sockets(), mps)?;
         if self.write {
             file.write(vec![device]).map_err(refused)?;
             let name = cdi_spec::qualified(&tenant.name);
@@ -102,11 +108,12 @@ impl Cdi {
         Ok(json(&Spec { cdi_version: version, kind, annotations: Default::default(), devices: vec![device] }))
     }
 
-    /// Returns the device of a tenant: the folder of its socket, the library, NVIDIA's if it is given, and the MPS
+    /// Returns the device of a tenant: the folder of its sockets, the library, NVIDIA's if it is given, and the MPS
     /// server of its share group.
-    fn device(&self, tenant: &str, socket: &Path, mps: Option<&Path>) -> Result<Device, ClientError> {
+    fn device(&self, tenant: &str, sockets: &[PathBuf], mps: Option<&Path>) -> Result<Device, ClientError> {
         let driver = self.driver.as_deref();
-        let cuda = Cuda { tenant, socket, library: &self.library, driver, place: tenant, mps };
+        let socket = sockets.first().map_or(Path::new(""), PathBuf::as_path);
+        let cuda = Cuda { tenant, socket, sockets, library: &self.library, driver, place: tenant, mps };
         let edits = cuda.edits().map_err(refused)?;
         Ok(Device { name: tenant.to_owned(), container_edits: edits })
     }
@@ -131,7 +138,7 @@ mod tests {
     fn container_gets_socket_folder_library_and_driver() {
         let folder = tempfile::tempdir().unwrap();
         let cdi = cdi(folder.path());
-        let device = cdi.device("a", Path::new("/run/gpu-mediator/tenants/a/cuda.sock"), None).unwrap();
+        let device = cdi.device("a", &["/run/gpu-mediator/tenants/a/cuda.sock".into()], None).unwrap();
         let mounts: Vec<_> =
             device.container_edits.mounts.iter().map(|mount| mount.host_path.display().to_string()).collect();
         // Mounts the folder, because it outlives the socket of one owner.
@@ -155,18 +162,24 @@ mod tests {
         std::fs::write(own.join("cuda.sock"), "").unwrap();
         let alone = own.join("cuda.sock");
         assert_eq!(
-            is_alone("a", &alone, [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]),
+            is_alone(
+                "a",
+                std::slice::from_ref(&alone),
+                [folder.path().join("admin.sock"), folder.path().join("b/cuda.sock")]
+            ),
             Ok(())
         );
         // Either the daemon reports another socket in the folder, or the folder on this host contains another file.
         for other in ["b.sock", "deep/b.sock"] {
-            let error = is_alone("a", &alone, [own.join(other)]).unwrap_err();
+            let error = is_alone("a", std::slice::from_ref(&alone), [own.join(other)]).unwrap_err();
             assert!(error.contains(other) && error.contains("tenants/a/cuda.sock"), "{error}");
         }
         std::fs::write(own.join("more"), "").unwrap();
-        assert!(is_alone("a", &alone, []).unwrap_err().contains("more"));
+        assert!(is_alone("a", std::slice::from_ref(&alone), []).unwrap_err().contains("more"));
+        // Each socket of a tenant with several cards is in the folder.
+        assert_eq!(is_alone("a", &[alone, own.join("more")], []), Ok(()));
         for bad in ["/cuda.sock", "cuda.sock"] {
-            assert!(is_alone("a", Path::new(bad), []).unwrap_err().contains("in no folder"), "{bad}");
+            assert!(is_alone("a", &[bad.into()], []).unwrap_err().contains("in no folder"), "{bad}");
         }
     }
 }

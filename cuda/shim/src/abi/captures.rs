@@ -5,7 +5,7 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{memory, shim};
+use super::shim;
 use crate::driver::{self, Object, SUCCESS};
 use crate::streams::Stream;
 use crate::symbols::at;
@@ -13,13 +13,15 @@ use crate::symbols::at;
 /// Begins a capture in `stream`. Waits while a drain synchronises contexts, because that would end the capture.
 fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
-    let stripe = shim.pass();
+    let card = shim.of_stream(stream);
+    let stripe = card.pass();
     // This comes first, so that each later submission is followed by a fence.
     shim.captures.begins();
-    shim.pacing.capture_begins(&shim.captures);
+    // A drain of any card looks for fences while a capture is open.
+    shim.cards().for_each(|card| card.pacing.capture_begins(&shim.captures));
     let result = call();
     shim.captures.begun(driver::current_context() as u64, stream, result == SUCCESS);
-    shim.gate.done(stripe);
+    card.gate.done(stripe);
     result
 }
 
@@ -83,9 +85,11 @@ unsafe extern "C" fn end_to_cig_per_thread(stream: Object) -> c_int {
 fn destroy(stream: Object, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let named = Stream::named(stream as u64, false);
-    shim.pacing.stream_ends(&shim.captures, named.handle);
-    memory().stream_ends(stream as u64);
+    let card = shim.of_stream(named);
+    card.pacing.stream_ends(&shim.captures, named.handle);
+    shim.memory(card).stream_ends(stream as u64);
     let result = call();
+    shim.stream_ends(Some(named.handle));
     if result == SUCCESS && shim.captures.any() {
         shim.captures.stream_ended(named);
     }

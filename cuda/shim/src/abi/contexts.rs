@@ -5,18 +5,26 @@
 
 use std::ffi::{c_int, c_void};
 
-use super::{memory, shim};
+use super::{peers, shim};
 use crate::driver::{self, Object, SUCCESS};
+use crate::shim::Card;
 use crate::symbols::at;
+
+/// Remembers a context of a device.
+fn made(context: u64, device: c_int) {
+    let shim = shim();
+    let card = shim.of_device(device).unwrap_or(shim.first());
+    card.contexts.note(context);
+}
 
 macro_rules! made {
     ($name:ident($($arg:ident: $ty:ty),*)) => {
-        unsafe extern "C" fn $name(context: *mut Object, $($arg: $ty),*) -> c_int {
+        unsafe extern "C" fn $name(context: *mut Object, $($arg: $ty,)* device: c_int) -> c_int {
             // SAFETY: guaranteed by the caller; the driver has written the context if it succeeds.
             unsafe {
-                let result = driver::$name(context, $($arg),*);
+                let result = driver::$name(context, $($arg,)* device);
                 if result == SUCCESS {
-                    shim().contexts.note(*context as u64);
+                    made(*context as u64, device);
                 }
                 result
             }
@@ -24,19 +32,34 @@ macro_rules! made {
     };
 }
 
-made!(primary_ctx_retain(device: c_int));
-made!(ctx_create(flags: u32, device: c_int));
-made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32, device: c_int));
-made!(ctx_create_v4(parameters: *const c_void, flags: u32, device: c_int));
+unsafe extern "C" fn primary_ctx_retain(context: *mut Object, device: c_int) -> c_int {
+    // SAFETY: guaranteed by the caller; the driver has written the context if it succeeds.
+    unsafe {
+        let result = driver::primary_ctx_retain(context, device);
+        if result == SUCCESS {
+            made(*context as u64, device);
+            shim().peers.set_primary(device, *context as u64);
+        }
+        result
+    }
+}
+
+made!(ctx_create(flags: u32));
+made!(ctx_create_v3(affinity: *const c_void, count: c_int, flags: u32));
+made!(ctx_create_v4(parameters: *const c_void, flags: u32));
 
 /// Removes the records about a context that is about to end.
 fn ends(context: Object) {
-    let shim = shim();
-    shim.contexts.forget(context as u64);
-    memory().context_ends(context as u64);
-    shim.pacing.solo_backlog.forget();
-    shim.pacing.fences.context_ends(context as u64);
-    shim.captures.context_ended(Some(context as u64));
+    let (shim, context) = (shim(), context as u64);
+    let card = shim.of_context(context).unwrap_or(shim.current());
+    // The context's streams end as well.
+    shim.stream_ends(None);
+    peers::ends(|pair| pair.from.0 == context || pair.to.0 == context);
+    card.contexts.forget(context);
+    shim.memory(card).context_ends(context);
+    card.pacing.solo_backlog.forget();
+    card.pacing.fences.context_ends(context);
+    shim.captures.context_ended(Some(context));
 }
 
 unsafe extern "C" fn ctx_destroy(context: Object) -> c_int {
@@ -51,17 +74,32 @@ unsafe extern "C" fn ctx_destroy_first(context: Object) -> c_int {
     unsafe { driver::ctx_destroy_first(context) }
 }
 
-/// Prepares for the possible end of a context: streams can no longer reuse the memory that they freed, and the
+/// Prepares for the possible end of a card's context: streams can no longer reuse the memory that they freed, and the
 /// context's events are forgotten.
-fn may_end() {
-    let pacing = &shim().pacing;
-    memory().contexts_end();
-    pacing.solo_backlog.forget();
-    pacing.fences.contexts_may_end();
+fn may_end(card: &Card) {
+    let shim = shim();
+    shim.stream_ends(None);
+    shim.memory(card).contexts_end();
+    card.pacing.solo_backlog.forget();
+    card.pacing.fences.contexts_may_end();
+}
+
+/// Records that the primary context of a card's device has ended.
+fn ended(card: &Card, device: c_int) {
+    let shim = shim();
+    card.pacing.fences.contexts_ended();
+    if shim.is_single() {
+        shim.captures.context_ended(None);
+    } else {
+        card.contexts.all().into_iter().for_each(|context| shim.captures.context_ended(Some(context)));
+    }
+    if let Some(primary) = shim.peers.primary(device) {
+        peers::ends(|pair| pair.from.0 == primary || pair.to.0 == primary);
+    }
 }
 
 unsafe extern "C" fn green_ctx_destroy(context: Object) -> c_int {
-    may_end();
+    shim().cards().for_each(may_end);
     // SAFETY: guaranteed by the caller.
     unsafe { driver::green_ctx_destroy(context) }
 }
@@ -69,7 +107,9 @@ unsafe extern "C" fn green_ctx_destroy(context: Object) -> c_int {
 macro_rules! primary_ends {
     ($name:ident) => {
         unsafe extern "C" fn $name(device: c_int) -> c_int {
-            may_end();
+            let shim = shim();
+            let card = shim.of_device(device).unwrap_or(shim.first());
+            may_end(card);
             // SAFETY: guaranteed by the caller.
             let result = unsafe { driver::$name(device) };
             let (mut flags, mut active) = (0, 0);
@@ -77,8 +117,7 @@ macro_rules! primary_ends {
             let told = unsafe { driver::primary_ctx_get_state(device, &raw mut flags, &raw mut active) };
             // Other threads may still have a reference; in this case, their work continues.
             if told == SUCCESS && active == 0 {
-                shim().pacing.fences.contexts_ended();
-                shim().captures.context_ended(None);
+                ended(card, device);
             }
             result
         }

@@ -6,9 +6,11 @@
 use std::ffi::c_int;
 
 use crate::driver::SUCCESS;
-use crate::shim::Shim;
+use crate::shim::{Card, Shim};
 use crate::streams::{self, stream};
 use crate::symbols::{Arguments, COPIES, at};
+
+mod several;
 
 /// Token that [`enter`] returns and [`leave`] receives for a submission that the gate does not count.
 const UNGATED_TOKEN: u64 = u64::MAX;
@@ -40,18 +42,27 @@ fn key(index: usize, arguments: Arguments) -> u64 {
     }
 }
 
-/// Prepares a submission. Waits while the gate is closed or too much of this program's work is in flight.
+/// Prepares a submission. Waits while the gate of its card is closed or too much of this program's work is in flight.
 #[inline(always)]
 pub fn enter(shim: &Shim, index: usize, arguments: Arguments) -> u64 {
-    let (captures, pacing) = (&shim.captures, &shim.pacing);
+    if shim.is_single() {
+        enter_on(shim, shim.first(), index, arguments)
+    } else {
+        several::enter(shim, index, arguments)
+    }
+}
+
+#[inline(always)]
+fn enter_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments) -> u64 {
+    let (captures, pacing) = (&shim.captures, &card.pacing);
     if captures.any() && stream(index, arguments).is_capturing() {
         // The driver checks the addresses when it captures a copy.
-        shim.memory().present();
+        shim.present();
         return UNGATED_TOKEN;
     }
-    let measured = pacing.wait(captures, &shim.gate, || stream(index, arguments));
-    let held = !measured || shim.gate.is_closed();
-    let stripe = shim.pass();
+    let measured = pacing.wait(captures, &card.gate, || stream(index, arguments));
+    let held = !measured || card.gate.is_closed();
+    let stripe = card.pass();
     // A slice that begins while this thread is blocked may use the other mode.
     if pacing.run_ahead.is_active() {
         pacing.run_ahead.begin(captures, stream(index, arguments), held);
@@ -65,7 +76,16 @@ pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result
     if token == UNGATED_TOKEN {
         return;
     }
-    let (captures, pacing) = (&shim.captures, &shim.pacing);
+    if shim.is_single() {
+        leave_on(shim, shim.first(), index, arguments, token, result);
+    } else {
+        several::leave(shim, index, arguments, token, result);
+    }
+}
+
+#[inline(always)]
+fn leave_on(shim: &Shim, card: &Card, index: usize, arguments: Arguments, token: u64, result: c_int) {
+    let (captures, pacing) = (&shim.captures, &card.pacing);
     if pacing.run_ahead.is_active() {
         let copy = COPIES.get(index).copied().unwrap_or(false);
         let stream = stream(index, arguments);
@@ -79,7 +99,7 @@ pub fn leave(shim: &Shim, index: usize, arguments: Arguments, token: u64, result
     } else if result == SUCCESS {
         pacing.submitted_unmeasured(captures, stream(index, arguments), streams::is_known(index));
     }
-    shim.gate.done(token as usize);
+    card.gate.done(token as usize);
 }
 
 #[cfg(test)]
@@ -99,8 +119,9 @@ mod tests {
     fn work_held_before_measurement_is_measured_from_its_start() {
         let shim = Shim::new(Settings::default());
         let index = at::cuCtxSynchronize;
-        let flying = || shim.pacing.run_ahead.groups();
-        assert!(shim.gate.close(gate::NO_SLICE, None));
+        let card = shim.first();
+        let flying = || card.pacing.run_ahead.groups();
+        assert!(card.gate.close(gate::NO_SLICE, None));
         let found = std::thread::scope(|scope| {
             let (shim, flying) = (&shim, &flying);
             let thread = scope.spawn(move || {
@@ -109,14 +130,14 @@ mod tests {
                 leave(shim, index, Arguments::NONE, token, crate::driver::INVALID_CONTEXT);
                 (began, flying())
             });
-            while !shim.gate.is_held() {
+            while !card.gate.is_held() {
                 std::thread::yield_now();
             }
-            shim.pacing.run_ahead.bound(4000);
-            shim.gate.open(gate::NO_SLICE);
+            card.pacing.run_ahead.bound(4000);
+            card.gate.open(gate::NO_SLICE);
             thread.join().expect("passes")
         });
         assert_eq!(found, (1, 0), "begun before it goes to the driver, and taken back when that has failed");
-        assert!(shim.gate.close(gate::NO_SLICE, None), "no thread is within");
+        assert!(card.gate.close(gate::NO_SLICE, None), "no thread is within");
     }
 }

@@ -43,7 +43,7 @@ pub fn resolve(index: usize) -> *mut () {
 fn load(settings: &Settings) {
     let library = library(NAME, settings.driver.clone(), 0..COUNT);
     lookup::prepare();
-    let mediated = settings.socket.is_some();
+    let mediated = !settings.sockets.is_empty();
     if mediated && !library && !log::wanted() {
         // Without this message the program only reports CUDA's error 100.
         log::write(&format!("gpu-mediator: libcuda: {}\n", no_driver(NAME)));

@@ -5,6 +5,7 @@ mod fixed;
 mod graphs;
 mod opened;
 mod own;
+mod ranges;
 
 pub fn ours(index: usize) -> Option<*mut ()> {
     let of_chunks = || calls::ours(index).or_else(|| own::ours(index)).or_else(|| opened::ours(index));

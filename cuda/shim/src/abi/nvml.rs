@@ -77,7 +77,7 @@ fn load(settings: &Settings) {
     // NVML is in the same folder as the driver's library.
     let named = settings.driver.as_ref().map(|path| path.with_file_name(NAME));
     let library = loader::library(NAME, named, COUNT..ALL);
-    let mediated = settings.socket.is_some();
+    let mediated = !settings.sockets.is_empty();
     for index in COUNT..ALL {
         let function = match real(index) {
             found if !found.is_null() => ours(index).filter(|_| mediated).unwrap_or(found),
@@ -144,20 +144,23 @@ unsafe extern "C" fn memory_info_v2(device: Device, to: *mut MemoryV2) -> c_int 
     result
 }
 
-/// Connects to the owner as a tenant of a device's card. Returns the connection, the card's number and the protocol
+/// Connects to the owner of a device's card as its tenant. Returns the connection, the card's number and the protocol
 /// version.
 fn connect(device: Device) -> Option<(Connection, u8, u16)> {
     let uuid = uuid(device)?;
-    let (link, welcome) = hello()?;
+    let shim = shim();
+    let number = if shim.is_single() { 0 } else { cards::find(&uuid)?.0 };
+    let (link, welcome) = hello(number)?;
     let card = welcome.cards.iter().position(|card| card.uuid == uuid)?;
     Some((link, u8::try_from(card).ok()?, welcome.version))
 }
 
-/// Connects to the owner. Returns the connection and the owner's terms.
-fn hello() -> Option<(Connection, Welcome)> {
+/// Connects to the owner whose socket is at this position of the program's list. Returns the connection and the owner's
+/// terms.
+fn hello(number: usize) -> Option<(Connection, Welcome)> {
     let shim = shim();
-    let link = Connection::open(shim.settings.socket.as_ref()?).ok()?;
-    link.send(&FromTenant::Hello(shim.link.hello(&shim.settings, false)), &[]).ok()?;
+    let link = Connection::open(shim.settings.sockets.get(number)?).ok()?;
+    link.send(&FromTenant::Hello(shim.card(number).link.hello(&shim.settings, false)), &[]).ok()?;
     let FromOwner::Welcome(welcome) = answer(&link)? else { return None };
     Some((link, welcome))
 }

@@ -6,7 +6,7 @@
 use std::ffi::c_int;
 
 use super::stubs::{GATES, PRESENTS};
-use super::{captures, contexts, lookup, memory, shim};
+use super::{captures, contexts, lookup, memory, peers, shim};
 use crate::driver::{self, SUCCESS};
 use crate::symbols::{GATED, NAMES_MEMORY, at};
 use crate::{agent, fork, visible};
@@ -36,6 +36,7 @@ pub fn ours(index: usize) -> Option<*mut ()> {
         .or_else(|| memory::ours(index))
         .or_else(|| contexts::ours(index))
         .or_else(|| captures::ours(index))
+        .or_else(|| peers::ours(index))
         .or_else(|| gated().flatten())
         .or_else(|| present().flatten())
 }

@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::{gated, shim};
-use crate::symbols::{ALL, Arguments, COUNT, REAL, real};
+use crate::symbols::{ALL, Arguments, COUNT, NAMES, REAL, real};
 
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
 
@@ -76,8 +76,19 @@ unsafe extern "C" fn present_common() {
     )
 }
 
+/// Returns true if a function adds a node to a graph or changes one.
+fn changes_graph(index: usize) -> bool {
+    let name = NAMES.get(index).map(|name| name.to_string_lossy()).unwrap_or_default();
+    name.strip_prefix("cuGraph").is_some_and(|rest| ["Add", "Set", "Update"].iter().any(|part| rest.contains(part)))
+}
+
 extern "C" fn present(index: usize) -> *mut () {
-    super::memory().present();
+    let shim = shim();
+    if !shim.is_single() && changes_graph(index) {
+        // A node may copy between cards, or run on another card than the launch.
+        shim.allow_cross_access();
+    }
+    shim.present();
     real(index)
 }
 

@@ -35,7 +35,9 @@ pub struct ChunkMemory {
     pub handles: Handles,
     /// Memory of other processes.
     pub opened: Opened,
-    regions: Vec<Region>,
+    pub(super) regions: Vec<Region>,
+    /// Other devices that may access the chunks of the regions.
+    pub(super) peers: Vec<c_int>,
     places: HashMap<ChunkId, (usize, u32)>,
     /// Memory that streams have freed.
     ordered: Ordered,
@@ -70,7 +72,10 @@ impl<'a> Operations<'a> {
 
     fn attempt(self, device: c_int, card: u8, bytes: u64, wish: Option<Address>) -> Result<Address, c_int> {
         let _grows = self.memory.grows.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = self.with(|memory| memory.region(device, card, self.link.chunk_bytes()))?;
+        let at = self.with(|memory| {
+            let at = memory.region(device, card, self.link.chunk_bytes());
+            at.inspect(|&at| self.memory.set_region(memory.regions[at].base, memory.regions[at].bytes))
+        })?;
         self.save_chunks(at, bytes);
         let mut guard = self.lock();
         let memory = &mut *guard;
@@ -468,15 +473,15 @@ fn lane(stream: Object, per_thread: bool) -> Option<Lane> {
 }
 
 impl ChunkMemory {
-    /// Creates memory without allocations, which counts its evicted chunks in `away`.
-    pub fn new(away: Arc<AtomicUsize>) -> Self {
-        Self { away, ..Self::default() }
+    /// Creates memory without allocations for a card, which counts its evicted chunks in `away`.
+    pub fn new(card: usize, away: Arc<AtomicUsize>) -> Self {
+        Self { away, handles: Handles::of_card(card), ..Self::default() }
     }
 
     /// Returns the base, length and device of the allocation that contains an address.
     pub fn find(&self, address: Address) -> Option<(Address, u64, c_int)> {
         let region = self.regions.iter().find(|r| r.contains(address))?;
-        region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device))
+        region.arena.find(address - region.base).map(|(offset, bytes)| (region.base + offset, bytes, region.device()))
     }
 
     /// Returns the chunks that back the allocation at an address.
@@ -506,7 +511,7 @@ impl ChunkMemory {
 
     /// Returns the region of a card, reserved on first use.
     fn region(&mut self, device: c_int, card: u8, chunk_bytes: u64) -> Result<usize, c_int> {
-        if let Some(at) = self.regions.iter().position(|r| r.device == device) {
+        if let Some(at) = self.regions.iter().position(|r| r.device() == device) {
             return Ok(at);
         }
         let mut total = 0;
@@ -520,7 +525,8 @@ impl ChunkMemory {
             SUCCESS => {}
             error => return Err(error),
         }
-        self.regions.push(Region::new(device, card, base, bytes, chunk_bytes));
+        let access = std::iter::once(device).chain(self.peers.iter().copied()).collect();
+        self.regions.push(Region::new(access, card, base, bytes, chunk_bytes));
         Ok(self.regions.len() - 1)
     }
 

@@ -87,7 +87,7 @@ impl Operations<'_> {
         result
     }
 
-    /// Records that an object, which may have been counted, has ended.
+    /// Records that an object, which may have been counted here, has ended.
     pub fn uncount(self, thing: Thing) {
         let ended = self.memory.fixed.counted().remove(&thing);
         self.return_counted(ended);
@@ -147,6 +147,11 @@ impl Operations<'_> {
         drop(handles);
         self.return_counted(old);
         result
+    }
+
+    /// Returns true if a driver handle's memory counts here.
+    pub fn knows_fixed(self, handle: Handle) -> bool {
+        self.memory.fixed.handles().knows(handle)
     }
 
     /// Calls `cuMemRelease` for a driver handle.

@@ -60,7 +60,8 @@ impl Pages for Model {
         for (start, mapping) in self.mapped.range_mut(at..at + bytes) {
             assert_eq!(*start, next, "a gap in the range");
             next += mapping.0;
-            mapping.2 = access.to_vec();
+            mapping.2.retain(|known| access.iter().all(|new| !new.same_location(known)));
+            mapping.2.extend(access.iter().filter(|access| access.flags() != 0));
         }
         assert_eq!(next, at + bytes, "a gap at the end");
         SUCCESS

@@ -45,6 +45,11 @@ impl<T> Foreign<T> {
         self.known.insert(handle, known).map(|old| old.counted)
     }
 
+    /// Returns true if a handle is recorded.
+    pub fn knows(&self, handle: Handle) -> bool {
+        self.known.contains_key(&handle)
+    }
+
     /// Records that the program has one more reference to a handle.
     pub fn retain(&mut self, handle: Handle) {
         if let Some(known) = self.known.get_mut(&handle) {

@@ -16,8 +16,13 @@ use crate::driver::{Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, SUCCE
 /// `CUmemAllocationProp`.
 pub type Property = [c_int; 8];
 
-/// First handle number of this library, outside the addresses that the driver uses as handles.
-const FIRST: Handle = 0x6d65_6469_0000_0000;
+/// First handle number of this library, outside the addresses that the driver uses as handles. Bits from [`CARD`] on
+/// have the number of the program's card.
+const FIRST: Handle = 0x6d65_6400_0000_0000;
+/// Position of the number of the card in a handle.
+const CARD: u32 = 32;
+/// Mask of the number of the card.
+const CARDS: Handle = 0xff;
 
 /// The driver's functions that handles need.
 pub trait Pages {
@@ -135,6 +140,16 @@ pub struct Handles {
 }
 
 impl Handles {
+    /// Returns a value without handles, for the program's card with this number.
+    pub fn of_card(card: usize) -> Self {
+        Self { next: (card as Handle & CARDS) << CARD, ..Self::default() }
+    }
+
+    /// Returns the number of the card of a handle of this library.
+    pub fn card(handle: Handle) -> usize {
+        (handle >> CARD & CARDS) as usize
+    }
+
     /// Creates a handle from pieces, with one reference.
     pub fn add(&mut self, card: u8, property: Property, pieces: Vec<Piece>) -> Handle {
         self.next += 1;
@@ -150,7 +165,7 @@ impl Handles {
 
     /// Returns true if a number may be a handle of this library, which the driver must not see.
     pub fn is_ours(handle: Handle) -> bool {
-        handle & !0xffff_ffff == FIRST
+        handle & !(CARDS << CARD | 0xffff_ffff) == FIRST
     }
 
     /// Returns the description with which a handle was created, while the program has a reference to it.
@@ -209,9 +224,13 @@ impl Handles {
             return Err(INVALID_VALUE);
         }
         match pages.unmap(at, bytes) {
-            SUCCESS => {}
-            error => return Err(error),
+            SUCCESS => Ok(self.unmapped(pages, at, bytes)),
+            error => Err(error),
         }
+    }
+
+    /// Records that the driver has unmapped a range. Returns the parts that are no longer needed.
+    pub fn unmapped(&mut self, pages: &mut impl Pages, at: Address, bytes: u64) -> Vec<Freed> {
         let starts: Vec<_> = self.within(at, bytes).map(|(start, _)| start).collect();
         let mut freed = Vec::new();
         for start in starts {
@@ -221,21 +240,33 @@ impl Handles {
             }
             freed.extend(self.end(pages, mapping.handle));
         }
-        Ok(freed)
+        freed
     }
 
     /// Sets the access to a range, including other mappings of the program.
     pub fn allow(&mut self, pages: &mut impl Pages, at: Address, bytes: u64, access: &[Access]) -> c_int {
-        match self.cover(at, bytes) {
-            Cover::Part => return INVALID_VALUE,
-            // A piece in host memory would grant the host access, and lose the access when it moves.
-            Cover::Whole if access.iter().any(|access| !access.is_device()) => return NOT_SUPPORTED,
-            Cover::Whole | Cover::None => {}
+        if let Some(error) = self.refuses(at, bytes, access) {
+            return error;
         }
         let result = pages.allow(at, bytes, access);
-        if result != SUCCESS {
-            return result;
+        if result == SUCCESS {
+            self.allowed(at, bytes, access);
         }
+        result
+    }
+
+    /// Returns the error of a call that sets this access to a range, or `None` if the driver must decide.
+    pub fn refuses(&self, at: Address, bytes: u64, access: &[Access]) -> Option<c_int> {
+        match self.cover(at, bytes) {
+            Cover::Part => Some(INVALID_VALUE),
+            // A piece in host memory would grant the host access, and lose the access when it moves.
+            Cover::Whole if access.iter().any(|access| !access.is_device()) => Some(NOT_SUPPORTED),
+            Cover::Whole | Cover::None => None,
+        }
+    }
+
+    /// Records the access that the driver has set to a range.
+    pub fn allowed(&mut self, at: Address, bytes: u64, access: &[Access]) {
         let starts: Vec<_> = self.within(at, bytes).map(|(start, _)| start).collect();
         for start in starts {
             let Some(mapping) = self.mappings.get_mut(&start) else { continue };
@@ -244,7 +275,6 @@ impl Handles {
                 mapping.access.push(*new);
             }
         }
-        SUCCESS
     }
 
     /// Returns the access that a location has to the mapping of this library at an address.

@@ -27,8 +27,8 @@ pub struct Slot {
 /// The addresses of one card.
 #[derive(Debug)]
 pub struct Region {
-    /// The driver's device.
-    pub device: c_int,
+    /// Devices that may access the chunks: the driver's device of the card, and its peers.
+    access: Vec<c_int>,
     /// Card in the owner's list.
     pub card: u8,
     pub base: Address,
@@ -55,11 +55,31 @@ fn runs(numbers: impl IntoIterator<Item = u32>) -> Vec<(u32, u32)> {
 }
 
 impl Region {
-    /// Creates a region at reserved addresses, with nothing mapped.
-    pub fn new(device: c_int, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
+    /// Creates a region at reserved addresses, with nothing mapped. The first device in `access` is the card's.
+    pub fn new(access: Vec<c_int>, card: u8, base: Address, bytes: u64, chunk_bytes: u64) -> Self {
         let arena = Arena::new(bytes, chunk_bytes);
         let (slots, spare, away) = Default::default();
-        Self { device, card, base, bytes, chunk_bytes, arena, spare, slots, away }
+        Self { access, card, base, bytes, chunk_bytes, arena, spare, slots, away }
+    }
+
+    /// Returns the driver's device.
+    pub fn device(&self) -> c_int {
+        self.access.first().copied().unwrap_or(-1)
+    }
+
+    /// Gives another device access to all chunks, now and later. Returns true on success.
+    pub fn add_peer(&mut self, pages: &mut impl Pages, device: c_int) -> bool {
+        self.access.push(device);
+        self.allow(pages, self.slots.keys().copied())
+    }
+
+    /// Ends another device's access. Returns true on success.
+    pub fn remove_peer(&mut self, pages: &mut impl Pages, device: c_int) -> bool {
+        if !self.access.contains(&device) {
+            return true;
+        }
+        self.access.retain(|peer| *peer != device);
+        self.set_access(pages, self.slots.keys().copied(), &[Access::none_of(device)])
     }
 
     /// Returns true if an address is in the region.
@@ -227,14 +247,19 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Gives the card access to those of the given chunks that are mapped. The numbers are in ascending order. Returns
-    /// true on success.
+    /// Gives the card and its peers access to those of the given chunks that are mapped. The numbers are in ascending
+    /// order. Returns true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
+        let access: Vec<Access> = self.access.iter().map(|device| Access::all(*device)).collect();
+        self.set_access(pages, numbers, &access)
+    }
+
+    /// Like [`Self::allow`], with this access.
+    fn set_access(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>, access: &[Access]) -> bool {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
-        let access = [Access::all(self.device)];
         let bytes = |count| u64::from(count) * self.chunk_bytes;
         let mut allow =
-            |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), &access) == SUCCESS;
+            |&(first, count): &(u32, u32)| pages.allow(self.address(first), bytes(count), access) == SUCCESS;
         // Try each run, even after a failure.
         let mut all = true;
         for run in &runs(mapped) {

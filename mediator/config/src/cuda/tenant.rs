@@ -2,7 +2,7 @@
 
 use super::super::refusal::{Refusal, RefusalKind};
 use super::super::{CardKind, CardSpec};
-use super::{TenantSpec, gang_number};
+use super::{OnStuck, TenantSpec, gang_number};
 
 /// Maximum length of the name of a share group, in bytes.
 const MAX_GROUP_NAME: usize = 64;
@@ -56,6 +56,11 @@ fn several(tenant: &TenantSpec, others: &[&TenantSpec]) -> Vec<(&'static str, St
         let what = "expected no such key with `cards`: each card has a socket `tenants/NAME/CARD.sock` in \
                     `daemon.socket_dir`";
         say("socket", what.to_owned());
+    }
+    if tenant.on_stuck == OnStuck::Suspend {
+        let what = "`suspend`, expected `kill` with `cards`: the driver suspends a program on all its cards, and the \
+                    owner of one card cannot do this for the others";
+        say("on_stuck", what.to_owned());
     }
     let number = gang_number(&tenant.name);
     let same = |other: &&&TenantSpec| !other.cards.is_empty() && gang_number(&other.name) == number;

@@ -3,8 +3,9 @@
 //! The process becomes the program. With `--memory` or `--weight`, the daemon changes the tenant's limits until this
 //! process has ended.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +19,7 @@ use crate::client::{self, Client, ClientError};
 use crate::values;
 use api::{MpsState, Tenant, TenantPatch};
 use cdi_spec::MPS_VARIABLE;
-use cuda_protocol::{SOCKET_VARIABLE, TENANT_VARIABLE};
+use cuda_protocol::{SOCKET_SEPARATOR, SOCKET_VARIABLE, TENANT_VARIABLE};
 
 /// Time limit for the card's owner to respond.
 // TIMEOUT: an owner that has ended is restarted within a second.
@@ -61,7 +62,7 @@ impl Run {
         }
         let library = self.library.join("libcuda.so.1");
         let mps = tenant.group_state.as_ref().and_then(|state| state.mps_pipes.as_deref());
-        let mut command = self.command(&tenant.socket, &library, mps);
+        let mut command = self.command(&list(tenant.all_sockets()), &library, mps);
         let patch = self.patch();
         if patch != TenantPatch::default() {
             // The daemon restores the limits when this process, which becomes the program, ends.
@@ -104,10 +105,10 @@ impl Run {
         patch
     }
 
-    fn command(&self, socket: &Path, library: &Path, mps: Option<&Path>) -> Command {
+    fn command(&self, sockets: &OsStr, library: &Path, mps: Option<&Path>) -> Command {
         let mut command = Command::new(self.program.first().cloned().unwrap_or_default());
         command.args(self.program.iter().skip(1));
-        command.env(SOCKET_VARIABLE, socket).env(TENANT_VARIABLE, &self.tenant);
+        command.env(SOCKET_VARIABLE, sockets).env(TENANT_VARIABLE, &self.tenant);
         if let Some(pipes) = mps {
             command.env(MPS_VARIABLE, pipes);
         }
@@ -117,6 +118,12 @@ impl Run {
         }
         command
     }
+}
+
+/// Returns the value of the library's variable for the sockets of a tenant's cards.
+fn list(sockets: &[PathBuf]) -> OsString {
+    let separator = OsStr::from_bytes(&[SOCKET_SEPARATOR]);
+    sockets.iter().map(|path| path.as_os_str()).collect::<Vec<_>>().join(separator)
 }
 
 /// Prepends a value to an environment variable, in the format of the dynamic loader's variables.
@@ -143,7 +150,7 @@ mod tests {
             program: ["python3", "train.py"].map(OsString::from).into(),
         };
         let command = run.command(
-            Path::new("/run/a.cuda"),
+            &list(&["/run/y.sock".into(), "/run/x.sock".into()]),
             Path::new("/lib/front/libcuda.so.1"),
             Some(Path::new("/run/gpu.mps/g/pipes")),
         );
@@ -152,7 +159,8 @@ mod tests {
             let found = variables.iter().find(|(one, _)| *one == name);
             found.map(|(_, value)| value.to_string_lossy().into_owned()).unwrap_or_default()
         };
-        assert_eq!(of(SOCKET_VARIABLE), "/run/a.cuda");
+        assert_eq!(of(SOCKET_VARIABLE), "/run/y.sock:/run/x.sock");
+        assert_eq!(list(&["/run/a.cuda".into()]), "/run/a.cuda");
         assert_eq!(of(TENANT_VARIABLE), "a");
         assert_eq!(of(MPS_VARIABLE), "/run/gpu.mps/g/pipes");
         assert!(of("LD_LIBRARY_PATH").starts_with("/lib/front"));

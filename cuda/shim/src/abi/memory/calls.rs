@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FromTenant;
 
-use crate::abi::{memory, shim};
+use crate::abi::{memory, memory_at, shim};
 use crate::driver::{self, Address, Handle, INVALID_VALUE, Object, SUCCESS};
 use crate::link::Answer;
 use crate::memory::chunks::ChunkMemory;
@@ -39,14 +39,19 @@ const PITCH: u64 = 512;
 
 /// Allocates memory for work in a stream. May reuse memory that the stream has freed, without a driver call.
 unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_thread: bool) -> c_int {
-    let again = if address.is_null() || bytes == 0 { None } else { memory().take_back(bytes, stream, per_thread) };
-    let Some(found) = again else {
-        // SAFETY: guaranteed by the caller.
-        return unsafe { allocate(address, bytes) };
-    };
-    // SAFETY: `address` is not null, and the caller guarantees that it is valid.
-    unsafe { *address = found };
-    SUCCESS
+    let shim = shim();
+    let card = shim.of_stream(Stream::named(stream as u64, per_thread));
+    shim.in_context(card, || {
+        let memory = shim.memory(card);
+        let again = if address.is_null() || bytes == 0 { None } else { memory.take_back(bytes, stream, per_thread) };
+        let Some(found) = again else {
+            // SAFETY: guaranteed by the caller.
+            return unsafe { allocate(address, bytes) };
+        };
+        // SAFETY: `address` is not null, and the caller guarantees that it is valid.
+        unsafe { *address = found };
+        SUCCESS
+    })
 }
 
 /// Allocates memory of the current card at an address that an allocation of this size had in another process with the
@@ -103,19 +108,58 @@ unsafe extern "C" fn mem_alloc_pitch(
     result
 }
 
+/// Frees memory after the work of the current context and of the memory's card. Returns false if the memory does not
+/// belong to this library.
+fn free(address: Address) -> bool {
+    let shim = shim();
+    let card = shim.of_address(address);
+    if !shim.is_single() && card.number != shim.current().number && !shim.captures.any() {
+        // SAFETY: the call takes no pointers. Work of another card may use the memory.
+        unsafe { driver::ctx_synchronize() };
+    }
+    shim.in_context(card, || shim.memory(card).free(address))
+}
+
+/// Uncounts memory that the driver has freed.
+fn uncount(address: Address) {
+    let shim = shim();
+    shim.cards().for_each(|card| shim.memory(card).uncount(Thing::Address(address)));
+}
+
 unsafe extern "C" fn mem_free(address: Address) -> c_int {
-    if address != 0 && memory().free(address) {
+    if address != 0 && free(address) {
         return SUCCESS;
     }
-    if memory().is_freed(address) {
+    if memory_at(address).is_freed(address) {
         return INVALID_VALUE;
     }
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_free(address) };
     if result == SUCCESS {
-        memory().uncount(Thing::Address(address));
+        uncount(address);
     }
     result
+}
+
+/// Frees memory after the work in a stream. Returns false if the memory does not belong to this library.
+fn free_after(address: Address, stream: Object, per_thread: bool) -> bool {
+    let shim = shim();
+    let card = shim.of_stream(Stream::named(stream as u64, per_thread));
+    if !shim.is_single() && shim.of_address(address).number != card.number {
+        // No event of one card follows work of another card.
+        if !shim.captures.any() {
+            // SAFETY: the call takes no pointers.
+            shim.in_context(card, || unsafe { driver::ctx_synchronize() });
+        }
+        return free(address);
+    }
+    shim.in_context(card, || shim.memory(card).free_after(address, stream, per_thread))
+}
+
+/// Returns true if the driver must allocate from a pool.
+fn is_exported_pool(pool: Object) -> bool {
+    let shim = shim();
+    shim.cards().any(|card| shim.memory(card).is_exported_pool(pool))
 }
 
 fn captures(stream: Object, per_thread: bool) -> bool {
@@ -144,7 +188,7 @@ macro_rules! ordered {
             if captures(stream, $per_thread) {
                 return real();
             }
-            if memory().is_exported_pool(pool) {
+            if is_exported_pool(pool) {
                 return memory().allocate_of_pool(bytes, || {
                     let result = real();
                     // SAFETY: the driver has written the address if it succeeds.
@@ -156,17 +200,17 @@ macro_rules! ordered {
         }
 
         unsafe extern "C" fn $free(address: Address, stream: Object) -> c_int {
-            if !captures(stream, $per_thread) && memory().free_after(address, stream, $per_thread) {
+            if !captures(stream, $per_thread) && free_after(address, stream, $per_thread) {
                 return SUCCESS;
             }
-            if memory().is_freed(address) {
+            if memory_at(address).is_freed(address) {
                 return INVALID_VALUE;
             }
             // SAFETY: as above.
             let result = unsafe { driver::$real_free(address, stream) };
             if result == SUCCESS {
                 // The pool may keep the memory. The owner then counts it with the program's other driver memory.
-                memory().uncount(Thing::Address(address));
+                uncount(address);
             }
             result
         }
@@ -207,8 +251,10 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int 
 unsafe extern "C" fn device_total_mem(bytes: *mut usize, device: c_int) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::device_total_mem(bytes, device) };
-    let link = &shim().link;
-    let info = link.card(device).and_then(|card| link.terms()?.cards.get(usize::from(card)));
+    let info = shim().of_device(device).and_then(|card| {
+        let number = card.link.card(device)?;
+        card.link.terms()?.cards.get(usize::from(number))
+    });
     if let (SUCCESS, Some(info)) = (result, info) {
         // SAFETY: the driver has written to `bytes`.
         unsafe { *bytes = info.total_bytes as usize };
@@ -235,7 +281,7 @@ fn known(chunks: &ChunkMemory, address: Address) -> Option<Known> {
 }
 
 unsafe extern "C" fn mem_get_address_range(base: *mut Address, bytes: *mut usize, address: Address) -> c_int {
-    memory().with(|chunks| {
+    memory_at(address).with(|chunks| {
         let Some(known) = known(chunks, address) else {
             // SAFETY: guaranteed by the caller.
             return unsafe { driver::mem_get_address_range(base, bytes, address) };
@@ -287,7 +333,7 @@ unsafe fn correct(known: &Known, attribute: c_int, data: *mut c_void) -> bool {
 
 unsafe extern "C" fn pointer_get_attribute(data: *mut c_void, attribute: c_int, address: Address) -> c_int {
     // Prevent moves during the query, because the driver does not know an address while its chunk is being replaced.
-    memory().with(|chunks| {
+    memory_at(address).with(|chunks| {
         chunks.bring_for(address);
         // SAFETY: guaranteed by the caller.
         let result = unsafe { driver::pointer_get_attribute(data, attribute, address) };
@@ -308,7 +354,7 @@ unsafe extern "C" fn pointer_get_attributes(
     data: *mut *mut c_void,
     address: Address,
 ) -> c_int {
-    memory().with(|chunks| {
+    memory_at(address).with(|chunks| {
         chunks.bring_for(address);
         // SAFETY: guaranteed by the caller: both arrays have `count` elements.
         unsafe {

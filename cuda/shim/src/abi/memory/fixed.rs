@@ -7,11 +7,23 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FixedKind;
 
-use crate::abi::memory;
+use crate::abi::{memory, shim};
 use crate::driver::{self, Address, Object, SUCCESS};
 use crate::memory::fixed::Thing;
 use crate::memory::foreign::Target;
 use crate::symbols::at;
+
+/// Uncounts an object on the card where it was counted.
+fn uncount(thing: Thing) {
+    let shim = shim();
+    shim.cards().for_each(|card| shim.memory(card).uncount(thing));
+}
+
+/// Removes the memory that was bound to an array.
+fn unbind(array: Object) {
+    let (shim, array) = (shim(), Target::Array(array as u64));
+    shim.cards().for_each(|card| shim.memory(card).unbound_fixed(|target| target == array));
+}
 
 unsafe extern "C" fn managed(address: *mut Address, bytes: usize, flags: u32) -> c_int {
     memory().count(FixedKind::Managed, bytes as u64, || {
@@ -47,7 +59,7 @@ unsafe extern "C" fn free_host(address: *mut c_void) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_free_host(address) };
     if result == SUCCESS {
-        memory().uncount(Thing::Host(address as u64));
+        uncount(Thing::Host(address as u64));
     }
     result
 }
@@ -63,7 +75,7 @@ unsafe extern "C" fn host_unregister(address: *mut c_void) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_host_unregister(address) };
     if result == SUCCESS {
-        memory().uncount(Thing::Host(address as u64));
+        uncount(Thing::Host(address as u64));
     }
     result
 }
@@ -124,8 +136,8 @@ unsafe extern "C" fn array_destroy(array: Object) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::array_destroy(array) };
     if result == SUCCESS {
-        memory().uncount(Thing::Array(array as u64));
-        memory().unbound_fixed(|target| target == Target::Array(array as u64));
+        uncount(Thing::Array(array as u64));
+        unbind(array);
     }
     result
 }
@@ -146,8 +158,8 @@ unsafe extern "C" fn mipmap_destroy(array: Object) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mipmapped_array_destroy(array) };
     if result == SUCCESS {
-        memory().uncount(Thing::Mipmap(array as u64));
-        memory().unbound_fixed(|target| target == Target::Array(array as u64));
+        uncount(Thing::Mipmap(array as u64));
+        unbind(array);
     }
     result
 }
@@ -165,7 +177,8 @@ unsafe extern "C" fn pool_create(pool: *mut Object, property: *const c_void) -> 
 }
 
 unsafe extern "C" fn pool_destroy(pool: Object) -> c_int {
-    memory().forget_pool(pool);
+    let shim = shim();
+    shim.cards().for_each(|card| shim.memory(card).forget_pool(pool));
     // SAFETY: guaranteed by the caller.
     unsafe { driver::mem_pool_destroy(pool) }
 }

@@ -7,15 +7,49 @@ use std::ffi::{c_int, c_void};
 
 use cuda_protocol::FromTenant;
 
+use crate::abi::shim;
 use crate::abi::stubs::GATES;
-use crate::abi::{memory, shim};
 use crate::driver::{self, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::link::Answer;
 use crate::memory::graphs::largest_allocation;
+use crate::shim::Card;
 use crate::streams::Stream;
 use crate::symbols::at;
 
 type Call = unsafe extern "C" fn(Object, Object) -> c_int;
+
+/// Returns true if an executable graph allocates.
+fn is_allocating(graph: Object) -> bool {
+    shim().memory(shim().first()).is_allocating_graph(graph)
+}
+
+/// Counts the memory that the driver has reserved for graphs on each card. Returns true if each owner allows it.
+fn count_graphs() -> bool {
+    let shim = shim();
+    let count = |card: &Card| shim.in_context(card, || shim.memory(card).count_graphs());
+    // Count on each card, even after a refusal.
+    let mut allowed = true;
+    for card in shim.cards() {
+        allowed &= count(card);
+    }
+    allowed
+}
+
+/// Makes the driver release the memory of each card that no graph uses.
+fn trim_graphs() {
+    let shim = shim();
+    shim.cards().for_each(|card| shim.in_context(card, || shim.memory(card).trim_graphs()));
+}
+
+/// Returns true if no card of the program has this many bytes for it.
+fn exceeds_all(bytes: u64) -> bool {
+    let exceeds = |card: &Card| {
+        let ask = |number| card.link.request(|request| FromTenant::AskMemory { request, card: number });
+        let number = if shim().is_single() { card.link.current_card().map(|(_, number)| number) } else { Some(0) };
+        number.is_some_and(|number| matches!(ask(number), Answer::Memory(_, total) if bytes > total))
+    };
+    shim().cards().all(exceeds)
+}
 
 /// Calls, through the gate, a driver function that takes a graph and a stream.
 unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
@@ -29,11 +63,11 @@ unsafe fn gated(index: usize, graph: Object, stream: Object) -> c_int {
 unsafe fn reserve(index: usize, graph: Object, stream: Object) -> c_int {
     // SAFETY: guaranteed by the caller.
     let result = unsafe { gated(index, graph, stream) };
-    if result == SUCCESS && memory().count_graphs() {
+    if result == SUCCESS && count_graphs() {
         return SUCCESS;
     }
     // A failed upload keeps the memory that it has obtained.
-    memory().trim_graphs();
+    trim_graphs();
     if result == SUCCESS { OUT_OF_MEMORY } else { result }
 }
 
@@ -42,7 +76,7 @@ macro_rules! launched {
         unsafe extern "C" fn $upload(graph: Object, stream: Object) -> c_int {
             // SAFETY: guaranteed by the caller.
             unsafe {
-                if memory().is_allocating_graph(graph) {
+                if is_allocating(graph) {
                     reserve(at::$real_upload, graph, stream)
                 } else {
                     gated(at::$real_upload, graph, stream)
@@ -51,7 +85,7 @@ macro_rules! launched {
         }
 
         unsafe extern "C" fn $launch(graph: Object, stream: Object) -> c_int {
-            let known = memory().is_allocating_graph(graph);
+            let known = is_allocating(graph);
             let named = Stream::named(stream as u64, $per_thread);
             // SAFETY: guaranteed by the caller.
             unsafe {
@@ -66,7 +100,7 @@ macro_rules! launched {
                     // While another graph runs, this graph may take more memory than it would take alone. The driver
                     // has reserved this memory now. It is counted when the owner allows it, and no graph that allocates
                     // is launched before.
-                    memory().count_graphs();
+                    count_graphs();
                 }
                 result
             }
@@ -77,22 +111,23 @@ macro_rules! launched {
 launched!(launch, upload, cuGraphLaunch, cuGraphUpload, false);
 launched!(launch_per_thread, upload_per_thread, cuGraphLaunch_ptsz, cuGraphUpload_ptsz, true);
 
+/// Records a new executable graph.
+fn add_graph(graph: Object, allocates: bool) {
+    // A graph may allocate on several cards, so the first card has the list of graphs.
+    shim().memory(shim().first()).add_graph(graph, allocates);
+}
+
 /// Instantiates a graph with `make`. Fails if one of the graph's allocations exceeds the tenant's whole memory.
 fn instantiate(made: *mut Object, graph: Object, make: impl FnOnce() -> c_int) -> c_int {
-    let memory = memory();
-    memory.present();
+    shim().present();
     let largest = largest_allocation(graph);
-    if let (Some(bytes), Some((_, card))) = (largest, memory.link.current_card())
-        && bytes > 0
-        && let Answer::Memory(_, total) = memory.link.request(|request| FromTenant::AskMemory { request, card })
-        && bytes > total
-    {
+    if largest.is_some_and(|bytes| bytes > 0 && exceeds_all(bytes)) {
         return OUT_OF_MEMORY;
     }
     let result = make();
     if result == SUCCESS && !made.is_null() {
         // SAFETY: the driver has written the graph to `made`.
-        memory.add_graph(unsafe { *made }, largest.is_some());
+        add_graph(unsafe { *made }, largest.is_some());
     }
     result
 }
@@ -113,7 +148,7 @@ instantiated!(graph_instantiate_with_params(parameters: *mut c_void));
 instantiated!(graph_instantiate_with_params_per_thread(parameters: *mut c_void));
 
 unsafe extern "C" fn destroy(graph: Object) -> c_int {
-    memory().forget_graph(graph);
+    shim().memory(shim().first()).forget_graph(graph);
     // SAFETY: guaranteed by the caller.
     unsafe { driver::graph_exec_destroy(graph) }
 }
@@ -121,8 +156,8 @@ unsafe extern "C" fn destroy(graph: Object) -> c_int {
 unsafe extern "C" fn trim(device: c_int) -> c_int {
     // SAFETY: the call takes no pointers.
     let result = unsafe { driver::graph_mem_trim(device) };
-    if memory().any_graphs() {
-        memory().count_graphs();
+    if shim().memory(shim().first()).any_graphs() {
+        count_graphs();
     }
     result
 }

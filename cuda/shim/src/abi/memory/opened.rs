@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use cuda_protocol::{FromTenant, Refusal};
 
-use crate::abi::memory;
+use crate::abi::{memory, memory_at, shim};
 use crate::driver::{self, Address, INVALID_CONTEXT, INVALID_VALUE, Ipc, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
 use crate::link::Answer;
 use crate::memory::opened::Token;
@@ -21,7 +21,7 @@ const LAZY: u32 = 1;
 const UNDER_WAY: Duration = Duration::from_secs(20);
 
 unsafe extern "C" fn get_handle(handle: *mut Ipc, address: Address) -> c_int {
-    let (memory, since) = (memory(), Instant::now());
+    let (memory, since) = (memory_at(address), Instant::now());
     loop {
         if memory.with(|chunks| chunks.opened.find(address).is_some()) {
             // As in the driver, a process cannot share memory that another process has shared with it.
@@ -78,6 +78,7 @@ unsafe fn open(to: *mut Address, handle: Ipc, flags: u32, real: unsafe fn(*mut A
         Err(error) => return error,
     };
     memory.contexts.note_current();
+    memory.memory.set_elsewhere();
     let found = memory.with(|chunks| match chunks.opened.is_own(&token.share) {
         // The driver gives the same answer for the process's own memory.
         true => Err(INVALID_CONTEXT),
@@ -130,14 +131,16 @@ unsafe extern "C" fn open_handle_v2(to: *mut Address, handle: Ipc, flags: u32) -
 }
 
 unsafe extern "C" fn close_handle(address: Address) -> c_int {
-    let memory = memory();
+    let shim = shim();
+    let card = shim.of_address(address);
+    let memory = shim.memory(card);
     if !memory.with(|chunks| chunks.opened.starts_at(address)) {
         // SAFETY: guaranteed by the caller.
         return unsafe { driver::ipc_close_mem_handle(address) };
     }
     if !memory.captures.any() {
         // SAFETY: the call takes no pointers. Wait until no work uses the memory, and release it afterwards.
-        unsafe { driver::ctx_synchronize() };
+        shim.in_context(card, || unsafe { driver::ctx_synchronize() });
     }
     let closed = memory.with(|chunks| {
         let freed = driver::relaxed(|| chunks.opened.close(address));

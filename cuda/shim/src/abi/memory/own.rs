@@ -13,13 +13,15 @@ use std::sync::PoisonError;
 
 use cuda_protocol::FixedKind;
 
-use crate::abi::{memory, shim};
+use super::ranges;
+use crate::abi::{memory, memory_at, shim};
 use crate::driver::{self, Access, Address, Handle, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, Object, SUCCESS};
 use crate::memory::Operations;
 use crate::memory::chunks::ChunkMemory;
 use crate::memory::foreign::Target;
 use crate::memory::handles::{Backing, Described, Freed, Handles, Pages as _, Piece, Property};
 use crate::memory::pages::Driver;
+use crate::shim::Card;
 use crate::symbols::at;
 
 /// Values in `CUmemAllocationProp` and its location: pinned memory, and memory on a card.
@@ -42,13 +44,31 @@ const DESCRIPTOR: c_int = 1;
 /// Chunks do not support it, and a query of an address reports this.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card and the device of a handle that this library can implement: pinned memory of a card that is neither
-/// compressed nor for sparse arrays. This includes a handle that other processes may import, until it is exported.
-fn movable(property: &Property) -> Option<(c_int, u8)> {
+/// Returns the card of a handle that this library can implement, with its number in the owner's list: pinned memory of a
+/// card that is neither compressed nor for sparse arrays. This includes a handle that other processes may import, until
+/// it is exported.
+fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
     let plain = (kind, place, flags & !RDMA, rest) == (PINNED, DEVICE, 0, 0) && by_descriptor;
-    plain.then(|| shim().link.card(device).map(|card| (device, card))).flatten()
+    let card = plain.then(|| shim().of_device(device)).flatten()?;
+    card.link.card(device).map(|number| (card, number))
+}
+
+/// Returns the memory of a program's card.
+fn of(card: &'static Card) -> Operations<'static> {
+    shim().memory(card)
+}
+
+/// Remembers the current context, whose card may not be the card of the memory.
+fn note_context() {
+    shim().current().contexts.note_current();
+}
+
+/// Returns the card on which the memory of a driver's handle counts.
+fn of_driver(handle: Handle) -> &'static Card {
+    let shim = shim();
+    shim.cards().find(|card| of(card).knows_fixed(handle)).unwrap_or(shim.current())
 }
 
 unsafe fn read(property: *const c_void) -> Option<Property> {
@@ -66,17 +86,21 @@ unsafe fn granularity(property: &Property) -> u64 {
 unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const c_void, flags: u64) -> c_int {
     // SAFETY: guaranteed by the caller.
     let read = unsafe { read(property) };
-    let Some((property_of, (_, card))) = read.and_then(|p| Some((p, movable(&p)?))) else {
+    let Some((property_of, (card, number))) = read.and_then(|p| Some((p, movable(&p)?))) else {
+        // The driver knows which card has the memory.
+        let card = read.and_then(|property| shim().of_device(property[3])).unwrap_or(shim().current());
         // SAFETY: as above.
-        return unsafe { memory().create_fixed(handle, bytes, property, flags) };
+        return unsafe { of(card).create_fixed(handle, bytes, property, flags) };
     };
     // SAFETY: the call uses no pointers from the caller.
     let granularity = unsafe { granularity(&property_of) };
     if handle.is_null() || flags != 0 || bytes == 0 || !(bytes as u64).is_multiple_of(granularity) {
         return INVALID_VALUE;
     }
-    memory().contexts.note_current();
-    match memory().persist(|| make(card, &property_of, bytes as u64)) {
+    note_context();
+    card.memory_is_elsewhere();
+    let memory = of(card);
+    match shim().in_context(card, || memory.persist(|| make(memory, number, &property_of, bytes as u64))) {
         Ok(made) => {
             // SAFETY: `handle` is not null, and the caller guarantees that it is valid.
             unsafe { *handle = made };
@@ -87,8 +111,7 @@ unsafe extern "C" fn create(handle: *mut Handle, bytes: usize, property: *const 
 }
 
 /// Creates a handle that consists of chunks, and of driver memory for a remainder smaller than a chunk.
-fn make(card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
-    let memory = memory();
+fn make(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Result<Handle, c_int> {
     let chunk_bytes = memory.link.chunk_bytes();
     let wanted = u32::try_from(bytes / chunk_bytes).map_err(|_| OUT_OF_MEMORY)?;
     let rest = rest(memory, card, property, bytes % chunk_bytes)?;
@@ -141,8 +164,7 @@ fn rest(memory: Operations<'_>, card: u8, property: &Property, bytes: u64) -> Re
 }
 
 /// Returns memory that is no longer needed. Holds the memory's lock, so that a new owner gets a consistent report.
-fn give_back(freed: Freed) {
-    let memory = memory();
+pub(super) fn give_back(memory: Operations<'_>, freed: Freed) {
     memory.give_back(freed.chunks);
     if freed.fixed > 0 {
         memory.link.unfix(freed.card, FixedKind::Driver, freed.fixed);
@@ -155,11 +177,12 @@ fn give_back(freed: Freed) {
 unsafe extern "C" fn release(handle: Handle) -> c_int {
     if !Handles::is_ours(handle) {
         // SAFETY: guaranteed by the caller.
-        return unsafe { memory().release_fixed(handle) };
+        return unsafe { of(of_driver(handle)).release_fixed(handle) };
     }
-    memory().with(|chunks| match chunks.handles.release(&mut Driver, handle) {
+    let memory = of(shim().of_handle(handle));
+    memory.with(|chunks| match chunks.handles.release(&mut Driver, handle) {
         Ok(ended) => {
-            ended.into_iter().for_each(give_back);
+            ended.into_iter().for_each(|freed| give_back(memory, freed));
             SUCCESS
         }
         Err(error) => error,
@@ -169,13 +192,18 @@ unsafe extern "C" fn release(handle: Handle) -> c_int {
 unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: Handle, flags: u64) -> c_int {
     if !Handles::is_ours(handle) {
         // SAFETY: guaranteed by the caller.
-        return unsafe { memory().map_fixed(address, bytes, offset, handle, flags) };
+        return unsafe { of(of_driver(handle)).map_fixed(address, bytes, offset, handle, flags) };
     }
     if flags != 0 {
         return INVALID_VALUE;
     }
-    memory().contexts.note_current();
-    memory().with(|chunks| {
+    note_context();
+    let card = shim().of_handle(handle);
+    if shim().cards().any(|other| other.number != card.number && of(other).with(|m| m.reserved(address, bytes as u64)))
+    {
+        return INVALID_VALUE;
+    }
+    of(card).with(|chunks| {
         if chunks.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
@@ -184,14 +212,19 @@ unsafe extern "C" fn map(address: Address, bytes: usize, offset: usize, handle: 
 }
 
 unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
-    memory().with(|chunks| {
-        if chunks.reserved(address, bytes as u64) {
+    let length = bytes as u64;
+    if !shim().is_single() {
+        return ranges::unmap(shim(), address, length);
+    }
+    let memory = memory();
+    memory.with(|chunks| {
+        if chunks.reserved(address, length) {
             return INVALID_VALUE;
         }
-        match chunks.handles.unmap(&mut Driver, address, bytes as u64) {
+        match chunks.handles.unmap(&mut Driver, address, length) {
             Ok(ended) => {
-                ended.into_iter().for_each(give_back);
-                memory().unmapped_fixed(address, bytes as u64);
+                ended.into_iter().for_each(|freed| give_back(memory, freed));
+                memory.unmapped_fixed(address, length);
                 SUCCESS
             }
             Err(error) => error,
@@ -200,22 +233,25 @@ unsafe extern "C" fn unmap(address: Address, bytes: usize) -> c_int {
 }
 
 unsafe extern "C" fn set_access(address: Address, bytes: usize, access: *const Access, count: usize) -> c_int {
-    memory().contexts.note_current();
+    note_context();
+    if access.is_null() || count == 0 {
+        return INVALID_VALUE;
+    }
+    // SAFETY: guaranteed by the caller: the list has `count` descriptions.
+    let list = unsafe { std::slice::from_raw_parts(access, count) };
+    if !shim().is_single() {
+        return ranges::set_access(shim(), address, bytes as u64, list);
+    }
     memory().with(|chunks| {
         if chunks.reserved(address, bytes as u64) {
             return INVALID_VALUE;
         }
-        if access.is_null() || count == 0 {
-            return INVALID_VALUE;
-        }
-        // SAFETY: guaranteed by the caller: the list has `count` descriptions.
-        let list = unsafe { std::slice::from_raw_parts(access, count) };
         chunks.handles.allow(&mut Driver, address, bytes as u64, list)
     })
 }
 
 unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], address: Address) -> c_int {
-    memory().with(|chunks| {
+    memory_at(address).with(|chunks| {
         chunks.bring_for(address);
         let ours = || {
             // SAFETY: the caller guarantees that a non-null pointer is valid.
@@ -237,7 +273,8 @@ unsafe extern "C" fn get_access(flags: *mut u64, location: *const [c_int; 2], ad
 
 unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int {
     let at = address as Address;
-    memory().with(|chunks| {
+    let memory = memory_at(at);
+    memory.with(|chunks| {
         if handle.is_null() || chunks.reserved(at, 1) {
             return INVALID_VALUE;
         }
@@ -251,7 +288,7 @@ unsafe extern "C" fn retain(handle: *mut Handle, address: *mut c_void) -> c_int 
             None => unsafe {
                 let result = driver::mem_retain(handle, address);
                 if result == SUCCESS {
-                    memory().retained_fixed(*handle);
+                    of(of_driver(*handle)).retained_fixed(*handle);
                 }
                 result
             },
@@ -264,7 +301,7 @@ unsafe extern "C" fn get_property(property: *mut c_void, handle: Handle) -> c_in
         // SAFETY: guaranteed by the caller.
         return unsafe { driver::mem_get_property(property, handle) };
     }
-    match memory().with(|chunks| chunks.handles.property(handle)) {
+    match of(shim().of_handle(handle)).with(|chunks| chunks.handles.property(handle)) {
         Some(found) if !property.is_null() => {
             // SAFETY: guaranteed by the caller: `CUmemAllocationProp` has 32 bytes.
             unsafe { property.cast::<Property>().write(found) };
@@ -279,11 +316,11 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::mem_get_granularity(bytes, property, option) };
     // SAFETY: as above.
-    let ours = || unsafe { read(property) }.and_then(|property| movable(&property)).is_some();
+    let ours = || unsafe { read(property) }.and_then(|property| movable(&property));
     if result == SUCCESS
         && option == RECOMMENDED
-        && ours()
-        && let Some(terms) = shim().link.terms()
+        && let Some((card, _)) = ours()
+        && let Some(terms) = card.link.terms()
     {
         // SAFETY: the driver has written to it.
         unsafe { *bytes = (*bytes).max(terms.chunk_bytes as usize) };
@@ -307,7 +344,8 @@ unsafe extern "C" fn export(target: *mut c_void, handle: Handle, kind: c_int, fl
 /// imported memory, so chunks cannot be exported. Therefore, the contents move to driver memory, which counts as shared
 /// and stays in place.
 fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
-    let memory = memory();
+    let owner = shim().of_handle(handle);
+    let memory = of(owner);
     let _one = memory.memory.exports.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(found) = memory.with(|chunks| chunks.handles.described(handle)) else { return Err(INVALID_VALUE) };
     if kind != DESCRIPTOR || found.property[1] & kind == 0 {
@@ -324,7 +362,8 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
     // SAFETY: the pointers are valid.
     let mut result = unsafe { driver::mem_create(&raw mut whole, bytes as usize, (&raw const property).cast(), 0) };
     if result == SUCCESS {
-        result = shim().drained(|| memory.with(|chunks| unite(chunks, handle, whole, property[3], bytes)));
+        let unite = |chunks: &mut ChunkMemory| unite(memory, chunks, handle, whole, property[3], bytes);
+        result = shim().drained(owner, || memory.with(unite));
         if result != SUCCESS {
             Driver.release(whole);
         }
@@ -338,7 +377,14 @@ fn exportable(handle: Handle, kind: c_int) -> Result<Handle, c_int> {
 }
 
 /// Copies a handle's contents to `whole`, and replaces the handle with `whole`. No work may be in flight.
-fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int, bytes: u64) -> c_int {
+fn unite(
+    memory: Operations<'_>,
+    chunks: &mut ChunkMemory,
+    handle: Handle,
+    whole: Handle,
+    device: c_int,
+    bytes: u64,
+) -> c_int {
     let mut base = 0;
     // SAFETY: the pointer is valid.
     let result = unsafe { driver::mem_address_reserve(&raw mut base, 2 * bytes as usize, 0, 0, 0) };
@@ -379,7 +425,7 @@ fn unite(chunks: &mut ChunkMemory, handle: Handle, whole: Handle, device: c_int,
     }
     match chunks.handles.unite(&mut Driver, handle, whole) {
         Some(rest) => {
-            give_back(rest);
+            give_back(memory, rest);
             SUCCESS
         }
         None => OUT_OF_MEMORY,
@@ -404,7 +450,7 @@ unsafe fn note_arrays(list: *const c_void, count: u32) {
             let word = |at: usize| entry.add(at).cast::<u64>().read_unaligned();
             let half = |at: usize| entry.add(at).cast::<u32>().read_unaligned();
             if (half(OPERATION_OF_MAP), half(KIND_OF_MAP)) == (MAPS, GENERIC) {
-                memory().bound_fixed(Target::Array(word(ARRAY_OF_MAP)), word(place));
+                of(of_driver(word(place))).bound_fixed(Target::Array(word(ARRAY_OF_MAP)), word(place));
             }
         }
     }
@@ -447,7 +493,7 @@ unsafe extern "C" fn bind(
     // SAFETY: guaranteed by the caller.
     let result = unsafe { driver::multicast_bind_mem(multicast, at, handle, offset, bytes, flags) };
     if result == SUCCESS {
-        memory().bound_fixed(Target::Multicast(multicast, at as u64), handle);
+        of(of_driver(handle)).bound_fixed(Target::Multicast(multicast, at as u64), handle);
     }
     result
 }
@@ -469,7 +515,7 @@ macro_rules! bind {
             // SAFETY: guaranteed by the caller.
             let result = unsafe { driver::$real(to, device, at, handle, offset, bytes, flags) };
             if result == SUCCESS {
-                memory().bound_fixed(Target::Multicast(to, at as u64), handle);
+                of(of_driver(handle)).bound_fixed(Target::Multicast(to, at as u64), handle);
             }
             result
         }
@@ -486,7 +532,9 @@ macro_rules! unbind {
             let result = unsafe { driver::$real(from, device, at, bytes) };
             if result == SUCCESS {
                 let range = at as u64..(at as u64).saturating_add(bytes as u64);
-                memory().unbound_fixed(|target| matches!(target, Target::Multicast(of, at) if of == from && range.contains(&at)));
+                let is_it =
+                    |target| matches!(target, Target::Multicast(of, at) if of == from && range.contains(&at));
+                shim().cards().for_each(|card| of(card).unbound_fixed(is_it));
             }
             result
         }

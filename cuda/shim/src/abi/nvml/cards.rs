@@ -13,22 +13,32 @@ use crate::symbols::{at, real};
 /// Maximum number of cards to examine, and of devices in a list. A machine has fewer.
 const MAX_CARDS: u32 = 256;
 
-/// Returns the UUIDs of the tenant's cards, from the first owner that answered. The list is empty before the first
-/// answer.
-fn cards() -> &'static [[u8; 16]] {
-    let known = &shim().libraries.cards;
+/// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The list
+/// is empty until each owner has answered once, because a card's index does not change.
+fn cards() -> &'static [(usize, [u8; 16])] {
+    let shim = shim();
+    let known = &shim.libraries.cards;
     if let Some(cards) = known.get() {
         return cards;
     }
-    let Some((_, welcome)) = hello() else { return &[] };
+    let mut all = Vec::new();
+    for number in 0..shim.cards().count() {
+        let Some((_, welcome)) = hello(number) else { return &[] };
+        all.extend(welcome.cards.iter().map(|card| (number, card.uuid)));
+    }
     // A child never waits for a thread of its parent that is setting this value.
-    let _ = known.set(welcome.cards.iter().map(|card| card.uuid).collect());
+    let _ = known.set(all);
     known.get().map_or(&[], Vec::as_slice)
+}
+
+/// Returns the tenant's card with a UUID.
+pub(super) fn find(uuid: &[u8; 16]) -> Option<(usize, [u8; 16])> {
+    cards().iter().find(|(_, card)| card == uuid).copied()
 }
 
 /// Returns true if a device belongs to the tenant.
 fn is_own(device: Device) -> bool {
-    uuid(device).is_some_and(|uuid| cards().contains(&uuid))
+    uuid(device).is_some_and(|uuid| find(&uuid).is_some())
 }
 
 /// Returns the devices of the tenant's cards, in the tenant's order.
@@ -52,8 +62,8 @@ unsafe fn own() -> Vec<Device> {
         (0..number.min(MAX_CARDS)).filter_map(device).collect()
     };
     let known: Vec<_> = all.into_iter().filter_map(|device| Some((uuid(device)?, device))).collect();
-    let find = |card: &[u8; 16]| known.iter().find(|(uuid, _)| uuid == card).map(|(_, device)| *device);
-    cards().iter().filter_map(find).collect()
+    let device = |card: &[u8; 16]| known.iter().find(|(uuid, _)| uuid == card).map(|(_, device)| *device);
+    cards().iter().filter_map(|(_, card)| device(card)).collect()
 }
 
 unsafe fn counted(index: usize, to: *mut u32) -> c_int {
@@ -120,7 +130,7 @@ unsafe extern "C" fn index_of(device: Device, to: *mut u32) -> c_int {
         if result != SUCCESS {
             return result;
         }
-        let place = uuid(device).and_then(|uuid| cards().iter().position(|card| *card == uuid));
+        let place = uuid(device).and_then(|uuid| cards().iter().position(|(_, card)| *card == uuid));
         let Some(place) = place.and_then(|at| u32::try_from(at).ok()) else { return INVALID_ARGUMENT };
         *to = place;
         SUCCESS

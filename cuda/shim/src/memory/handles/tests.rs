@@ -157,3 +157,15 @@ fn exported_handle_becomes_one_backing_in_all_mappings() {
     assert_eq!(handles.release(&mut pages, handle), Ok(Some(rest)));
     assert_eq!(pages.released, [100, 101, 102, 300]);
 }
+
+#[test]
+fn handle_names_the_card_of_its_memory() {
+    for card in [0, 1, 15] {
+        let mut handles = Handles::of_card(card);
+        let handle = three(&mut handles, 0);
+        assert_eq!((Handles::card(handle), Handles::is_ours(handle)), (card, true));
+    }
+    for other in [0, 0x1001, 0x7fff_ffff_ffff, FIRST - 1, FIRST + (1 << 40)] {
+        assert!(!Handles::is_ours(other), "{other:#x} is a handle of the driver");
+    }
+}

@@ -8,7 +8,7 @@ const CHUNK: u64 = 2 << 20;
 const BASE: Address = 0x5_0000_0000;
 
 fn region() -> Region {
-    Region::new(0, 0, BASE, 64 * CHUNK, CHUNK)
+    Region::new(vec![0], 0, BASE, 64 * CHUNK, CHUNK)
 }
 
 fn chunks(ids: std::ops::Range<u64>, place: Place) -> Vec<(Chunk, ChunkDescriptor)> {
@@ -85,4 +85,25 @@ fn a_chunk_is_given_up_wherever_it_is() {
     assert_eq!((region.away(), pages.released.len()), (0, 4));
     assert!(region.bring(&mut pages), "nothing is left to map");
     assert!(pages.mapped.is_empty());
+}
+
+#[test]
+fn peer_has_access_to_chunks_before_and_after_moves() {
+    let (mut region, mut pages) = four();
+    let devices = |pages: &Model| {
+        let of = |mapping: &(u64, Handle, Vec<Access>)| mapping.2.iter().filter_map(Access::device).collect::<Vec<_>>();
+        pages.mapped.values().map(of).collect::<Vec<_>>()
+    };
+    assert!(region.add_peer(&mut pages, 3));
+    assert_eq!(devices(&pages), [[0, 3]; 4]);
+    // A chunk that moves, and one that returns from the host, have the access as well.
+    assert_eq!(region.redirect(&mut pages, 1, &chunks(10..12, Place::Device)), 2);
+    assert_eq!(region.redirect(&mut pages, 3, &chunks(12..13, Place::Host)), 1);
+    assert!(region.bring(&mut pages));
+    assert!(region.map(&mut pages, &[5], &chunks(14..15, Place::Device)));
+    assert_eq!(devices(&pages), [[0, 3]; 5]);
+    assert!(region.remove_peer(&mut pages, 3) && region.remove_peer(&mut pages, 3));
+    assert_eq!(devices(&pages), [[0]; 5]);
+    assert_eq!(region.redirect(&mut pages, 1, &chunks(10..11, Place::Device)), 1);
+    assert_eq!(devices(&pages), [[0]; 5]);
 }

@@ -43,10 +43,11 @@ pub struct Fences {
 }
 
 impl Fences {
-    /// Creates a value without work or fences.
-    pub fn new() -> Self {
-        // Threads remember streams of generation 0 before they have noted any.
-        Self { generation: AtomicU64::new(1), pending: Mutex::default() }
+    /// Creates a value without work or fences, for the program's card with this number.
+    pub fn new(card: usize) -> Self {
+        // Threads remember streams of generation 0 before they have noted any. Different cards have different
+        // generations, because a thread remembers the streams of only one generation.
+        Self { generation: AtomicU64::new(((card as u64) << 48) + 1), pending: Mutex::default() }
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {

@@ -14,9 +14,18 @@ pub const NO_SLICE: u32 = 1;
 pub const ORDER: u32 = 2;
 /// Reason for closing: memory is copied so that it can be exported.
 pub const EXPORT: u32 = 4;
+/// Position of the first bit of [`order_of`].
+const ORDERS_OF_CARDS: usize = 8;
+/// Maximum number of cards of a program.
+pub const MAX_CARDS: usize = 16;
 
 /// Number of counters of threads in the driver. Each counter has its own cache line.
 const STRIPES: usize = 32;
+
+/// Returns the reason for closing that the owner of another card, with this number, has ordered a move of chunks.
+pub const fn order_of(card: usize) -> u32 {
+    1 << (ORDERS_OF_CARDS + card % MAX_CARDS)
+}
 
 #[derive(Debug)]
 #[repr(align(64))]
@@ -62,6 +71,12 @@ pub enum Wake {
 #[derive(Debug)]
 pub struct Held<'a>(&'a Gate);
 
+impl Default for Gate {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Gate {
     /// Returns an open gate.
     pub fn new() -> Self {
@@ -85,6 +100,7 @@ impl Gate {
     }
 
     /// Returns the index of this thread's counter.
+    #[inline]
     fn stripe(&self) -> usize {
         THREAD_STRIPE
             .try_with(|mine| {
@@ -97,11 +113,13 @@ impl Gate {
     }
 
     /// Returns true if the gate is closed for any reason.
+    #[inline]
     pub fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst) != 0
     }
 
     /// Counts this thread as inside if the gate is open. Returns the stripe for [`Self::done`].
+    #[inline]
     pub fn pass(&self) -> Option<usize> {
         let mine = self.stripe();
         let stripe = self.stripes.get(mine)?;
@@ -140,6 +158,7 @@ impl Gate {
     }
 
     /// Counts this thread as outside again.
+    #[inline]
     pub fn done(&self, stripe: usize) {
         if let Some(stripe) = self.stripes.get(stripe) {
             stripe.0.fetch_sub(1, Ordering::Release);
@@ -211,7 +230,7 @@ impl Gate {
 
     /// Returns true if the gate would be open without `reason`, ignoring closures by the program's own threads.
     pub fn opens_without(&self, reason: u32) -> bool {
-        self.closed.load(Ordering::SeqCst) & !reason & (NO_SLICE | ORDER) == 0
+        self.closed.load(Ordering::SeqCst) & !reason & !EXPORT == 0
     }
 }
 

@@ -143,6 +143,7 @@ impl RunAhead {
     }
 
     /// Returns true if submissions are bounded and measured.
+    #[inline]
     pub fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed)
     }
@@ -309,7 +310,6 @@ impl RunAhead {
     }
 
     /// Returns the number of groups in flight.
-    #[cfg(test)]
     pub fn groups(&self) -> usize {
         self.lock().groups.len()
     }

@@ -34,7 +34,7 @@ fn submission_during_open_capture_gets_fence_at_once() {
     ] {
         REAL[index].store(function, Ordering::SeqCst);
     }
-    let (captures, fences) = (Captures::default(), Fences::new());
+    let (captures, fences) = (Captures::default(), Fences::new(0));
     let state = || {
         let pending = fences.lock();
         (pending.noted.len(), pending.fences.len())

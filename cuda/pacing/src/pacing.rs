@@ -22,13 +22,14 @@ pub struct Pacing {
 }
 
 impl Pacing {
-    /// Creates the bounds of a program without work.
-    pub fn new() -> Self {
-        Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new() }
+    /// Creates the bounds of a program without work on its card with this number.
+    pub fn new(card: usize) -> Self {
+        Self { run_ahead: RunAhead::default(), solo_backlog: SoloBacklog::new(), fences: Fences::new(card) }
     }
 
     /// Waits before a submission while too much work is in flight, or until the gate is closed. Returns true if work is
     /// measured.
+    #[inline]
     pub fn wait(&self, captures: &Captures, gate: &Gate, stream: impl FnOnce() -> Stream) -> bool {
         let measured = self.run_ahead.is_active();
         if measured {
@@ -40,6 +41,7 @@ impl Pacing {
     }
 
     /// Records an unmeasured submission, with its stream if known.
+    #[inline]
     pub fn submitted_unmeasured(&self, captures: &Captures, stream: Stream, is_known: bool) {
         if is_known {
             self.fences.submitted(captures, stream);

@@ -23,6 +23,7 @@ impl Captures {
     }
 
     /// Returns true if a capture is open or about to begin.
+    #[inline]
     pub fn any(&self) -> bool {
         self.open.load(Ordering::SeqCst) > 0
     }

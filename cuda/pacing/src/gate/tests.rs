@@ -72,6 +72,21 @@ fn no_thread_is_within_a_closed_gate() {
 }
 
 #[test]
+fn orders_of_several_cards_close_gate_independently() {
+    let gate = Gate::new();
+    let (first, last) = (order_of(0), order_of(MAX_CARDS - 1));
+    assert_eq!((first | last | ORDER | NO_SLICE | EXPORT).count_ones(), 5, "each reason has a bit");
+    for reason in [ORDER, first, last] {
+        assert!(gate.close(reason, None));
+    }
+    gate.open(first);
+    gate.open(ORDER);
+    assert!(gate.is_closed() && !gate.opens_without(ORDER) && gate.opens_without(last));
+    gate.open(last);
+    assert!(gate.pass().is_some());
+}
+
+#[test]
 fn step_lets_one_waiting_submission_pass_a_closed_gate() {
     let gate = Gate::new();
     let passed = AtomicU64::new(0);

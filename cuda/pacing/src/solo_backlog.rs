@@ -67,6 +67,12 @@ pub struct SoloBacklog {
     marks: Mutex<Marks>,
 }
 
+impl Default for SoloBacklog {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl SoloBacklog {
     /// Returns a backlog without work.
     pub fn new() -> Self {
@@ -83,6 +89,7 @@ impl SoloBacklog {
 
     /// Waits before a submission to a stream while the stream's work in flight is at its bound, or until the gate is
     /// closed or work is measured.
+    #[inline]
     pub fn wait(&self, captures: &Captures, gate: &Gate, run_ahead: &RunAhead, stream: impl FnOnce() -> Stream) {
         if self.full.load(Ordering::Relaxed) {
             self.wait_long(captures, gate, run_ahead, stream());
@@ -115,6 +122,7 @@ impl SoloBacklog {
     }
 
     /// Records a submission to a stream.
+    #[inline]
     pub fn submitted(&self, captures: &Captures, stream: impl FnOnce() -> Stream) {
         if self.left.0.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.left.0.store(self.mark(captures, stream()), Ordering::Relaxed);

@@ -40,6 +40,16 @@ impl Contexts {
         }
     }
 
+    /// Returns true if a context is remembered.
+    pub fn knows(&self, context: u64) -> bool {
+        self.known().contains(&context)
+    }
+
+    /// Returns the remembered contexts.
+    pub fn all(&self) -> Vec<u64> {
+        self.known().iter().copied().collect()
+    }
+
     /// Forgets a context that ends.
     pub fn forget(&self, context: u64) {
         self.known().remove(&context);

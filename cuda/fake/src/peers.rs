@@ -1,0 +1,138 @@
+//! Access between cards, stricter than NVIDIA's: every pair of cards could access each other's memory, but work that
+//! uses memory of another card without access to it kills the program. NVIDIA's driver ends only the context.
+//!
+//! A card has access to a mapping through `cuMemSetAccess`, and to memory of `cuMemAlloc` while a context of the card
+//! has enabled the access to a context of the memory's card. Copies between two cards need no access: NVIDIA's driver
+//! copies them through host memory. They must name the context of each address.
+//!
+//! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
+#![allow(unsafe_code, reason = "see UNSAFETY")]
+#![allow(non_snake_case, reason = "names of the driver API")]
+#![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
+
+use std::cell::Cell;
+use std::ffi::c_int;
+use std::sync::{Mutex, PoisonError};
+
+use crate::api::{api, context, initialised, named, put};
+use crate::current::{CURRENT, current_device, device_of};
+use crate::result::*;
+use crate::work::{self, Op};
+use crate::{card, memory};
+
+/// Enabled pairs: the context that has access, and the context whose memory it may use.
+static PAIRS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+
+thread_local! {
+    /// Device whose work this thread runs.
+    static RUNS_ON: Cell<c_int> = const { Cell::new(-1) };
+    /// The last range that was checked: start, end, and the generation of all access.
+    static CHECKED: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
+}
+
+/// Records the device whose work this thread runs.
+pub fn runs_on(device: c_int) {
+    RUNS_ON.set(device);
+    CHECKED.set((0, 0, 0));
+}
+
+/// Kills the program if the device of this thread's work has no access to an address of another card.
+pub fn check(at: u64) {
+    let device = RUNS_ON.get();
+    if device < 0 || card::visible().len() < 2 {
+        return;
+    }
+    let (start, end, generation) = CHECKED.get();
+    if (start..end).contains(&at) && generation == memory::generation() {
+        return;
+    }
+    let generation = memory::generation();
+    match memory::access_of(at, device) {
+        Some((range, access)) if access != 0 => CHECKED.set((range.0, range.0 + range.1, generation)),
+        Some(_) => {
+            eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
+            std::process::abort();
+        }
+        // Memory of the host.
+        None => {}
+    }
+}
+
+/// Returns the devices that may access plain memory of a device, except the device itself.
+pub fn of(device: c_int) -> Vec<c_int> {
+    let pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+    let found = pairs.iter().filter(|(_, to)| device_of(*to) == Some(device));
+    found.filter_map(|(from, _)| device_of(*from)).collect()
+}
+
+/// Enables or disables the access of the current context. `peer` is the context with the memory.
+fn change(peer: u64, enable: bool) -> i32 {
+    let (Some(from), Some(to)) = (device_of(CURRENT.get()), device_of(peer)) else { return INVALID_CONTEXT };
+    if from == to {
+        return INVALID_DEVICE;
+    }
+    let pair = (CURRENT.get(), peer);
+    {
+        let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
+        match (pairs.contains(&pair), enable) {
+            (true, true) => return PEER_ACCESS_ALREADY_ENABLED,
+            (false, false) => return PEER_ACCESS_NOT_ENABLED,
+            (false, true) => pairs.push(pair),
+            (true, false) => pairs.retain(|known| *known != pair),
+        }
+    }
+    let access = if enable || of(to).contains(&from) { 3 } else { 0 };
+    memory::allow_plain(to, from, access).err().unwrap_or(SUCCESS)
+}
+
+/// Copies between two contexts; each address must be memory of its context's card.
+fn copy(to: (u64, u64), from: (u64, u64), bytes: u64) -> Result<Op, i32> {
+    for (at, context) in [to, from] {
+        let device = device_of(context).ok_or(INVALID_CONTEXT)?;
+        if memory::find(at).is_none_or(|found| found.device != device) {
+            return Err(INVALID_VALUE);
+        }
+    }
+    Ok(Op::Copy(to.0, from.0, bytes))
+}
+
+api! {
+    initialised cuDeviceCanAccessPeer(can: *mut c_int, device: c_int, peer: c_int) {
+        if named(device).is_err() || named(peer).is_err() {
+            return INVALID_DEVICE;
+        }
+        put(can, Ok(c_int::from(device != peer)))
+    }
+    context cuCtxEnablePeerAccess(peer: u64, flags: u32) {
+        if flags != 0 {
+            return INVALID_VALUE;
+        }
+        change(peer, true)
+    }
+    context cuCtxDisablePeerAccess(peer: u64) {
+        work::finish_all();
+        change(peer, false)
+    }
+    context cuMemcpyPeer(to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize) {
+        match copy((to, to_context), (from, from_context), bytes as u64) {
+            Ok(op) => work::synchronous(op),
+            Err(error) => error,
+        }
+    }
+    context cuMemcpyPeerAsync(
+        to: u64, to_context: u64, from: u64, from_context: u64, bytes: usize, stream: u64
+    ) {
+        match copy((to, to_context), (from, from_context), bytes as u64) {
+            Ok(op) => work::submit(stream, op),
+            Err(error) => error,
+        }
+    }
+    // No kernel of the fake can be launched in this way.
+    context cuLaunchCooperativeKernelMultiDevice(_list: *const c_int, _count: u32, _flags: u32) { INVALID_VALUE }
+    context cuStreamGetCtx(stream: u64, to: *mut u64) { put(to, work::context_of(stream)) }
+    context cuMemPoolSetAccess(_pool: u64, list: *const [c_int; 3], count: usize) {
+        let list = if list.is_null() { &[][..] } else { std::slice::from_raw_parts(list, count) };
+        let is_own = |[kind, device, _]: &[c_int; 3]| *kind == 1 && *device == current_device();
+        if list.iter().all(is_own) { SUCCESS } else { NOT_SUPPORTED }
+    }
+}

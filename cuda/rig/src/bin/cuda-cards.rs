@@ -1,0 +1,99 @@
+//! A CUDA program for tests that uses all the devices that it sees in one process.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use cuda_rig::{Cuda, cards};
+
+#[derive(Parser)]
+struct Args {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    /// Prints the devices as JSON: identity, PCI address, MiB in total, and free and total MiB of the context.
+    Look,
+    /// Runs the same workload on each device, and prints checksums.
+    Train {
+        /// Memory of each thread on its device, in MiB.
+        #[arg(long, default_value_t = 12)]
+        mib: u64,
+        /// Number of rounds.
+        #[arg(long, default_value_t = 40)]
+        rounds: u64,
+        /// Number of threads in the context of each device; 0 is one thread for all devices.
+        #[arg(long, default_value_t = 1)]
+        threads: u64,
+    },
+    /// Copies memory between the devices.
+    Copies {
+        /// Number of rounds.
+        #[arg(long, default_value_t = 24)]
+        rounds: u64,
+    },
+    /// Uses memory of the second device on the first.
+    Peers {
+        /// Number of rounds.
+        #[arg(long, default_value_t = 24)]
+        rounds: u64,
+    },
+    /// Uses memory of the second device on the first without access.
+    Trespass {
+        /// Enables the access first, and disables it again.
+        #[arg(long)]
+        disables: bool,
+    },
+    /// Maps memory of all devices in one range.
+    Ranges {
+        /// Number of rounds.
+        #[arg(long, default_value_t = 12)]
+        rounds: u64,
+    },
+    /// Allocates on each device until the driver refuses.
+    Fill {
+        /// Size of one allocation in MiB.
+        #[arg(long, default_value_t = 4)]
+        step_mib: u64,
+    },
+    /// Works on each device until standard input ends. A line `N` prints the progress of device N, and `alloc N`
+    /// allocates there.
+    Live {
+        /// Memory on each device in MiB.
+        #[arg(long, default_value_t = 6)]
+        mib: u64,
+    },
+    /// Creates and destroys contexts.
+    Contexts {
+        /// Number of rounds.
+        #[arg(long, default_value_t = 8)]
+        rounds: u64,
+    },
+}
+
+/// Returns the lines of standard input as they arrive.
+fn lines() -> Receiver<String> {
+    let (lines, input) = channel();
+    std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    input
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let cuda = Cuda::open("libcuda.so.1")?;
+    let found = match args.what {
+        What::Look => cards::look(cuda)?.to_string(),
+        What::Train { mib, rounds, threads } => cards::train(cuda, mib, rounds, threads)?,
+        What::Copies { rounds } => cards::copies(cuda, rounds)?,
+        What::Peers { rounds } => cards::peers(cuda, rounds)?,
+        What::Trespass { disables } => cards::trespass(cuda, disables)?,
+        What::Ranges { rounds } => cards::ranges(cuda, rounds)?,
+        What::Fill { step_mib } => cards::fill(cuda, step_mib)?,
+        What::Live { mib } => return cards::live(cuda, mib, &lines(), |line| println!("{line}")),
+        What::Contexts { rounds } => cards::contexts(cuda, rounds)?,
+    };
+    println!("{found}");
+    Ok(())
+}

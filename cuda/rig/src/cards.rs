@@ -1,0 +1,376 @@
+//! Programs that use several cards in one process.
+
+use std::sync::mpsc::Receiver;
+use std::sync::{Mutex, PoisonError};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::{Value, json};
+
+use crate::Cuda;
+
+/// Size of a buffer in bytes.
+const BUFFER: u64 = 3 << 20;
+/// Number of words that kernels change in each buffer.
+const WORDS: u64 = BUFFER / 8 / 64;
+/// Size of a chunk of the program's own handles in bytes.
+const PIECE: u64 = 2 << 20;
+
+/// Returns the driver with each device's primary context.
+pub fn all(cuda: Cuda) -> Result<Vec<Cuda>> {
+    let count = cuda.count()?;
+    (0..count).map(|device| Ok(cuda.on(device)?)).collect()
+}
+
+/// Describes each device as the program sees it.
+pub fn look(cuda: Cuda) -> Result<Value> {
+    let mut devices = Vec::new();
+    for ordinal in 0..cuda.count()? {
+        let device = cuda.device(ordinal)?;
+        let on = cuda.on(device)?;
+        let (free, total) = on.info()?;
+        let uuid = String::from_utf8_lossy(&cuda.uuid_of(device)?).into_owned();
+        let address = cuda.bus_id(device)?;
+        ensure!(cuda.by_bus_id(&address)? == device, "{address} is another device");
+        devices.push(json!([uuid, address, cuda.total_of(device)? >> 20, free >> 20, total >> 20]));
+    }
+    Ok(devices.into())
+}
+
+/// A workload on one device. Two runs with the same arguments have the same result.
+pub struct Work {
+    cuda: Cuda,
+    stream: u64,
+    buffers: Vec<u64>,
+    kernels: [u64; 3],
+    graph: u64,
+    result: u64,
+    rounds: u64,
+}
+
+impl Work {
+    /// Allocates and fills `mib` of memory with the context of `cuda` current.
+    pub fn new(cuda: Cuda, mib: u64, seed: u64) -> Result<Self> {
+        /// Locked by the thread that captures, because an allocation in another thread would end the capture.
+        static CAPTURES: Mutex<()> = Mutex::new(());
+        let _one = CAPTURES.lock().unwrap_or_else(PoisonError::into_inner);
+        cuda.enter()?;
+        let kernels = [cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?];
+        let (stream, result) = (cuda.stream()?, cuda.alloc(4096)?);
+        let buffers: Vec<u64> = (0..(mib << 20) / BUFFER).map(|_| cuda.alloc(BUFFER)).collect::<Result<_, _>>()?;
+        for (n, at) in buffers.iter().enumerate() {
+            cuda.launch(kernels[0], &[*at, WORDS, seed + n as u64], stream)?;
+        }
+        cuda.finish(stream)?;
+        let add = || buffers.iter().try_for_each(|at| cuda.launch(kernels[1], &[*at, WORDS, 3], stream));
+        let graph = cuda.capture(stream, add)?;
+        Ok(Self { cuda, stream, buffers, kernels, graph, result, rounds: 0 })
+    }
+
+    /// Adds to each word, through launches and through a graph, and makes an allocation in the stream's order.
+    pub fn step(&mut self) -> Result<()> {
+        let (cuda, stream) = (self.cuda, self.stream);
+        cuda.enter()?;
+        if self.rounds.is_multiple_of(2) {
+            cuda.graph(self.graph, stream)?;
+        } else {
+            let add = |at: &u64| cuda.launch(self.kernels[1], &[*at, WORDS, self.rounds], stream);
+            self.buffers.iter().try_for_each(add)?;
+        }
+        let small = cuda.alloc_async(1000, stream)?;
+        cuda.launch(self.kernels[0], &[small, 10, self.rounds], stream)?;
+        cuda.free_async(small, stream)?;
+        self.rounds += 1;
+        Ok(())
+    }
+
+    /// Returns a checksum of all buffers.
+    pub fn checksum(&self) -> Result<u64> {
+        self.cuda.enter()?;
+        let mut total = 0u64;
+        for at in &self.buffers {
+            self.cuda.launch(self.kernels[2], &[*at, WORDS, self.result], self.stream)?;
+            self.cuda.finish(self.stream)?;
+            total = total.rotate_left(7) ^ self.cuda.read(self.result, 1)?[0];
+        }
+        Ok(total)
+    }
+}
+
+/// Joins a thread and returns its result.
+fn joined<T>(thread: std::thread::JoinHandle<Result<T>>) -> Result<T> {
+    thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?
+}
+
+/// Runs the workload on each device with `threads` threads in the device's context, or on all devices in one thread
+/// that changes its context. Returns the checksums in the order of devices and threads.
+pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> {
+    let work = move |on: Cuda, seed: u64| -> Result<u64> {
+        let mut work = Work::new(on, mib, seed)?;
+        for _ in 0..rounds {
+            work.step()?;
+        }
+        work.checksum()
+    };
+    let cards = all(cuda)?;
+    let mut sums = Vec::new();
+    if threads == 0 {
+        let make = |(device, on): (usize, &Cuda)| Work::new(*on, mib, device as u64);
+        let mut works = cards.iter().enumerate().map(make).collect::<Result<Vec<_>>>()?;
+        for _ in 0..rounds {
+            works.iter_mut().try_for_each(Work::step)?;
+        }
+        sums = works.iter().map(Work::checksum).collect::<Result<_>>()?;
+    } else {
+        let mut running = Vec::new();
+        for (device, on) in cards.into_iter().enumerate() {
+            running.extend((0..threads).map(|n| std::thread::spawn(move || work(on, device as u64 * 100 + n))));
+        }
+        for thread in running {
+            sums.push(joined(thread)?);
+        }
+    }
+    Ok(sums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>().join(" "))
+}
+
+/// Copies a buffer from each device to the next and back, in several ways, and changes it on each device.
+pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let mut buffers = Vec::new();
+    for on in &cards {
+        on.enter()?;
+        buffers.push((on.alloc(BUFFER)?, on.stream()?, on.kernel("add")?));
+    }
+    cards[0].enter()?;
+    cards[0].launch(cards[0].kernel("fill")?, &[buffers[0].0, WORDS, 5], buffers[0].1)?;
+    cards[0].finish(buffers[0].1)?;
+    let mut added = 5;
+    for round in 0..rounds {
+        for from in 0..cards.len() {
+            let to = (from + 1) % cards.len();
+            let ((source, stream, _), (target, other, add)) = (buffers[from], buffers[to]);
+            let (here, there) = (cards[from], cards[to]);
+            here.enter()?;
+            match round % 4 {
+                0 => here.copy_to(there, target, source, BUFFER)?,
+                1 => here.copy_to_async(there, target, source, BUFFER, stream)?,
+                // The context of the stream need not be current.
+                2 => there.enter().and_then(|()| there.copy(target, source, BUFFER, stream))?,
+                _ => here.copy(target, source, BUFFER, 0).and_then(|()| here.finish(0))?,
+            }
+            here.enter()?;
+            here.finish(stream)?;
+            there.enter()?;
+            there.launch(add, &[target, WORDS, round + 1], other)?;
+            there.finish(other)?;
+            added += round + 1;
+        }
+        let found = cards[0].enter().and_then(|()| cards[0].read(buffers[0].0, 2))?;
+        ensure!(found == [added, added + 1], "round {round}: {found:?} instead of {added}");
+    }
+    Ok(format!("copied {added}"))
+}
+
+/// Uses memory of the second device on the first one. Prints the results of wrong calls.
+pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
+    let code = |result: Result<(), crate::Failed>| result.err().map_or(0, |failed| failed.code);
+    let mut codes = vec![cuda.can_access(0, 1)?, cuda.can_access(0, 0)?];
+    second.enter()?;
+    let before = second.alloc(BUFFER)?;
+    codes.push(code(first.disable(second)));
+    first.enable(second)?;
+    codes.push(code(first.enable(second)));
+    codes.push(code(first.enable(first)));
+    second.enter()?;
+    // Memory that is allocated later is accessible as well.
+    let after = second.alloc(BUFFER)?;
+    first.enter()?;
+    let (stream, fill, add) = (first.stream()?, first.kernel("fill")?, first.kernel("add")?);
+    for at in [before, after] {
+        first.launch(fill, &[at, WORDS, 1], stream)?;
+    }
+    first.finish(stream)?;
+    let mut added = 1;
+    for round in 0..rounds {
+        // The two devices change the memory in turn.
+        for on in [first, second] {
+            on.enter()?;
+            for at in [before, after] {
+                on.launch(add, &[at, WORDS, round + 1], if on.is_same(first) { stream } else { 0 })?;
+            }
+            on.finish_all()?;
+            added += round + 1;
+        }
+        for at in [before, after] {
+            let found = second.read(at, 2)?;
+            ensure!(found == [added, added + 1], "round {round}: {found:?} instead of {added}");
+        }
+    }
+    second.enter()?;
+    let spare = second.alloc(BUFFER)?;
+    second.free(spare)?;
+    // The memory of another card can be freed and described.
+    first.enter()?;
+    let range = first.range(before + 8)?;
+    ensure!(range.0 == before && range.1 >= BUFFER, "{range:?}");
+    codes.push(first.attribute(9, before)? as i32);
+    first.disable(second)?;
+    first.enter()?;
+    first.free(before)?;
+    codes.push(code(first.launch_on_all(2)));
+    codes.push(code(first.open_pool(1)));
+    Ok(format!("{codes:?} {added}"))
+}
+
+/// Uses memory of the second device on the first one without access, which must kill the program.
+pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
+    let cards = all(cuda)?;
+    let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
+    second.enter()?;
+    let at = second.alloc(BUFFER)?;
+    second.set(at, 0, BUFFER)?;
+    if disables {
+        first.enable(second)?;
+        first.launch(first.kernel("fill")?, &[at, WORDS, 1], 0)?;
+        first.finish(0)?;
+        first.disable(second)?;
+    }
+    first.enter()?;
+    first.launch(first.kernel("fill")?, &[at, WORDS, 1], 0)?;
+    first.finish(0)?;
+    Ok("trespassed".to_owned())
+}
+
+/// Maps handles of all devices in one range, gives each device access to the whole range, and uses it on each device.
+pub fn ranges(cuda: Cuda, rounds: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let count = cards.len() as u64;
+    let bytes = 2 * count * PIECE;
+    let base = cuda.reserve(bytes)?;
+    let devices: Vec<i32> = (0..count as i32).collect();
+    let mut handles = Vec::new();
+    for n in 0..2 * count {
+        let handle = cuda.create_of([1, 0, 1, (n % count) as i32, 0, 0, 0, 0], PIECE, 0)?;
+        cuda.map_at(base + n * PIECE, PIECE, 0, handle)?;
+        handles.push(handle);
+    }
+    let part = cuda.unmap_at(base + PIECE / 2, PIECE).err().map_or(0, |failed| failed.code);
+    cuda.allow_all(base, bytes, &devices)?;
+    let access: Vec<u64> = devices.iter().map(|device| cuda.access_of(*device, base)).collect::<Result<_, _>>()?;
+    let words = bytes / 8;
+    let mut added = 7;
+    for (n, on) in cards.iter().enumerate() {
+        on.enter()?;
+        on.launch(on.kernel(if n == 0 { "fill" } else { "add" })?, &[base, words, 7], 0)?;
+        on.finish(0)?;
+        added += if n == 0 { 0 } else { 7 };
+    }
+    for round in 0..rounds {
+        for on in &cards {
+            on.enter()?;
+            on.launch(on.kernel("add")?, &[base, words, round], 0)?;
+            on.finish(0)?;
+            added += round;
+        }
+    }
+    for n in 0..2 * count {
+        let found = cards[0].enter().and_then(|()| cards[0].read(base + n * PIECE, 1))?;
+        let expected = added + n * PIECE / 8;
+        ensure!(found == [expected], "piece {n}: {found:?} instead of {expected}");
+    }
+    cuda.unmap_at(base, bytes)?;
+    handles.into_iter().try_for_each(|handle| cuda.release(handle))?;
+    cuda.unreserve(base, bytes)?;
+    Ok(format!("{part} {access:?} {added}"))
+}
+
+/// Allocates on each device until the driver refuses. Returns the sizes in MiB.
+pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
+    let mut all_mib = Vec::new();
+    for on in all(cuda)? {
+        on.enter()?;
+        let mut mib = 0;
+        while mib < 1 << 16 {
+            match on.alloc(step_mib << 20) {
+                Ok(at) => on.set(at, 1, step_mib << 20)?,
+                Err(failed) if failed.code == 2 => break,
+                Err(failed) => return Err(failed.into()),
+            }
+            mib += step_mib;
+        }
+        all_mib.push(mib.to_string());
+    }
+    Ok(all_mib.join(" "))
+}
+
+/// Works on each device in a thread of its own until `input` ends. For each line `N`, prints the progress of device N
+/// since the last such line; for `alloc N`, allocates 4 MiB there first, and prints the result's code.
+pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+    let end = Arc::new(AtomicBool::new(false));
+    let cards = all(cuda)?;
+    let mut running = Vec::new();
+    for (device, on) in cards.iter().copied().enumerate() {
+        let (steps, end) = (Arc::new(AtomicU64::new(0)), Arc::clone(&end));
+        let counted = Arc::clone(&steps);
+        let work = move || -> Result<u64> {
+            let mut work = Work::new(on, mib, device as u64)?;
+            while !end.load(Ordering::SeqCst) {
+                work.step()?;
+                on.finish(work.stream)?;
+                counted.fetch_add(1, Ordering::SeqCst);
+            }
+            work.checksum()
+        };
+        running.push((steps, std::thread::spawn(work)));
+    }
+    print("ready");
+    while let Ok(line) = input.recv() {
+        let (order, number) = line.rsplit_once(' ').unwrap_or(("", line.as_str()));
+        let device: usize = number.parse()?;
+        if order == "alloc" {
+            let on = *cards.get(device).context("a device")?;
+            let result = on.enter().and_then(|()| on.alloc(4 << 20));
+            print(&result.err().map_or(0, |failed| failed.code).to_string());
+        } else {
+            let steps = running.get(device).map_or(0, |(steps, _)| steps.swap(0, Ordering::SeqCst));
+            print(&steps.to_string());
+        }
+    }
+    end.store(true, Ordering::SeqCst);
+    for (_, thread) in running {
+        joined(thread)?;
+    }
+    print("ended");
+    Ok(())
+}
+
+/// Creates and destroys contexts with peer access and streams, whose handles the driver reuses.
+pub fn contexts(cuda: Cuda, rounds: u64) -> Result<String> {
+    let cards = all(cuda)?;
+    let fill = cards[0].kernel("fill")?;
+    for round in 0..rounds {
+        for device in 0..cards.len() {
+            let own = cuda.another_on(device as i32)?;
+            let peer = cards[(device + 1) % cards.len()];
+            own.enable(peer)?;
+            peer.enter()?;
+            let there = peer.alloc(BUFFER)?;
+            own.enter()?;
+            let (stream, here) = (own.stream()?, own.alloc(BUFFER)?);
+            for at in [here, there] {
+                own.launch(fill, &[at, WORDS, round], stream)?;
+            }
+            own.finish(stream)?;
+            ensure!(own.read(there, 2)? == [round, round + 1], "round {round}");
+            own.free(here)?;
+            own.destroy(stream)?;
+            own.end_context()?;
+            peer.enter()?;
+            peer.free(there)?;
+        }
+    }
+    Ok("contexts ended".to_owned())
+}

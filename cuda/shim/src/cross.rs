@@ -1,0 +1,102 @@
+//! Access between the cards of a program.
+//!
+//! Work on one card may use chunks of another card: kernels once peer access is enabled, and copies at any time. Such
+//! work must not be in flight while these chunks move. A program that has never used memory of another card is quiet
+//! only on the card whose chunks move; any other program is quiet on all its cards.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// State of a program that may use memory of another card.
+#[derive(Debug, Default)]
+struct Replacements {
+    /// True once work on a card may use memory of another card.
+    possible: bool,
+    /// For each card, the number of replacements of its memory during which only this card is quiet.
+    alone: [u32; crate::gate::MAX_CARDS],
+}
+
+/// Decides on how many cards a program must be quiet while memory is replaced.
+#[derive(Debug, Default)]
+pub struct CrossAccess {
+    /// True once work on a card may use memory of another card, and all of this memory is mapped.
+    ready: AtomicBool,
+    replacements: Mutex<Replacements>,
+    ended: Condvar,
+    /// Locked by the thread that prepares the access.
+    preparing: Mutex<()>,
+}
+
+impl CrossAccess {
+    fn lock(&self) -> MutexGuard<'_, Replacements> {
+        self.replacements.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns true if a card's work may already use memory of another card.
+    #[inline]
+    pub fn is_ready(&self) -> bool {
+        self.ready.load(Ordering::SeqCst)
+    }
+
+    /// Lets each card's work use memory of the other cards. First waits until no memory is being replaced while only
+    /// its card is quiet, and then calls `map` to map all memory.
+    pub fn allow(&self, map: impl FnOnce()) {
+        let _one = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_ready() {
+            return;
+        }
+        let mut state = self.lock();
+        while state.alone.iter().any(|count| *count > 0) {
+            state = self.ended.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.possible = true;
+        drop(state);
+        map();
+        self.ready.store(true, Ordering::SeqCst);
+    }
+
+    /// Records that memory of a card is about to be replaced. Returns true if the program must be quiet on all its
+    /// cards. [`Self::end`] must follow.
+    pub fn begin(&self, card: usize) -> bool {
+        let mut state = self.lock();
+        if !state.possible
+            && let Some(count) = state.alone.get_mut(card)
+        {
+            *count += 1;
+        }
+        state.possible
+    }
+
+    /// Records the end of a replacement.
+    pub fn end(&self, card: usize) {
+        let mut state = self.lock();
+        if let Some(count) = state.alone.get_mut(card) {
+            *count = count.saturating_sub(1);
+        }
+        self.ended.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cross_access_waits_for_moves_on_one_card() {
+        let cross = CrossAccess::default();
+        assert!(!cross.begin(1), "no other card uses the memory");
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| cross.allow(|| assert!(cross.lock().possible, "moves now need all cards")));
+            // The other thread either waits, or has not begun to.
+            for _ in 0..1000 {
+                std::thread::yield_now();
+                assert!(!cross.is_ready() && !cross.lock().possible);
+            }
+            cross.end(1);
+            thread.join().expect("continues after the move");
+        });
+        assert!(cross.is_ready());
+        assert!(cross.begin(0), "from now on, all cards must be quiet");
+        cross.end(0);
+    }
+}
