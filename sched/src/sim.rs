@@ -4,10 +4,10 @@
 //! latency of interrupts and doorbells, and guests that submit, wait for the end, think, and submit again. The same
 //! seed produces exactly the same events.
 //!
-//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`] is
-//! the engine use by VM and time.
+//! [`Scenario`] describes workloads as data, [`run`] executes a scenario, [`Outcome`] is the result, and [`Uses`]
+//! contains the engine use by VM and time.
 //!
-//! The module does not simulate memory, page tables, or the causes of a kernel's length.
+//! The module does not simulate memory, page tables, or the reasons for the length of a kernel.
 
 mod outcome;
 mod random;

@@ -1,4 +1,4 @@
-//! A record in memory, of a bounded size.
+//! A record in memory with a limited size.
 
 use super::{MemoryMove, Recorder};
 use crate::{Decision, Event, Nanos, Scheduler, TenantId};
@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record in progress. If it runs out of space, it ends with the last event that fitted.
+/// A record in progress. If the space runs out, the record ends with the last event that fitted.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,
