@@ -3,7 +3,7 @@
 /// Maximum length of a quantity's text.
 const MAX_TEXT: usize = 64;
 
-/// Parses a quantity that is a whole number.
+/// Parses a quantity that must be a whole number.
 ///
 /// # Errors
 /// If the text is invalid. The error names the expected form.
@@ -61,7 +61,7 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// Parses a quantity of bytes that is a whole number of MiB.
+/// Parses a quantity of bytes that must be a whole number of MiB.
 ///
 /// # Errors
 /// If the text is invalid. The error names the expected form.

@@ -48,7 +48,8 @@ pub fn documents(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Renders a folder: the documents with the kustomization's images, in the order in which `kubectl` applies them.
+/// Renders a folder: returns the documents, with the images from the kustomization, in the order in which `kubectl`
+/// applies them.
 pub fn rendered(folder: &Path) -> Vec<Value> {
     let kustomization = kustomization(folder);
     let known = ["apiVersion", "kind", "resources", "images"];
