@@ -1,7 +1,7 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm. A thread that changes state that the scheduler may be waiting for
-//! calls [`Shared::wake`] after it has unlocked the state.
+//! Lock order: the card's state, then the alarm. A thread that changes state for which the scheduler may be waiting
+//! calls [`Shared::wake`] after unlocking the state.
 
 use crate::aperture::Apertures;
 use crate::fifo::Progress;
@@ -117,7 +117,7 @@ fn run(shared: &Shared) {
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
-        // Give the lock to a thread that waits for the state before the next step.
+        // Before the next step, give the lock to a thread that waits for the state.
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}

@@ -76,7 +76,7 @@ pub(crate) struct Arrival {
     pub(crate) warps: Option<u32>,
     /// Lanes that arrived.
     pub(crate) lanes: u32,
-    /// Arrived lanes whose predicate is true.
+    /// Lanes that arrived with a true predicate.
     pub(crate) holds: u32,
     pub(crate) p: Predicate,
     pub(crate) dst: Register,

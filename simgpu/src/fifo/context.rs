@@ -7,7 +7,7 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
 
-/// Mask of the upper address bits, which follow the low word of a GPU virtual address.
+/// Mask of the upper address bits that follow the low word of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
 /// Words of the push buffer that were read ahead. They are dropped when a run ends.

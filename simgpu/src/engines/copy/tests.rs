@@ -155,7 +155,7 @@ impl Reference {
 /// Parameters of one side of a copy. Positions and sizes are in bytes (elements for a remapped copy), rows and slices.
 #[derive(Clone, Debug)]
 struct Side {
-    /// Offset in bytes from the start of the half of the arena that this side uses.
+    /// Offset in bytes from the start of this side's half of the arena.
     base: u64,
     layout: Layout,
 }
