@@ -27,7 +27,7 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. It ensures that a large GPU page never spans two chunks.
+/// Minimum chunk size. This size ensures that a large GPU page never spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
@@ -214,7 +214,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. If the call fails, nothing has changed.
+    /// or [`Error::NoSuchVm`]. If the call fails, it has changed nothing.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;

@@ -1,4 +1,4 @@
-//! Users and groups by name or number, for the ownership of sockets.
+//! Resolves users and groups, by name or number, for the ownership of sockets.
 
 use nix::unistd::{Group, User};
 use vmm_glue::socket::SocketOptions;
@@ -25,7 +25,7 @@ pub(crate) fn socket_options(
 }
 
 fn number(what: &'static str, name: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, DaemonError> {
-    // `u32::MAX` means "leave it as it is" to the kernel.
+    // To the kernel, `u32::MAX` means that the owner does not change.
     let plain = name.parse().ok().filter(|&number| number != u32::MAX);
     plain.or_else(|| find(name)).ok_or_else(|| DaemonError::NoAccount { what, name: name.to_owned() })
 }

@@ -50,7 +50,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error means that the sender was dropped, so no stop signal can arrive any longer.
+            // An error means that the sender was dropped, so a stop signal can no longer arrive.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };
@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Close the log: otherwise, clients that follow it keep the server running until the time limit.
+        // Close the log. Otherwise, clients that follow it would keep the server running until the time limit.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

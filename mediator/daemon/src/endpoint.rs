@@ -15,16 +15,17 @@ use super::account;
 use super::error::DaemonError;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// An open endpoint that serves no client yet.
+/// An open endpoint that does not serve a client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, and its path unless the service manager created it. Early VMMs wait in its backlog.
+    /// A listening socket, with its path unless the service manager created it. VMMs that connect early wait in its
+    /// backlog.
     Socket(Listening),
-    /// The domain with this name.
+    /// The Xen domain with this name.
     Domain(DomainName),
 }
 
 impl Endpoint {
-    /// Opens the endpoint that a virtual machine requests.
+    /// Opens the endpoint that a virtual machine's settings describe.
     ///
     /// # Errors
     /// If the socket cannot be created, or its owner is unknown.
@@ -38,7 +39,7 @@ impl Endpoint {
         Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
     }
 
-    /// Creates the server. Returns it with the socket's path.
+    /// Creates the server. Returns the endpoint with the socket's path.
     ///
     /// # Errors
     /// If this host has no Xen, or cannot serve a socket; the socket is then removed.

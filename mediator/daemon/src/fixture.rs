@@ -42,7 +42,7 @@ const BAR0_BYTES: usize = 4096;
 /// Names of virtual machines whose backends have been released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and records the released VMs.
+/// Opens cards that serve plain memory, and records the VMs that were released.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -160,7 +160,7 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    /// Same as [`Self::new`], with sockets of the service manager's units.
+    /// Same as [`Self::new`], with sockets from the service manager's units.
     ///
     /// # Panics
     /// If the daemon does not start.
@@ -208,7 +208,7 @@ impl Fixture {
     }
 }
 
-/// Sockets of the service manager's units, by name.
+/// Sockets from the service manager's units, by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
 /// Starts a daemon that saves no overrides.
@@ -240,7 +240,7 @@ pub fn daemon_table(folder: &Path) -> String {
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until another thread makes `so` return true.
+/// Waits until `so` returns true because of another thread.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -249,13 +249,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon with a served admin API.
+/// A daemon with an admin API that is being served.
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
     /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of times that the API thread would have notified a watchdog.
+    /// Number of notifications that the API thread would have sent to a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -268,7 +268,7 @@ impl Default for Served {
 }
 
 impl Served {
-    /// Serves a daemon with two cards that serve plain memory.
+    /// Starts a daemon with two cards that serve plain memory, and serves its API.
     #[must_use]
     pub fn new() -> Self {
         Self::over(Fixture::new())

@@ -1,4 +1,4 @@
-//! Profiles: expands tables that name a profile, and counts how many further users of each profile fit on the cards.
+//! Profiles: expands tables that name a profile, and computes how many further users of each profile fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -57,8 +57,8 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Counts further users of a profile: adds users to a copy of the state until every card refuses one. The count is
-    /// limited to the maximum number of users that a daemon supports.
+    /// Computes the number of further users of a profile: adds users to a copy of the state until every card rejects
+    /// one. The number is limited to the maximum number of users that a daemon supports.
     fn capacity(
         &self,
         profile: &ProfileSpec,

@@ -25,13 +25,13 @@ use overrides::Tuning;
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time limit for a removed tenant's processes to end.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it. The operator is notified in that case.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it. If it is exceeded, the operator is notified.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 impl State {
-    /// Returns all reasons to refuse a tenant, given all other tenants.
+    /// Returns all reasons to reject a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
@@ -47,13 +47,13 @@ impl State {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
 
-    /// Returns a running VM on a CUDA card, as a tenant of this card.
+    /// Returns a running VM on a CUDA card, in the form of a tenant of this card.
     fn cuda_vm(&self, name: &str) -> Option<TenantSpec> {
         let entry = self.vms.get(name).filter(|entry| matches!(entry.life, Life::Running(_)))?;
         entry.spec.cuda.is_some().then(|| entry.spec.as_tenant())
     }
 
-    /// Returns a tenant of a CUDA card, which may be a VM.
+    /// Returns a tenant of a CUDA card; the tenant may be a VM.
     fn tenant(&self, name: &str) -> Option<TenantSpec> {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
@@ -72,7 +72,7 @@ impl State {
         }
     }
 
-    /// Assigns a tenant that names no card to the card with the most free memory.
+    /// Assigns a card to a tenant that names no card: the card with the most free memory.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -84,7 +84,7 @@ impl Daemon {
     /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// If one of them is refused.
+    /// If one of the tenants is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -146,12 +146,12 @@ impl Daemon {
             let turn = self.cuda(&card)?.change()?;
             let spec = self.tenant_spec(name)?;
             if self.state.lock().coming.contains(name) {
-                // The tenant is still being added: the addition waits for memory.
+                // The tenant is still being added, because the addition waits for memory.
                 drop(turn);
                 locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
-            // The tenant may have been removed meanwhile, and added to another card.
+            // In the meantime, the tenant may have been removed, and added to another card.
             if spec.card == card {
                 return Ok((spec, turn));
             }
@@ -161,7 +161,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If it cannot be added; no part of it remains.
+    /// If the virtual machine cannot be added; in this case, no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -176,7 +176,7 @@ impl Daemon {
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Choose a card before waiting for its change lock, and check again while holding the lock.
+        // Choose a card before waiting for the right to change it, and check again afterwards.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -278,7 +278,7 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings for its card, from now on; keys that the patch omits keep their values.
+    /// Changes a tenant's settings for its card; keys that the patch omits keep their values.
     ///
     /// # Errors
     /// If no tenant has the name, the revision is not `expected`, its card's owner does not respond, or a setting is
@@ -327,7 +327,7 @@ impl Daemon {
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (spec, turn);
             }
-            // The card, and this tenant, may change meanwhile.
+            // The card and this tenant may change in the meantime.
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
@@ -352,7 +352,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes how a CUDA card is shared, from now on. Keys that the patches omit keep their values.
+    /// Changes how a CUDA card is shared. Keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,

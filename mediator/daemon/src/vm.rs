@@ -21,13 +21,13 @@ use super::endpoint::EndpointServer;
 use super::error::DaemonError;
 use listening::SocketPath;
 
-/// Interval at which the end of a thread is checked.
+/// Interval at which the daemon checks whether a thread has ended.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status for the operator, collected from the device's calls.
+/// Status for the operator, collected from the calls of the device.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest memory is private to the VMM that is connected, or was connected last.
+    /// True if the guest's memory is private to the VMM that is connected now or was connected last.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
@@ -48,7 +48,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client receives no message.
+/// A virtual machine whose thread is suspended, before it resumes or is handed over. Its client receives no message.
 pub(super) struct Rest {
     work: Work,
     /// The suspended clients.
@@ -56,7 +56,7 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Duplicates the descriptor of its listening socket.
+    /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
     /// If the endpoint has no socket, or the descriptor cannot be duplicated.
@@ -65,7 +65,7 @@ impl Rest {
     }
 }
 
-/// Client of an earlier daemon, if any, and the status that its device reported.
+/// Client of an earlier daemon, if any, and the last status that its device reported.
 pub struct EarlierClient {
     /// The suspended client.
     pub parked: Option<SuspendedClient>,
@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes it once it is suspended.
+    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes the thread after it has suspended.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
@@ -153,8 +153,8 @@ impl Running {
         });
     }
 
-    /// Resumes the virtual machine after [`Self::rested`] with the device of another card, and returns it. The
-    /// resources of its previous device must already be released.
+    /// After [`Self::rested`], resumes the virtual machine with the device of another card, and returns the virtual
+    /// machine. The resources of its previous device must already be released.
     ///
     /// # Errors
     /// If the host cannot create a thread.

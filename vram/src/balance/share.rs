@@ -1,4 +1,4 @@
-//! Entitlements to the card: a weighted max-min fair share.
+//! Entitlements to the card, according to weighted max-min fairness.
 
 /// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ pub(super) struct Claim {
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks. They are not rounded, so rounding never causes a move.
+/// Exact shares of a card's chunks. Rounding therefore never causes a move.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Denominator of the shares. `parts` contains the numerators.
@@ -93,13 +93,13 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // The sort is stable, so a claim whose bounds are equal begins to grow before it ends.
+    // The sort is stable, so a claim whose bounds are equal begins to grow before it stops growing.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, the sum of the minimums is already too large.
+            // If no share grows here, the sum of the minimums already exceeds the total.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

@@ -7,7 +7,8 @@ impl ChunkTable {
     /// number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, nothing has changed.
+    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, it has changed
+    /// nothing.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {

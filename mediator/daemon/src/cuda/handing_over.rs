@@ -1,4 +1,4 @@
-//! Cards whose owners are handed to the next daemon during an upgrade.
+//! Hands the owners of cards to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -43,11 +43,11 @@ impl CudaCard {
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
-    /// Creates a card with the owner that another daemon started. This daemon uses the owner after [`Self::begin`].
-    /// `names` are the card's current tenants and VMs.
+    /// Creates a card with the owner that another daemon started. This daemon starts to use the owner with
+    /// [`Self::begin`]. `names` are the card's current tenants and VMs.
     ///
     /// # Errors
-    /// If the owner cannot continue with this configuration.
+    /// If the owner is not compatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
         folder: &Path,
@@ -70,7 +70,8 @@ impl CudaCard {
         Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Sends the rules of this configuration to the owner that another daemon started, if they differ.
+    /// Sends the rules of this configuration to an owner that another daemon started, if that owner has different
+    /// rules.
     ///
     /// # Errors
     /// Same as for [`Change::ask`].
@@ -83,8 +84,8 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant. `turn` is the right to change the card. The owner that another daemon started may already have
-    /// the tenant. Returns the change, and true if the tenant is new.
+    /// Adds a tenant. `turn` is the right to change the card. The owner may already have the tenant, because another
+    /// daemon started it. Returns the change, and true if the tenant is new.
     ///
     /// # Errors
     /// Same as for [`Self::promise`].
