@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`, and whose credentials the owner gets.
+/// Process that calls `connect`, so that the owner gets its credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
     /// The client itself.
@@ -56,7 +56,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order like the library.
+    /// Replies to every order as the library does.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }

@@ -199,7 +199,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // When the program ends, its worker ends too. A removed VM leaves nothing behind.
+    // When the program ends, its worker ends, too. A removed VM leaves nothing behind.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
@@ -242,7 +242,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
 
 #[test]
 fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
-    // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
+    // Only root, or a daemon with the privileges from the package's drop-in, can start processes of other users.
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -370,7 +370,7 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, and so has a restarted owner.
+    // The owner has the settings, and so does a restarted owner.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());

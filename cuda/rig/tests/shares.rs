@@ -23,9 +23,9 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// Like [`parts`], for this amount of work, in microseconds of card time.
+/// Same as [`parts`], for this amount of work, in microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // By now each program has had the card.
+    // By now, each program has had the card.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -185,7 +185,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
 
 #[test]
 fn stopped_program_is_handled_as_configured() {
-    // The fake driver does not suspend processes, so that policy also results in a kill.
+    // The fake driver cannot suspend processes, so this policy also results in a kill.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
         let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));
@@ -224,7 +224,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Run as another user with all other rights. The folder, the card and the programs are accessible to all users.
+    // Run as another user with all other privileges. The folder, the card and the programs are accessible to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");

@@ -148,7 +148,7 @@ enum What {
     Work,
     /// Registers memory of the program and copies it. Prints the results.
     Register,
-    /// Reads beyond the end of pinned memory, which only a guest's library refuses. Prints the results.
+    /// Reads beyond the end of pinned memory. Only a guest's library rejects this. Prints the results.
     Beyond,
     /// Links inputs at run time. Prints the result's size and digest.
     Link {
@@ -353,7 +353,7 @@ fn facts(cuda: Cuda) -> Result<()> {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
             // A later call of the thread returns the error of the copy. This is the second call at the latest, because
-            // the first one waits for a reply while a capture is open.
+            // the first call waits for a reply while a capture is open.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
@@ -417,7 +417,7 @@ fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: 
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     cuda.finish_all()?;
-    // A stream that synchronizes with the default stream keeps the default stream from being used while it captures.
+    // While a stream that synchronizes with the default stream captures, the default stream cannot be used.
     let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
     let other = cuda.stream()?;
     let stream = match place {

@@ -43,7 +43,7 @@ impl Daemon {
 }
 
 /// Sends a signal. After SIGSTOP, waits until every thread has stopped, because a running thread handles the signal
-/// later.
+/// only later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
     // TIMEOUT: only a failing test waits this long.

@@ -206,7 +206,7 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
 /// Length of a slice of the owner, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner option that lets a program keep its turn in pauses. It is needed because on a busy host a neighbour sometimes
+/// Owner option that lets a program keep its turn in pauses. It is needed because a neighbour on a busy host sometimes
 /// cannot submit.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
@@ -294,7 +294,7 @@ impl Raw {
         self.program.child.wait().expect("ends");
     }
 
-    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and whether the owner
+    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and true if the owner
     /// has closed the connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
@@ -363,7 +363,7 @@ pub fn hello(tenant: &str, adopts: bool) -> Hello {
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Closes a program's connection to the owner from outside, as if the owner had failed. The program keeps running.
+/// Closes a program's connection to the owner from the outside, as if the owner had failed. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");
