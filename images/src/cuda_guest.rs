@@ -10,7 +10,7 @@ use crate::cpio::Archive;
 use crate::initramfs::{self, Program};
 use crate::kernel::Unpacked;
 
-/// A guest's kernel with its modules and programs.
+/// The kernel of a guest, with its modules and programs.
 #[derive(Clone, Debug)]
 pub struct CudaGuest {
     kernel: Unpacked,

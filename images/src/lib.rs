@@ -111,8 +111,8 @@ impl Images {
 
 /// Creates the missing images, and returns the paths of all images.
 ///
-/// Several processes may call this concurrently: one of them works, and the others wait. An error names the missing
-/// package or setting.
+/// Several processes may call this concurrently: one of them creates the images, and the others wait. An error names
+/// the missing package or setting.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
@@ -138,7 +138,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel if it exists. Otherwise every run with the stock kernel would remove it.
+        // Keep the paravirtual kernel if it exists. Otherwise, every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }

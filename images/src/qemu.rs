@@ -1,4 +1,5 @@
-//! QEMU: the host's if it is new enough, otherwise a QEMU unpacked from Debian packages and run with its own loader.
+//! QEMU: the host's QEMU if it is new enough; otherwise, a QEMU that is unpacked from Debian packages and run with its
+//! own loader.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
 //! Child processes that end together with this process, even if it is killed. A daemon or QEMU that outlived a killed
-//! test or benchmark would distort the measurements of the next one.
+//! test or benchmark would distort later measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 

@@ -2,7 +2,7 @@
 //! this machine's kernel.
 //!
 //! Such a host starts in seconds, while an emulated machine needs minutes. It does not run systemd: [`Debian::start`]
-//! and related functions start and end units, and the first process reaps orphans, as systemd would.
+//! and related functions start and end units. The first process reaps orphans, as systemd would.
 //!
 //! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs in Debian's package `uidmap`.
 
@@ -156,8 +156,8 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error, which shows the ends of the units' logs. Returns the
-    /// output.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error that shows the last lines of the units' logs. Returns
+    /// the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -255,7 +255,7 @@ impl Drop for Debian {
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Only a process that can switch to other users can remove their files.
+            // Only a process that can switch to other users can remove these users' files.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);

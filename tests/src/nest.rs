@@ -36,7 +36,7 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs: as many as one PCI card has.
+/// Number of serial lines for VMs, which is the number that one PCI card has.
 pub const LINES: usize = 4;
 
 /// Size and contents of a machine.
@@ -148,7 +148,8 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as an operator does. Any firmware will do, because the card does not execute it.
+    /// Approves firmware for the card, as an operator would. The firmware may have any contents, because the card does
+    /// not execute it.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;

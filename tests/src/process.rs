@@ -1,4 +1,4 @@
-//! The daemon's process, which was either started by this process, or is the successor of such a process.
+//! The daemon's process, which was started by this process or is a successor of such a process.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// An orphan that this process has adopted, and its exit status once it has ended.
+    /// An orphan that this process has adopted, and its exit status after it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 

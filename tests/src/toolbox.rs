@@ -13,7 +13,7 @@ use crate::debian::{NAMESPACES, USERS, is_root};
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Script that enters the root folder, mounts the folder in its second argument on `/mnt`, and runs the command in its
-/// third.
+/// third argument.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /

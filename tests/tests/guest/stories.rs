@@ -142,7 +142,7 @@ fn two_guests_share_one_card() -> Result<()> {
         vm.wait_ready()?;
         guest::load_driver(vm)?;
     }
-    // Run both guests concurrently. Neither may wait for the other.
+    // Run both guests concurrently. Neither guest may wait for the other one.
     let command = "run /bin/gpu-workloads all --quick";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for run in runs {

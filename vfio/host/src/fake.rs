@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the bare address, without blanks.
+        // The kernel accepts only the address itself, without blanks.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // It is not an error for the kernel if no driver matches.
+                // If no driver matches, the kernel does not report an error.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),
