@@ -50,7 +50,7 @@ impl Layout {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures from `base`, within `bytes`. PGRAPH's contexts have a size of `graph_image` bytes.
+    /// Lays out the structures from `base`, within `bytes`. `graph_image` is the size of PGRAPH's contexts in bytes.
     ///
     /// # Errors
     /// If the structures do not fit, or such contexts are too large.

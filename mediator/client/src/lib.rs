@@ -1,4 +1,4 @@
-//! HTTP over the admin socket, with one connection per request: for `mediatorctl`, and for programs that assign virtual
+//! HTTP over the admin socket, with one connection per request, for `mediatorctl` and for programs that place virtual
 //! machines and tenants automatically.
 //!
 //! Parts: [`Admin`] (requests), [`sockets`] (hands over a socket of the daemon from a privileged program to a user),
@@ -106,7 +106,7 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, which the daemon refuses if the current revision is not `expected`. Returns the body of a
+    /// Sends one request, which the daemon rejects if the current revision is not `expected`. Returns the body of a
     /// successful response.
     ///
     /// # Errors

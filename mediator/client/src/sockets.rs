@@ -1,9 +1,9 @@
 //! Sockets and folders of the daemon that a privileged program hands over to a user.
 //!
-//! The daemon has fewer rights than such a program, and owns the folder, so it may replace files there at any time.
-//! Therefore no operation uses a path. Each folder of the path is opened without following links, the file is opened
-//! once, and only the opened file is checked and changed.
-//! once, and exactly the opened file is checked and changed.
+//! The daemon has fewer privileges than such a program, and owns the folder, so it may replace files in the folder at
+//! any time. Therefore no operation uses a path. Each folder of the path is opened without following links, the file is
+//! opened once, and only the opened file is checked and changed. once, and exactly the opened file is checked and
+//! changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Flags that open the named file itself, without following a link and without an effect on a device or pipe.
+/// Flags that open the named file itself, without following a link, and without an effect on a device or pipe.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -55,7 +55,7 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Makes a user the owner of one of the daemon's sockets. Only this user may then connect.
+/// Makes a user the owner of one of the daemon's sockets. Afterwards, only this user may connect.
 ///
 /// # Errors
 /// If the path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
@@ -72,7 +72,7 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
         )));
     }
     // Set the mode first, so that no third user can ever connect. The descriptor's own path refers to this file even if
-    // the file was renamed.
+    // the file has been renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
@@ -109,8 +109,8 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the folder of one socket from the folder `all`, together with the sockets in it. A missing folder is not an
-/// error.
+/// Removes the folder of one socket from the folder `all`, together with the sockets in it. It is not an error if the
+/// folder does not exist.
 ///
 /// # Errors
 /// If the path is another kind of file, or the folder contains other files, which are kept.

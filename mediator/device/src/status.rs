@@ -71,7 +71,7 @@ pub enum DeviceError {
     /// The size of the card's ROM is not valid for a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
-    /// The operating system refuses an event descriptor or a thread.
+    /// The operating system cannot provide an event descriptor or a thread.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

@@ -157,7 +157,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Creates the log that an earlier daemon has handed over. Unreadable events count as lost.
+    /// Creates the log that an earlier daemon has handed over. Events that cannot be read count as lost.
     #[must_use]
     pub fn restored(saved: SavedLog) -> Self {
         let SavedLog { epoch, count, events } = saved;

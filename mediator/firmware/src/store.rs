@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved. It is limited because guests determine the contents.
+/// Maximum number of images that are not approved. The size is limited because guests determine the contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";

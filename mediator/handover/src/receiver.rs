@@ -79,7 +79,7 @@ impl Receiver {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for at most `limit`. After a failure, it owns nothing.
+    /// Waits until this process owns everything, for at most `limit`. If the wait fails, this process owns nothing.
     ///
     /// # Errors
     /// If the sender does not give up ownership.

@@ -42,10 +42,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the receiver has rebuilt everything, for at most `limit`. The sender still owns everything.
+    /// Waits for at most `limit` until the receiver has rebuilt everything. The sender still owns everything.
     ///
     /// # Errors
-    /// If the receiver refuses, has ended, or takes longer.
+    /// If the receiver rejects the package, has ended, or takes longer.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -53,7 +53,7 @@ impl Sender {
         }
     }
 
-    /// Notifies the receiver, which is ready, that it now owns everything.
+    /// Notifies the receiver, which has reported that it is ready, that it now owns everything.
     ///
     /// # Errors
     /// If the receiver has ended.

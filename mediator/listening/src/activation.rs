@@ -49,8 +49,8 @@ pub enum ActivationError {
     },
 }
 
-/// Takes the descriptors of the service manager. Must be called only once, and early: a second call would use the same
-/// numbers.
+/// Takes the descriptors of the service manager. Must be called early and only once, because a second call would use
+/// the same numbers.
 ///
 /// # Errors
 /// See [`ActivationError`] for all reasons.
@@ -70,7 +70,7 @@ pub fn take() -> Result<Activated, ActivationError> {
 /// # Safety
 /// The descriptor must be open and must not have another owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers of this function fulfil the same requirement.
+    // SAFETY: the caller of this function fulfils the same requirement.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 

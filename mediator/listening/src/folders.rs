@@ -2,7 +2,7 @@
 //! same folder. Such a folder must therefore belong to only one tenant or VM.
 //!
 //! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
-//! programs that have at most the daemon's rights access the folder.
+//! programs that have at most the daemon's privileges access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -44,8 +44,8 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the exclusive folder for the socket of a tenant or VM, together with sockets that a killed process has left
-/// in the folder.
+/// Removes the exclusive folder for the socket of a tenant or VM, together with the sockets that a killed process has
+/// left there.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -117,8 +117,7 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// If other users can create files in the folder, because they could then replace the sockets of other users and of the
-/// daemon.
+/// If other users can create files in the folder. They could then replace the sockets of other users and of the daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.

@@ -49,7 +49,7 @@ pub struct SocketPath {
     bound: Option<BoundPath>,
     /// Name in the store, if the socket has a copy in the store.
     stored: Option<String>,
-    /// True while this process is responsible for removing the path.
+    /// True while this process must remove the path.
     ours: Arc<AtomicBool>,
 }
 
@@ -95,16 +95,16 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the sources from the service manager's sockets, and from its store if it has one. Connections of VMMs
-    /// that an earlier run served and this run does not serve are closed, so that the VMMs notice this even if this run
+    /// Creates the sources from the service manager's sockets, and from its store if it has one. Closes connections of
+    /// VMMs that an earlier run served and this run does not serve, so that the VMMs notice this even if this run
     /// fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Creates the sources from the sockets of another daemon. That daemon continues to use them unless [`Self::own`]
-    /// is called.
+    /// Creates the sources from the sockets of another daemon. The other daemon continues to use them until
+    /// [`Self::own`] is called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
@@ -181,7 +181,7 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
-        // A stored socket with another path is closed, and its path removed.
+        // Close a stored socket that has another path, and remove its path.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
         let adopted = match adopted {

@@ -54,8 +54,8 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` under `count` schedules (times the factor in the environment). Half of the schedules choose threads at
-/// random; the other half uses PCT, which finds failures that require few but unlikely thread switches.
+/// Runs `body` with `count` schedules, multiplied by the factor in the environment. Half of the schedules choose
+/// threads at random. The other half uses PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
 /// If `body` panics, if its threads wait for each other, or if a schedule does not end.

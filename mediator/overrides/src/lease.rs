@@ -17,16 +17,17 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
-    /// Number that differs for each process, if the kernel supports it (Linux 6.9); otherwise it is the same for all.
+    /// Number that is unique to each process if the kernel supports it (Linux 6.9); otherwise, it is the same for all
+    /// processes.
     number: u64,
     handle: OwnedFd,
 }
 
 impl Process {
-    /// Opens a process by its number.
+    /// Opens a process by its ID.
     ///
     /// # Errors
-    /// If no process has this number, or no descriptors are available.
+    /// If no process has this ID, or no descriptors are available.
     pub fn open(pid: i32) -> io::Result<Self> {
         let known = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(known, PidfdFlags::empty())?;
@@ -105,7 +106,7 @@ impl Lease {
 }
 
 impl SavedLease {
-    /// Returns the lease and the tenant with its values, if its process still runs.
+    /// Returns the lease, and the tenant with the leased values, if the process still runs.
     pub fn resumed(self, tenant: &TenantSpec) -> Option<(Lease, TenantSpec)> {
         let Self { pid, number, keys } = self;
         let process = Process::open(pid).ok().filter(|found| found.number == number && !found.has_ended())?;

@@ -35,7 +35,7 @@ pub struct OverrideStore {
     /// The configuration file as it was at the daemon's start.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, so that only differences are written; `None` if unknown.
+    /// Content of the file, so that only changed content is written; `None` if unknown.
     written: Option<State>,
 }
 
@@ -68,8 +68,8 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
-    /// folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reported `state` as its content. `lock` is the lock of the
+    /// daemon's folder. Returns the configuration with the changes.
     ///
     /// # Errors
     /// If the stored changes do not match the configuration.
@@ -106,7 +106,7 @@ impl OverrideStore {
     /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// If the settings cannot be written. The next change retries this.
+    /// If the settings cannot be written. The next change tries again.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };

@@ -43,7 +43,7 @@ pub fn with_page(api: Router) -> Router {
     }))
 }
 
-/// Refuses requests whose `Host` is a name other than `localhost`; see the crate's description.
+/// Rejects requests whose `Host` is a name other than `localhost`; see the crate's description.
 pub fn guard(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
@@ -93,10 +93,11 @@ fn refused(host: Option<&str>) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Listens on a loopback address. A daemon that upgrades can listen before its predecessor has closed the same address.
+/// Listens on a loopback address. A daemon that is being upgraded can listen before its predecessor has closed the same
+/// address.
 ///
 /// # Errors
-/// If the system refuses the address, for example because another program uses it.
+/// If the system rejects the address, for example because another program uses it.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

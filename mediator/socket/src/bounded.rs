@@ -80,7 +80,7 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection, which returns its permit when it ends.
+/// A connection, which returns its permit when it is closed.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,

@@ -18,11 +18,11 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Creates an empty file of at most `most` bytes, in `folder` or, without a folder, in the folder for temporary
-    /// files.
+    /// Creates an empty file of at most `most` bytes in `folder`, or in the folder for temporary files if `folder` is
+    /// absent.
     ///
     /// # Errors
-    /// If the file cannot be created. The error contains the reason.
+    /// If the file cannot be created.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;

@@ -45,7 +45,7 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Command prefix that runs a command as a user who may run VMs.
+/// Command prefix that runs a command as a user with permission to run VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
 /// Command prefix that runs a command as an unprivileged user.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
