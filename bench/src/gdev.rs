@@ -1,8 +1,8 @@
 //! Gdev's figures 3 and 4: copies between a guest's memory and the card with the library `gdev`, by piece size, and
-//! through the aperture or with the copy engine.
+//! with the aperture or the copy engine.
 //!
-//! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
-//! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
+//! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, whose speed is
+//! measured in a first machine. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. They are reported as `link` in
 //! figure 3.
@@ -18,7 +18,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 const VM: &str = "gdev";
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
-/// Size of the card's memory, and of the VM's, in MiB.
+/// Size of the card's memory and of the VM's memory in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
 /// Default number of rounds.

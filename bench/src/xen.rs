@@ -1,6 +1,6 @@
 //! Counts the exits of a Xen domain (accesses that the daemon serves) and the buffered exits, while the driver loads
 //! and during each workload. The domain has a shared card, and its own pages under the apertures, as operators are
-//! advised. For comparison it gets the card in passthrough mode, where each access is an exit.
+//! advised. For comparison, the domain also gets the card in passthrough mode, where each access is an exit.
 //!
 //! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine, while
 //! numbers of exits are valid in general.

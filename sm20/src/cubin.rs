@@ -40,7 +40,7 @@ pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, from its first 64 bytes: the end of the last of its tables, because
+/// Returns the length of a cubin in bytes, from its first 64 bytes. The length is the end of the last table, because
 /// compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {

@@ -1,11 +1,11 @@
-//! Names of the benchmarks, and the papers' figures or the pages that each of them reproduces.
+//! Lists the benchmarks, and the figures of the papers or the pages that each of them reproduces.
 
 use anyhow::{Result, bail};
 
 /// A benchmark: its name, its needs, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
-/// Things that a benchmark needs in addition to the sources.
+/// Requirements of a benchmark in addition to the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,

@@ -99,7 +99,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
         command.arg("--resume");
     }
     if let Some(json) = json {
-        // The program may run in a different folder than this one.
+        // The program may run in a different folder than this process.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
         command.arg("--json").arg(json);
     }

@@ -68,7 +68,7 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line: the text after `//`, unless the `//` is in a string such as a web address.
+/// Returns the comment on a line, which is the text after `//`, unless the `//` is in a string such as a web address.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)

@@ -56,7 +56,7 @@ struct Mutation {
 }
 
 impl Mutation {
-    /// Returns the words in `tests`. If `tests` is empty, returns a word that every name contains.
+    /// Returns the words in `tests`. If `tests` is empty, returns a word that is part of every name.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
@@ -179,7 +179,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with both bodies gets one body in the next attempt.
+/// Builds the copy. A function that does not compile with both bodies gets only one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {

@@ -7,7 +7,8 @@ use jiff::civil::Date;
 
 use crate::run::root;
 
-/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has none.
+/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has no
+/// domain.
 pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator.example.org>";
 
 /// A version in the changelog.
@@ -105,7 +106,7 @@ pub fn wrapped(change: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files that show the version, each with the text around it.
+    /// Files that contain the version, each with the text around it.
     const SHOWN: [(&str, &str); 7] = [
         ("tests/fuzz/Cargo.toml", "version = \"VERSION\""),
         ("fleet/kubernetes/kustomization.yaml", "newTag: VERSION"),

@@ -13,8 +13,8 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not
-/// suffice, because the guest's speed fluctuates more than the scheduler costs.
+/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not be
+/// sufficient, because the fluctuation of the guest's speed exceeds the scheduler's cost.
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the lone VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;

@@ -34,7 +34,7 @@ const BESIDE_MIB: u64 = 4;
 /// Lengths of the quanta to measure, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Use of quanta for a job.
+/// Quanta that a job runs with.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,

@@ -275,7 +275,7 @@ impl<T: Code> Field for Coded<T> {
     }
 }
 
-/// A field without bits: the encoding has only this value.
+/// A field without bits, because the encoding has only this value.
 pub(super) struct Fixed<T>(pub T);
 
 impl<T: Copy + PartialEq> Field for Fixed<T> {
@@ -324,7 +324,7 @@ impl Field for Int {
 pub(super) enum Immediate {
     /// Sign-extended.
     Signed,
-    /// Used as the upper bits of a word.
+    /// The immediate is the upper bits of a word.
     Upper,
 }
 

@@ -1,4 +1,4 @@
-//! Barriers, votes, NOP (type 4); and instructions of all types that are not modelled.
+//! Barriers, votes, and NOP (type 4 encodings); and instructions of all types that are not modelled.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

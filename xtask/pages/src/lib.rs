@@ -4,7 +4,7 @@
 //! it to [`file()`] or [`part`]. The test fails if the committed text differs. With the variable [`WRITE`], which
 //! `cargo xtask docs` sets, the test writes the text instead. [`architecture`] draws the picture of README.md.
 //!
-//! The crate does not know the contents of the parts.
+//! The crate does not interpret the contents of the parts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
