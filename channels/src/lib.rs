@@ -6,14 +6,14 @@
 //!
 //! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] checks the guest's ring entries up
 //! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
-//! push buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
+//! push buffer. When all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
 //! the non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
-//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress as its own indices and
+//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
 //! addresses, and does not see the host's ring.
 //!
 //! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
-//! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
+//! work area must be mapped only where its channel is bound. Otherwise, another VM could write its semaphores.
 //!
 //! Context images also belong to the host, and no guest work reads or writes them, because they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
@@ -34,12 +34,13 @@
 //! channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind have no effect.
 //!
 //! Limits:
-//! - of the PBDMA's state, only the ring's indices survive an unbind; the position within a fetched range is lost;
+//! - of the PBDMA's state, only the ring's indices are kept after an unbind; the position within a fetched range is
+//!   lost;
 //! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
 //!   host semaphore methods, and must not end within a method's data (or after 510 entries), as drivers do;
-//! - ring control entries other than NOPs are refused.
+//! - control entries in the ring other than NOPs are rejected.
 //!
-//! Policy is decided elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
+//! The crate does not decide when to pull, when to poll for completions, or how to react to a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner tries again
 //! ([`Channels::kick`]). The crate uses no locks and no threads; time is an argument.

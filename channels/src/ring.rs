@@ -70,7 +70,7 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of them.
+    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of these submissions.
     pub(crate) records: VecDeque<Record>,
     /// Number of submissions so far.
     submitted: u64,
@@ -82,7 +82,7 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison. GET is `None` if there was no comparison since the card was idle.
+    /// Position and GET at the last comparison. GET is `None` if no comparison was made since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 
@@ -164,7 +164,7 @@ impl Ring {
         self.get
     }
 
-    /// Returns true if the card had fetched all work that it was given at the last poll.
+    /// Returns true if, at the last poll, the card had fetched all work that it was given.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
@@ -180,8 +180,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if the submission may
-    /// already run, or does not exist.
+    /// Lets the card fetch a submission and the earlier submissions. Returns the new index; `None` if the submission
+    /// may already run, or does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();

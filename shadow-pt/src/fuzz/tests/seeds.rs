@@ -31,7 +31,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins by creating tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each seed begins by creating tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -89,8 +89,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Withdraw RAM in the middle of large pages and grant it again, at the same address and at another, for reading
-        // and for writing.
+        // Withdraw RAM in the middle of large pages, and grant it again at the same or another address, for reading and
+        // for writing.
         (
             "ram",
             seed(&[
