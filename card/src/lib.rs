@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Reasons for which host memory cannot be mapped for the card, or unmapped.
+/// Reasons why host memory cannot be mapped for the card, or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Part of the range is already mapped.

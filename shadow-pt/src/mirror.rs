@@ -78,7 +78,7 @@ pub(crate) struct Mirror {
     pub(crate) card: VramAddr,
     /// The guest's entries as of the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, as they will be after all runs were written.
+    /// The card's entries, as they will be after all runs have been written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,

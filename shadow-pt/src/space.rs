@@ -172,9 +172,9 @@ impl Space {
 
     /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again: first the small
-    /// entries that replace large ones, and the links to them; then changes that remove permissions, new tables, and
-    /// changes that add permissions; finally all other small entries of the replacement tables.
+    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again. First come the
+    /// small entries that replace large entries, and the links to them; then the changes that remove permissions, new
+    /// tables, and the changes that add permissions; finally all other small entries of the replacement tables.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -381,7 +381,7 @@ impl Space {
         }
     }
 
-    /// Drops a table that no directory entry refers to any longer.
+    /// Drops a table that directory entries no longer refer to.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -400,8 +400,8 @@ impl Space {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory was freed, retry only the first refused table, because the card's own memory may have been the
-        // limit.
+        // If no memory has been freed, retry only the first refused table, because the card's own memory may have been
+        // the limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;

@@ -96,8 +96,8 @@ pub(crate) struct Splits {
     /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table and have none. The value is true if an attempt to create the table has
-    /// failed.
+    /// Pairs that may need a replacement table but do not have one. The value is true if an attempt to create the table
+    /// has failed.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that directory entries may no longer refer to.
     orphans: Vec<Pair>,
@@ -139,7 +139,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that no directory entry refers to any longer. Returns their size in bytes.
+    /// Drops the tables of pairs that directory entries no longer refer to. Returns their size in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -186,7 +186,7 @@ impl Splits {
         }
     }
 
-    /// Creates the tables that are needed, empty, as far as `room` (in bytes) allows.
+    /// Creates the tables that are needed, without entries, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -297,7 +297,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes all entries that replace large entries if `before` is true, and all others if it is false.
+    /// Writes all entries that replace large entries if `before` is true, and all other entries if it is false.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -324,7 +324,8 @@ impl Splits {
     }
 
     /// Returns the small-page table that a directory entry of `pair` must refer to, if it is not the guest's. `large`
-    /// is the pair's large-page table. `Some(None)` means no table at all, because the replacement does not fit.
+    /// is the pair's large-page table. `Some(None)` means that the entry must refer to no table, because the
+    /// replacement does not fit.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;

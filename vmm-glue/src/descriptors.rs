@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::keeper::{Keeper, SLOTS, Slots};
 
-/// Reasons for which a client cannot be handed over or restored.
+/// Reasons why a client cannot be handed over or restored.
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// The saved state is invalid.

@@ -118,7 +118,7 @@ pub enum MemoryError {
     Untouched { gpa: u64 },
 }
 
-/// Reasons for which a region cannot be added.
+/// Reasons why a region cannot be added.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AddError {

@@ -40,7 +40,7 @@ const MAX_ROUNDS: u32 = 64;
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Reasons for which a server cannot continue.
+/// Reasons why a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -122,7 +122,7 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Like [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
+    /// Same as [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
     /// these clients' device.
     ///
     /// After [`StopHandle::park`], stops serving the clients and returns them. At that time none of their requests is

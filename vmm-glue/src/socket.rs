@@ -35,7 +35,7 @@ pub struct SocketOptions {
     pub gid: Option<u32>,
 }
 
-/// Reasons for which a path cannot be bound.
+/// Reasons why a path cannot be bound.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {

@@ -113,7 +113,7 @@ impl Memory {
         &self.vram
     }
 
-    /// Like [`Self::vram`], mutable.
+    /// Same as [`Self::vram`], mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
@@ -128,7 +128,7 @@ impl Memory {
         &self.iova
     }
 
-    /// Like [`Self::iova`], mutable.
+    /// Same as [`Self::iova`], mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }
@@ -161,7 +161,7 @@ impl Memory {
         self.copier.as_ref()
     }
 
-    /// Like [`Self::copier`], mutable, together with the memory that it moves.
+    /// Same as [`Self::copier`], mutable, together with the memory that it moves.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }

@@ -198,7 +198,7 @@ impl CardVram {
         self.short.contains(&vm)
     }
 
-    /// Like [`Self::is_short`], and also clears the record.
+    /// Same as [`Self::is_short`], and also clears the record.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
@@ -389,7 +389,7 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// Like [`Self::alloc`], with arbitrary contents.
+    /// Same as [`Self::alloc`], with arbitrary contents.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].

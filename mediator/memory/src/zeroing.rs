@@ -30,7 +30,7 @@ impl CardVram {
         }
     }
 
-    /// Like [`Self::scrub_piece`], unless enough chunks are free and zeroed.
+    /// Same as [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
     /// If the card does not respond.

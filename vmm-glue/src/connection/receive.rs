@@ -116,7 +116,7 @@ impl Receive {
         }
     }
 
-    /// Like [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
+    /// Same as [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
     /// commit.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {

@@ -66,7 +66,7 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reasons for which the table refuses a request.
+/// Reasons why the table refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.

@@ -65,7 +65,7 @@ impl VmBackend {
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Like [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
+    /// Same as [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;

@@ -76,7 +76,7 @@ impl Grants {
         &self.ram
     }
 
-    /// Like [`Self::ram`], mutable.
+    /// Same as [`Self::ram`], mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
@@ -86,7 +86,7 @@ impl Grants {
         &self.remap
     }
 
-    /// Like [`Self::remap`], mutable.
+    /// Same as [`Self::remap`], mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
@@ -96,7 +96,7 @@ impl Grants {
         self.tables.as_ref()
     }
 
-    /// Like [`Self::tables`], mutable.
+    /// Same as [`Self::tables`], mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }

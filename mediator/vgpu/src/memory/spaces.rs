@@ -92,7 +92,7 @@ impl Memory {
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Like [`Self::prepare`], for all spaces.
+    /// Same as [`Self::prepare`], for all spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -231,7 +231,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Like [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
+    /// Same as [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));

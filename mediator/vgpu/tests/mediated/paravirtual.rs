@@ -34,7 +34,7 @@ fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// Like [`guest`], with other settings.
+/// Same as [`guest`], with other settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
