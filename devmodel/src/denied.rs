@@ -1,4 +1,4 @@
-//! Refused accesses: counts them per register and reason, and logs the first access of each pair.
+//! Denied accesses: counts them per register and reason, and logs the first access of each pair.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -77,7 +77,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Numbers of refused accesses for a site and a reason.
+/// Number of denied accesses for a site and a reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Number of refused reads.

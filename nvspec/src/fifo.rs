@@ -89,7 +89,7 @@ pub mod gp_opcode {
     pub const PB_CRC: u64 = 3;
 }
 
-/// Way in which a method header's data is distributed to methods: header bits 31:29.
+/// Rule by which a method header's data is distributed to methods: header bits 31:29.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderOp {
     /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).

@@ -100,7 +100,7 @@ pub mod ramfc {
     /// Objects bound to the subchannels, as data of the method that bound them (saved state).
     // GUESS: their location on GF100 is not public. Drivers do not use these words.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is refused.
+    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is rejected.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 

@@ -172,8 +172,8 @@ pub enum Request {
     /// Creates a tenant and listens on its socket. Answered with [`Answer::Moving`] while other tenants use its
     /// guaranteed memory.
     Add(Tenant),
-    /// Changes the limits of the tenant with this name. Its memory size and its socket do not change. Same as
-    /// [`Request::Add`], this request may be answered with [`Answer::Moving`].
+    /// Changes the limits of the tenant with this name. Its memory size and its socket do not change. As with
+    /// [`Request::Add`], the answer may be [`Answer::Moving`].
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {

@@ -158,7 +158,8 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound. The backend's state must list each of them as bound or refused.
+    /// Returns the channels that the guest has bound. The backend's state must list each of these channels as bound or
+    /// refused.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);

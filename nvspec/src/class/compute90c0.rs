@@ -168,7 +168,7 @@ pub mod semaphore {
     pub const OPERATION: Field = Field::new(1, 0);
     /// Releases.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release; without effect here.
+    /// Skips the memory flush before the release; has no effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Reduces memory with the payload instead of replacing it.
     pub const REDUCTION: Field = Field::new(3, 3);

@@ -53,7 +53,7 @@ regs! {
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
         FUSE[179; 4] @ 0x021000 Rw {}
-        /// Speed of the die, which drivers use to look up voltages; drivers complain about 0.
+        /// Speed of the die, which drivers use to look up voltages; drivers report a problem if it is 0.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
         /// Further fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}

@@ -205,8 +205,8 @@ regs! {
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the clusters' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first reports readiness, the second contains the context's size in bytes after the
-        /// start.
+        /// Mailboxes. Bit 31 of the first register reports readiness. The second register contains the context's size
+        /// in bytes after the start.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
@@ -262,8 +262,8 @@ pub mod fecs_command {
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Error registers of a multiprocessor: state registers of the clusters, see [`written`](sm_trap::written). Source:
-/// nouveau's `gr` unit.
+/// Error registers of a multiprocessor, which are state registers of the clusters: see [`written`](sm_trap::written).
+/// Source: nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
 
