@@ -12,7 +12,7 @@ pub trait Part: Serialize + DeserializeOwned {
     /// Version of the encoding. It starts at 1 and increases with each change. Each element of a list must need at
     /// least one byte; otherwise a short file could claim to contain a list of any length.
     const VERSION: u32;
-    /// The part in its previous version; [`Unversioned`] if the reader does not accept one.
+    /// The part in its previous version; [`Unversioned`] if the reader does not accept a previous version.
     type Before: Serialize + DeserializeOwned;
 
     /// Converts from the previous version.
@@ -40,8 +40,8 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number must be higher than that of all
-/// earlier encodings, because a program with an earlier encoding must not accept this one as its own.
+/// Declares a type as the only version of a part that is read and written. Its number must be higher than the numbers
+/// of all earlier encodings, because a program with an earlier encoding must not accept this part as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -61,7 +61,7 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program can read, in this version and in the previous one.
+/// A part that a program can read, in this version and in the previous version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// The part's name.

@@ -21,7 +21,8 @@ pub enum Deadline {
 }
 
 impl Deadline {
-    /// Returns true if the core must be called at this time. Other deadlines only allow later events to do more.
+    /// Returns true if the core must be called at this time. The other deadlines only permit more actions at later
+    /// events.
     const fn wakes(self) -> bool {
         match self {
             Self::Reconnection | Self::Reclaims | Self::SecondLimit(_) => true,

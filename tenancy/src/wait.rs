@@ -1,4 +1,4 @@
-//! The reason that a tenant's work waits.
+//! The reason why a tenant's work waits.
 
 use crate::Residency;
 use serde::{Deserialize, Serialize};

@@ -68,7 +68,7 @@ struct State {
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin. The next fields count its rises, and contain the delivered messages in order.
+    /// Level of the pin. The next fields are the number of its rises, and the delivered messages in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -701,7 +701,7 @@ impl FakeDomain {
         self.0.state.lock().given.get(&frame).copied()
     }
 
-    /// From now on, makes Xen refuse to move frames.
+    /// Makes Xen refuse to move frames from now on.
     pub fn stick(&self) {
         self.0.state.lock().stuck = true;
     }

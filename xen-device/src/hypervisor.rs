@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process may not or cannot call the hypervisor.
+    /// This process is not permitted or not able to call the hypervisor.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// The kernel's device.
@@ -95,7 +95,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Notifies the domain, through one of the server's ports, that a request is answered.
     ///
     /// # Errors
-    /// If the port no longer exists, for example because its domain was destroyed.
+    /// If the port no longer exists, for example because the domain was destroyed.
     fn notify(&self, port: u32) -> io::Result<()>;
 
     /// Returns a descriptor that is readable when a port has fired.
@@ -120,17 +120,17 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// If the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain, starting at `first`. Maps either all of them or none.
+    /// Maps `count` frames of the domain, starting at `first`. Maps either all of the frames or none of them.
     ///
     /// # Errors
     /// If one of the frames is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
     /// Adds `count` frames, starting at `first`, to the domain, beyond its current memory and limit. Adds either all of
-    /// them or none.
+    /// the frames or none of them.
     ///
     /// # Errors
-    /// If the host has no memory for the frames, or Xen refuses.
+    /// If the host has no memory for the frames, or Xen refuses the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Removes `count` frames, starting at `first`, from the domain. The frames continue to exist for as long as they
@@ -143,7 +143,7 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.
     ///
     /// # Errors
-    /// If Xen refuses; some frames may then have been moved.
+    /// If Xen refuses the move; in this case, some frames may have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
     /// Delivers a message-signalled interrupt.

@@ -1,5 +1,5 @@
-//! The second kind of endpoint, in addition to the vfio-user server: an HVM domain of Xen whose accesses to one PCI
-//! function are served by this process.
+//! Serves an HVM domain of Xen, the second kind of endpoint in addition to the vfio-user server: this process serves
+//! the domain's accesses to one PCI function.
 //!
 //! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
 //! Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through an event

@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and functions to take and answer requests.
 //!
-//! Xen, not the guest, writes these pages, but this module does not rely on that: each field is copied once, and its
-//! user checks it.
+//! These pages are written by Xen and not by the guest, but this module does not rely on that: it copies each field
+//! once, and the user of the field checks it.
 //!
 //! Source: `hvm/ioreq.h`.
 

@@ -89,7 +89,7 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // These changes were meant for the previous domain.
+                // These changes were intended for the previous domain.
                 link.take_disconnect();
                 // From now on the ports of virtual CPUs exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))

@@ -19,8 +19,8 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. A guest that takes memory back does not need a fast
-/// reaction.
+/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back does not
+/// need to be fast.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
@@ -117,7 +117,7 @@ impl<'a> Session<'a> {
     /// Serves until the end.
     ///
     /// # Errors
-    /// If the host fails: the source of events or of domains can no longer be read.
+    /// If the host fails, so that the source of events or of domains can no longer be read.
     pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
         loop {
             if stop.is_stopped() {

@@ -82,7 +82,7 @@ pub trait Store: Send + fmt::Debug {
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
     /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
-    /// false, allows both again.
+    /// false, permits both again.
     ///
     /// # Errors
     /// If xenstore refuses, or the domain no longer exists.

@@ -1,5 +1,5 @@
 //! Saved state of the page tables that are kept for a guest. The reference count of a table is derived from the objects
-//! that refer to it.
+//! that refer to the table.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};

@@ -1,4 +1,4 @@
-//! Table space: the slots that hold tables, and the pages that were written.
+//! Table space: the slots that contain tables, and the pages that were written.
 
 mod saved;
 
