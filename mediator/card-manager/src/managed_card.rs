@@ -76,7 +76,8 @@ pub trait GuestEvents: Send + Sync {
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
-    /// the card match the guest's, and the VM's work does not run before that. Called without the card's lock.
+    /// the card match the guest's address spaces. The VM's work must not run before that. Called without the card's
+    /// lock.
     ///
     /// # Errors
     /// If the card does not respond.
@@ -124,9 +125,9 @@ pub struct Sharing {
     pub scheduler: sched::Config,
     /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Zeroes memory that changes owners with the copy engines. For cards whose memory is slow for the CPU.
+    /// Zeroes memory that changes owners with the copy engines. This is for cards whose memory is slow for the CPU.
     pub engines_zero: bool,
-    /// Set if the host memory for chunks is in an unnamed file, so that another process can continue with the card.
+    /// Set if the host memory for chunks is in an unnamed file, so that another process can take over the card.
     pub shared: bool,
 }
 
@@ -229,7 +230,7 @@ impl ManagedCard {
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires these.
+        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -392,7 +393,7 @@ impl ManagedCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check whether to end.
+    /// Wakes the card's threads, so that they check whether they must end.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");

@@ -87,8 +87,8 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, beginning with those for the mediator itself. `done` is the work that a VM has
-    /// completed since it was added, and `weight` is the weight of its time.
+    /// Returns the moves that are due, beginning with those for the mediator itself. `done` returns the work that a VM
+    /// has completed since it was added, and `weight` returns the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,

@@ -18,7 +18,7 @@ use std::time::Duration;
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// Set if the thread was already panicking when it took the lock, so its changes are complete.
+    /// Set if the thread was already panicking when it took the lock, in which case its changes are complete.
     unwinding: bool,
 }
 
@@ -40,7 +40,7 @@ impl<'a> StateGuard<'a> {
     }
 
     /// Lets a waiting thread take the lock first, and then takes the lock again. Use this function for work with many
-    /// short holds: they would otherwise act as one long hold, because a running thread takes the lock before a
+    /// short holds. Otherwise, they would act as one long hold, because a running thread takes the lock before a
     /// sleeping thread wakes.
     ///
     /// # Panics
@@ -86,7 +86,7 @@ impl Drop for StateGuard<'_> {
 }
 
 impl ManagedCard {
-    /// Returns the reason why the card has failed, if it has.
+    /// Returns the reason why the card has failed, if it has failed.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)

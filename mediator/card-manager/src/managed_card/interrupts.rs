@@ -218,7 +218,7 @@ impl CardState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
-        // This poll is only a fallback: normally the thread that may end a wait also polls.
+        // This poll is only a fallback, because normally the thread that may end a wait also polls.
         self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {

@@ -5,8 +5,8 @@
 //! suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
 //! copied ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
 //! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). It
-//! receives the channels ([`CardState::arrive`]) and resumes the VM. Until then this card's state is unchanged: after a
-//! failure the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
+//! receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this card's state is unchanged. After
+//! a failure, the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
 //! memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
@@ -32,7 +32,7 @@ use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
 /// Number of bytes that are evicted to host memory at a time. The guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of checks for chunks that have returned to the card or are new on it.
+/// Maximum number of checks for chunks that have returned to the card or are new on the card.
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes that are written while a card's lock is held once.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
@@ -41,7 +41,7 @@ const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum number of strikes that move with a VM: more than any quarantine needs.
+/// Maximum number of strikes that move with a VM, which is more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
 /// A VM's channels and strikes, which move together with the VM's own state and memory.
@@ -102,7 +102,7 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Allows the card's memory to move again, except the memory of the VM that has moved to another card: that card
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
     /// may have borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
@@ -121,7 +121,7 @@ impl std::ops::Deref for Suspended<'_> {
 
 impl ManagedCard {
     /// Moves a VM's memory from the card to host memory while the VM works, as long as slots are free. The memory does
-    /// not return to the card before [`Self::stays`]. Returns the number of evicted bytes.
+    /// not return to the card until [`Self::stays`] is called. Returns the number of evicted bytes.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
         let mut left = 0;
@@ -207,7 +207,7 @@ impl Halted {
     /// Copies this card's state of the VM's channels without changing it.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not respond.
+    /// [`ManagerError::Unsettled`] if any work is in flight, or an error if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
@@ -527,11 +527,11 @@ impl CardState {
     }
 
     /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) on this card.
-    /// `directory` maps an old directory to the new one. The VM's address spaces must map the pages of the channels
-    /// before it resumes.
+    /// `directory` maps an old directory to the new directory. The VM's address spaces must map the pages of the
+    /// channels before it resumes.
     ///
     /// # Errors
-    /// If too few channels are free, or the channels are invalid for this card. In both cases the state is unchanged.
+    /// If too few channels are free, or the channels are invalid for this card. In both cases, the state is unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,

@@ -179,7 +179,7 @@ impl ManagedCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // Refuse now any setting that a later step would refuse.
+        // Reject now any setting that a later step would reject.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
@@ -202,7 +202,7 @@ impl Reopened {
         &self.host
     }
 
-    /// Returns the numbers of the saved VMs whose state was not taken yet.
+    /// Returns the numbers of the saved VMs whose state has not been taken yet.
     #[must_use]
     pub fn vms(&self) -> Vec<TenantId> {
         self.vms.keys().copied().collect()
@@ -256,8 +256,8 @@ impl Reopened {
     /// Takes over the card and resumes its VMs. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not respond. In the second case the takeover of the card may be
-    /// incomplete, and the card must be reset.
+    /// If a VM was not restored, or the card does not respond. In the second case, the takeover may be incomplete, and
+    /// the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {
@@ -299,7 +299,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // The card does not raise interrupts again that it raised in the meantime.
+        // The card does not raise interrupts again that it has raised in the meantime.
         host.wake_threads();
         drop(no_moves);
         Ok(host)

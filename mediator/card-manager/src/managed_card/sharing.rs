@@ -1,5 +1,5 @@
 //! Memory of a VM that moves to another card, while both cards use it. The VM's host memory is also mapped for the
-//! other card, so that it need not be copied during the VM's downtime. Only one of the cards runs the VM.
+//! other card, so that it does not have to be copied during the VM's downtime. Only one of the cards runs the VM.
 //!
 //! 1. The target card *borrows* the VM's memory in the other card's host memory ([`ManagedCard::lend`]), in addition to
 //!    its own memory, whose pages are already allocated.

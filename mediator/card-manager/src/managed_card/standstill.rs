@@ -138,8 +138,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for this channel. A reset of the engines that it holds suffices, and its guest need not
-            // be notified.
+            // No engine works for this channel. A reset of the engines that it holds is sufficient, and its guest does
+            // not need a notification.
             self.reset_engines_of(physical);
             return None;
         };

@@ -15,8 +15,8 @@ pub(crate) const LOOK_NS: u64 = 500_000;
 const ASKED_LOOKS: u32 = 40;
 /// Number of polls after the reset before the channel counts as kept by the card.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. A slow host may be the reason why the card does
-/// not continue.
+/// Time between two polls of a channel that stays on the card, in ns. The card may not continue because the host is
+/// slow.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Progress of a channel's end.
@@ -78,7 +78,7 @@ impl Departures {
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel, or any channel of `vm`, must still leave.
+    /// Returns true if any channel, or any channel of `vm` if a VM is given, must still leave.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
@@ -137,7 +137,7 @@ impl Departures {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }
 
-    /// Returns the departed channels of `vm`, so that it can unmap their work areas.
+    /// Returns the departed channels of `vm`, so that the VM can unmap their work areas.
     pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
         self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()

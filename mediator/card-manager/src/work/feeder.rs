@@ -75,7 +75,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended before was
+    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended earlier was
     /// already [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
@@ -205,7 +205,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         if !self.card.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The end of the work before this fence is noticed together with the fence's end, so one interrupt serves both.
+        // The end of the work before this fence is noticed together with the fence's end, so one interrupt is
+        // sufficient for both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.card.suppress_completion_irq(channel, Submission(before.0))

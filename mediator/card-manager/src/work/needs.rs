@@ -14,7 +14,7 @@ pub enum Needs {
     Graphics,
     /// Only copy engines. This one is used first.
     Copies(Engine),
-    /// No engine: its methods are only for the host interface.
+    /// No engine, because the methods are only for the host interface.
     Host,
 }
 

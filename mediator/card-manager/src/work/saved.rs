@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts that a VM has caused. The VM's channels record whether it is paused because of them.
+/// Interrupts that a VM has caused. The VM's channels record whether the VM is paused because of its interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,

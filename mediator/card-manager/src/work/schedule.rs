@@ -36,11 +36,11 @@ pub(crate) struct TrackedSubmission {
     pub(crate) vm: TenantId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
-    /// Time at which the guest submitted it.
+    /// Time at which the guest submitted the work.
     pub(crate) arrived: Nanos,
     /// Time of the last poll that found it waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if it has worked more often between its waits than its VM may.
+    /// Set if it has worked more often between its waits than its VM is permitted to.
     pub(crate) hopped: bool,
     /// Time at which it was first seen on an engine after its start, plus the time during which it was seen on no
     /// engine.
@@ -56,7 +56,7 @@ pub(crate) struct TrackedSubmission {
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// Submissions by number. The numbers follow the order of arrival.
+    /// Submissions by number. The numbers of the tickets follow the order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
     /// Alarm that expires when the scheduler must be called.
     pub(crate) alarm: A,
@@ -67,8 +67,8 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler books
-    /// them on no engine.
+    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler does not
+    /// book them on any engine.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
@@ -201,7 +201,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Records that an engine works for a channel. Returns true if the channel can work on several engines and is
-    /// booked on another one.
+    /// booked on another engine.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -240,7 +240,7 @@ impl<A: Alarm> Schedule<A> {
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
-    /// Returns a channel's submissions in flight that precede this one.
+    /// Returns the submissions of a channel in flight that precede this one.
     pub(crate) fn before(
         &self,
         ticket: Ticket,
