@@ -185,7 +185,7 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due, unless an event occurs first.
+    /// Returns the time until more moves may be due if no event occurs first.
     pub fn next_plan(&self) -> Option<Duration> {
         self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }

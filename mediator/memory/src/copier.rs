@@ -170,7 +170,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Allows the card to schedule the channels.
+    /// Permits the card to schedule the channels.
     fn start(&self, vram: &mut CardVram, channels: &mut Channels) {
         let list = self.channels();
         let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };

@@ -57,7 +57,7 @@ pub enum ManagerError {
     /// The memory that should be mapped for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
-    /// The host refused a descriptor, a timer, a thread, or a mapping.
+    /// The host did not provide a descriptor, a timer, a thread, or a mapping.
     #[error("{what}: {source}")]
     Host {
         /// The request.
@@ -84,7 +84,7 @@ pub enum ManagerError {
     /// A channel does not leave its engines.
     #[error(transparent)]
     Stuck(#[from] Stuck),
-    /// A doorbell of the mediator's own channel was refused.
+    /// A doorbell of the mediator's own channel was rejected.
     #[error("the mediator's own channel: {0}")]
     OwnDoorbell(#[from] DoorbellError),
     /// The mediator's own ring cannot be fetched.

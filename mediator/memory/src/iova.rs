@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address to allocate. Address 0 stays unused, so that null pointers are invalid.
+/// First address to allocate. Address 0 stays unused, so that a null pointer is never a valid address.
 const FIRST_IOVA: u64 = 2 << 20;
 /// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
@@ -146,7 +146,7 @@ impl IovaSpace {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Allocates `len` bytes for a VM, in its window or outside all windows, like [`Self::allocate`].
+    /// Allocates `len` bytes for a VM, in its window or outside all windows, in the same way as [`Self::allocate`].
     ///
     /// # Errors
     /// If the VM's quota or the space is used up.

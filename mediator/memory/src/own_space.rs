@@ -74,7 +74,7 @@ impl OwnSpace {
     }
 
     /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
-    /// rights.
+    /// access rights.
     ///
     /// # Errors
     /// If the card does not respond.

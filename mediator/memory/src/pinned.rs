@@ -118,7 +118,7 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory that was [allocated](Wanted::find) for the slot at `address` to that slot, which must have none.
+    /// Assigns memory from [`Wanted::find`] to the slot at `address`, which must have no memory.
     ///
     /// # Errors
     /// If the host may not pin the memory.

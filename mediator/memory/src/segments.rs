@@ -70,7 +70,7 @@ pub struct Wanted {
     pub exclusive: bool,
     /// Search in the group's scope.
     pub abroad: bool,
-    /// Rights of other VMs if the segment is created.
+    /// Access rights of other VMs if the segment is created.
     pub mode: u32,
 }
 

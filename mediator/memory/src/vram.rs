@@ -340,8 +340,8 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If no memory is free, the VM counts as short
-    /// of memory, and the mover is notified.
+    /// Allocates card memory for a VM's page tables, in the same way as [`Self::alloc`]. If no memory is free, the VM
+    /// counts as short of memory, and the mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].
@@ -401,7 +401,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // The chunks that wait to be scrubbed would suffice.
+                // Scrubbing the waiting chunks would free enough memory.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);

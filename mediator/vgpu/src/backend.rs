@@ -379,7 +379,7 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Allows only these channels to run, provided that they are enabled. Returns true if the change has already taken
+    /// Permits only these channels to run, provided that they are enabled. Returns true if the change has already taken
     /// effect; otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;

@@ -24,7 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt cannot interleave.
+/// The vGPU and its backend on the card, under one lock, so that a register access and an interrupt cannot interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,

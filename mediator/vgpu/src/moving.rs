@@ -159,8 +159,9 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the memory of the apertures that the client of `old` has mapped. It keeps its pages if `inhabited` is
-    /// true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped. This memory keeps its pages if
+    /// `inhabited` is true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with
+    /// them.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.
@@ -219,7 +220,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel that the guest has bound is on the card or was refused.
+/// Checks that each channel that the guest has bound is on the card or was rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

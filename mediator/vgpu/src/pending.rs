@@ -111,7 +111,7 @@ impl Pending {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// Queues a bind. Does nothing and returns `false` if the bind is not allowed to wait.
+    /// Queues a bind. Does nothing and returns `false` if the bind may not wait.
     pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
@@ -122,8 +122,8 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` if it was not queued before, and `None` if its time is
-    /// over.
+    /// Queues work, or keeps it queued. Returns `Some(true)` if the work was not queued before, and `None` if its time
+    /// is over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);

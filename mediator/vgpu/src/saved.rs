@@ -85,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the surroundings in which a VM with these settings is restored on this card.
+    /// Returns the environment in which a VM with these settings is restored on this card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };

@@ -309,7 +309,7 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state once all bytes were handled. The receiving VM already has `strikes` of the strikes.
+    /// Returns the loaded state once all bytes were handled. `strikes` is the number of strikes of the receiving VM.
     ///
     /// # Errors
     /// Returns an error if bytes are missing.

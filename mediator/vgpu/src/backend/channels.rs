@@ -186,7 +186,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Removes a channel from the card. Saves the indices of its ring in the instance block, like the card.
+    /// Removes a channel from the card. Saves the indices of its ring in the instance block, as the card does.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;

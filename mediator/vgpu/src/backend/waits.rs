@@ -20,7 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows it.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits it.
     /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;

@@ -78,7 +78,7 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Executes as much of a batch as one critical section of the VM's lock allows. `begun` is the number of bytes of
+    /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
     /// the current operation that were handled.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);

@@ -120,7 +120,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. All `outs` must be moved before any of the `ins`.
+/// Pages whose homes change. The caller must move all `outs` before any of the `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.

@@ -36,8 +36,9 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They do not
-    /// map guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any other address
+    /// spaces. The adopted spaces do not map guest memory before [`Self::prepare`] is called. Returns the old and the
+    /// new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -146,7 +147,7 @@ impl Memory {
     }
 
     /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains a page of this
-    /// part, its address, and the GPU's rights to it.
+    /// part, its address, and the GPU's access rights to it.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,

@@ -49,7 +49,7 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes attachments without channels. Returns each of them with its space and segment.
+    /// Removes attachments without channels. Returns each removed attachment with its space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
