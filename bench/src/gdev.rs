@@ -4,8 +4,8 @@
 //! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, whose speed is
 //! measured in a first machine. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. They are reported as `link` in
-//! figure 3.
+//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. These copies are reported as `link`
+//! in figure 3.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};

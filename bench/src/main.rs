@@ -3,9 +3,9 @@
 //! all benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume`
 //! continues an interrupted run after the last complete benchmark.
 //!
-//! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. It continues with the next benchmark
-//! after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of the files
-//! in the folder.
+//! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. The command continues with the next
+//! benchmark after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of
+//! the files in the folder.
 //!
 //! [`report`] contains the metrics with baseline and target, their file, and its conditions. [`model`] contains the
 //! costs of operations on a real host. [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come

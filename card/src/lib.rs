@@ -54,7 +54,7 @@ pub enum Aperture {
 pub enum InterruptMode {
     /// One MSI message per edge. The driver allows the next message by writing the card's re-arm register.
     Msi,
-    /// A level interrupt. It is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt. The interrupt is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
@@ -76,8 +76,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read, and write if `writable` is true. It is a range of a mapping, which it keeps
-/// alive.
+/// Host memory that the card may read, and write if `writable` is true. This memory is a range of a mapping, which it
+/// keeps alive.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -300,7 +300,7 @@ pub trait Card: Send + Sync {
     }
 
     /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects: those that the host's IOMMU reserves, for
-    /// example for interrupts, and those beyond the card's address width. They never change.
+    /// example for interrupts, and those beyond the card's address width. These addresses never change.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }

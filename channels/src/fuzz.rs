@@ -16,7 +16,7 @@ const OPS: usize = 256;
 /// card and the host. Checks the invariants after each action, and at the end that all work completes.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn fuzz(data: &[u8]) {
     let mut rig = Rig::new();
     let mut bytes = Bytes(data);

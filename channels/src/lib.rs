@@ -1,8 +1,8 @@
 //! Virtual channels of guests, on the physical channels of a card.
 //!
 //! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
-//! running channels belong to the host. It builds an instance block field by field from the guest's block. The USERD
-//! pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
+//! running channels belong to the host. The host builds an instance block field by field from the guest's block. The
+//! USERD pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
 //!
 //! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] checks the guest's ring entries up
 //! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
@@ -142,7 +142,7 @@ pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
     /// # Errors
-    /// If any byte is outside the guest's memory.
+    /// Returns an error if any byte is outside the guest's memory.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -156,7 +156,7 @@ pub trait GuestRing {
     /// Fills `data` from `va` on. A read never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// If nothing is mapped at this address, or the memory cannot be read.
+    /// Returns an error if nothing is mapped at this address, or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
     /// Records that a range of a push buffer was pulled: `dwords` words from `va` on. Implementers use this to track

@@ -1,4 +1,4 @@
-//! Preemption requested by a guest. It starts immediately, and is complete when the card reports its end.
+//! Preemption requested by a guest. Preemption starts immediately, and is complete when the card reports its end.
 //!
 //! Running work may not be interruptible; its channel then leaves only when the work ends. The code does not wait for
 //! the card's report. The card has one preemption register, so requests of several VMs are serialized:

@@ -14,7 +14,8 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Capacity of a host ring in entries. It is one less than the ring's size, because a full ring would look empty.
+/// Capacity of a host ring in entries. The capacity is one less than the ring's size, because a full ring would look
+/// empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
 /// Maximum number of submissions in flight that counts as few.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;

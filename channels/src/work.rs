@@ -32,8 +32,8 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of words in a record's push buffer. It is one less than would fit, so that the end of one range is not the
-/// start of the next.
+/// Number of words in a record's push buffer. The number is one less than would fit, so that the end of one range is
+/// not the start of the next.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;

@@ -177,7 +177,7 @@ impl PciConfig {
     /// Creates a function in its reset state.
     ///
     /// # Errors
-    /// If a BAR's size cannot be encoded.
+    /// Returns an error if a BAR's size cannot be encoded.
     pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
         let check = |bar, bytes: u64, wide: bool| {
             if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
@@ -200,7 +200,8 @@ impl PciConfig {
     /// this function fills them in.
     ///
     /// # Errors
-    /// If the capability does not fit into the first 256 bytes, or if `body` is shorter than these three bytes.
+    /// Returns an error if the capability does not fit into the first 256 bytes, or if `body` is shorter than these
+    /// three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -226,7 +227,7 @@ impl PciConfig {
     /// Gives the function an expansion ROM of `bytes` bytes.
     ///
     /// # Errors
-    /// If the size is not a power of two from 2 KiB to 16 MiB.
+    /// Returns an error if the size is not a power of two from 2 KiB to 16 MiB.
     pub fn add_rom(&mut self, bytes: u64) -> Result<(), BadRom> {
         if !bytes.is_power_of_two() || !ROM_BYTES.contains(&bytes) {
             return Err(BadRom(bytes));
@@ -352,7 +353,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction. It contains no guest input.
+/// Configuration space under construction. This space contains no guest input.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,

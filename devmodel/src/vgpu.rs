@@ -54,7 +54,7 @@ impl VGpu {
     /// Creates a vGPU in its power-on state.
     ///
     /// # Errors
-    /// If the description is out of range.
+    /// Returns an error if the description is out of range.
     pub fn new(config: VGpuConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut pci = PciConfig::new(&config.pci)?;

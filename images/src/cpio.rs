@@ -67,7 +67,7 @@ impl Archive {
 /// nodes.
 ///
 /// # Errors
-/// If an entry is malformed, has an unsupported type, or would be outside the folder.
+/// Returns an error if an entry is malformed, has an unsupported type, or would be outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
     let mut left = archive;

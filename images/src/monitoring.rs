@@ -26,7 +26,7 @@ impl Monitoring {
     /// Returns the server's command, without arguments.
     ///
     /// # Errors
-    /// If the packages contain no dynamic loader.
+    /// Returns an error if the packages contain no dynamic loader.
     pub fn prometheus(&self) -> Result<Command> {
         self.command("usr/bin/prometheus")
     }

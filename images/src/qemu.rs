@@ -105,7 +105,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`. It runs with the loader, libraries and firmware from
+/// Returns the command for a QEMU that was unpacked into `root`. QEMU runs with the loader, libraries and firmware from
 /// `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {

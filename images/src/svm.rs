@@ -7,9 +7,9 @@
 //! new exception. The guest then gets the interrupt again, at an arbitrary point. Between `swapgs` and `iretq`, this
 //! causes a triple fault. With one processor in one thread, this hardly ever happens.
 //!
-//! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
-//! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
-//! only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
+//! This module creates a copy of QEMU without the instruction that records the vector. The module finds the instruction
+//! by its effect, not by its address: the instruction is the only store of the value that becomes the second argument
+//! of the only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
 
 use std::fs;
 use std::path::Path;

@@ -105,8 +105,8 @@ fn libc_version(text: &str) -> Option<Libc> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns the version of the files. It changes when the manifest, this recipe or this host requires a different
-/// result.
+/// Returns the version of the files. The version changes when the manifest, this recipe or this host requires a
+/// different result.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);

@@ -40,8 +40,8 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes. It refers to a range of a push buffer. An entry without dwords is a control entry,
-/// whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
+/// Entry of a GPFIFO ring: 8 bytes. The entry refers to a range of a push buffer. An entry without dwords is a control
+/// entry, whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {

@@ -77,7 +77,8 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress: its bytes and the position in them. It can be suspended between two operations and resumed.
+/// A batch in progress: its bytes and the position in them. A batch can be suspended between two operations and
+/// resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,

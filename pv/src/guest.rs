@@ -226,7 +226,7 @@ impl Reply {
     /// Returns the value of the last operation.
     ///
     /// # Panics
-    /// If not all operations are done.
+    /// Panics if not all operations are done.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");

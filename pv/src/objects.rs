@@ -30,8 +30,8 @@ use zerocopy::little_endian::U64;
 
 /// Distance in bytes between two tables in table space: the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Maximum number of instance blocks that may be bound to directories of these tables. It exceeds the number of a
-/// card's channels, because blocks are bound before they are used.
+/// Maximum number of instance blocks that may be bound to directories of these tables. The number exceeds the number of
+/// a card's channels, because blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
 /// No table exists at this address.
@@ -211,7 +211,7 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// If the range is not within one table. `data` has not changed then.
+    /// Returns an error if the range is not within one table. `data` has not changed then.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }

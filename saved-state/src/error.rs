@@ -27,7 +27,7 @@ pub enum WriteError {
         name: &'static str,
         /// The version in which this program writes the part.
         version: u32,
-        /// The newest version that the reader accepts. It also accepts the previous one.
+        /// The newest version that the reader accepts. The reader also accepts the previous version.
         reads: Option<u32>,
     },
     /// The previous version cannot express the part's state.

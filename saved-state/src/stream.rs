@@ -129,7 +129,7 @@ pub enum Item<'a> {
     Piece(u64, &'a [u8]),
 }
 
-/// Reads a stream. It accepts the stream in portions of any length.
+/// Reads a stream. The reader accepts the stream in portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     /// Bytes of a unit that is not complete yet.
@@ -153,7 +153,8 @@ impl StreamReader {
     /// Accepts the next bytes. Checks the checksum of each complete unit, and then passes the unit to `sink`.
     ///
     /// # Errors
-    /// If the bytes are not a valid stream, or if `sink` fails. After an error, the caller must not feed further data.
+    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, the caller must not
+    /// feed further data.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -172,7 +173,7 @@ impl StreamReader {
     /// Ends the stream after all bytes have been fed.
     ///
     /// # Errors
-    /// If the end marker is missing.
+    /// Returns an error if the end marker is missing.
     pub fn finish(self) -> Result<(), StreamError> {
         match self.at {
             Expects::Nothing => Ok(()),

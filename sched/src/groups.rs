@@ -241,7 +241,7 @@ impl GroupTurns {
     /// Creates turns without tenants.
     ///
     /// # Errors
-    /// If a scheduler setting is out of bounds.
+    /// Returns an error if a scheduler setting is out of bounds.
     pub fn new(scheduler: Config, turns: TurnsConfig, config: GroupConfig, now: Nanos) -> Result<Self, ConfigError> {
         let turns = Turns::new(scheduler, turns, now)?;
         Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
@@ -373,7 +373,7 @@ impl GroupTurns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);

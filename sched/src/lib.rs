@@ -23,7 +23,7 @@
 //!
 //! An engine runs its work in order. A submission is therefore charged for the time up to its end, from its start or
 //! from the previous end, whichever is later. The sum of all charges is the time for which the engine was busy. The
-//! feeder reports the end of a submission. It must not derive the end only from memory that a guest can write.
+//! feeder reports the end of a submission. The feeder must not derive the end only from memory that a guest can write.
 //!
 //! This crate does not preempt running work. Its memory use is bounded by the numbers of vGPUs and queued submissions.
 //!

@@ -67,7 +67,7 @@ impl Scheduler {
     /// Creates the scheduler of a card without vGPUs.
     ///
     /// # Errors
-    /// If a setting is out of bounds.
+    /// Returns an error if a setting is out of bounds.
     pub fn new(config: Config, now: Nanos) -> Result<Self, ConfigError> {
         config.check()?;
         let engines = Default::default();

@@ -98,7 +98,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of `scheduler` at time `at`; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// If `to` fails.
+    /// Returns an error if `to` fails.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
@@ -106,7 +106,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of a scheduler that grants the whole card in turns (`Turns`).
     ///
     /// # Errors
-    /// If `to` fails.
+    /// Returns an error if `to` fails.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -126,7 +126,7 @@ impl<W: Write> Recorder<W> {
     /// Records a move of memory that has ended.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn record_move(&mut self, moved: MemoryMove) -> io::Result<()> {
         line(&mut self.to, &Moved { moved })
     }
@@ -134,7 +134,7 @@ impl<W: Write> Recorder<W> {
     /// Records an event and its decisions.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn record(&mut self, at: Nanos, event: Event, decisions: &[Decision]) -> io::Result<()> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
@@ -142,7 +142,7 @@ impl<W: Write> Recorder<W> {
     /// Returns the writer, which then contains the whole record.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.to.flush()?;
         Ok(self.to)

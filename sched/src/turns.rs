@@ -13,8 +13,8 @@
 //! that always has more work queued never waits, so it keeps its slices.
 //!
 //! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*: a kernel is long, or its program
-//! is stopped. The other tenants do not wait for its end. They get their turns in the meantime, and the card switches
-//! between the work of all these tenants. Each tenant is charged an equal part of that time.
+//! is stopped. The other tenants do not wait for its end. The other tenants get their turns in the meantime, and the
+//! card switches between the work of all these tenants. Each tenant is charged an equal part of that time.
 //!
 //! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a single card does not begin
 //! them.
@@ -187,7 +187,7 @@ impl Turns {
     /// Creates turns without tenants.
     ///
     /// # Errors
-    /// If a scheduler setting is out of bounds.
+    /// Returns an error if a scheduler setting is out of bounds.
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
@@ -334,7 +334,7 @@ impl Turns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;

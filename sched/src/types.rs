@@ -63,7 +63,7 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that began on another card has arrived. It is off the card and waits. The submission is
+    /// A submission that began on another card has arrived. The submission is off the card and waits. The submission is
     /// [requeued](Self::Requeued) when it can resume.
     Adopted {
         /// Owner of the submission.

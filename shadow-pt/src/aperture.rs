@@ -5,8 +5,8 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture; a power of two. They cover 2 MiB of pages, which is more than a driver
-/// uses at the same time.
+/// Number of cached translations per aperture; a power of two. The translations cover 2 MiB of pages, which is more
+/// than a driver uses at the same time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 

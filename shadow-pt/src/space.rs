@@ -26,7 +26,8 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created. It either exceeds the limit and was counted as denied, or waits for card memory.
+    /// The table could not be created. The table either exceeds the limit and was counted as denied, or waits for card
+    /// memory.
     Refused,
     /// The table exists with this number.
     Yes(u32),
@@ -535,7 +536,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry. It has the same size code, and refers to the shadow's tables.
+    /// Returns the shadow of a directory entry. The shadow has the same size code, and refers to the shadow's tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

@@ -244,8 +244,8 @@ impl AddressSpaces {
     /// [`Self::flush`].
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. It counts as denied when it is found a second time, or immediately if the space was not written since
-    /// its last flush.
+    /// mapped. The entry counts as denied when it is found a second time, or immediately if the space was not written
+    /// since its last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)

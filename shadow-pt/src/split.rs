@@ -1,8 +1,8 @@
 //! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
 //! Each table serves a pair: a large-page table, and the small-page table (if any) that a directory entry refers to
-//! together with it. It contains the small entries that replace large entries and, elsewhere, the shadow entries of the
-//! guest's small-page table.
+//! together with it. The table contains the small entries that replace large entries and, elsewhere, the shadow entries
+//! of the guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;

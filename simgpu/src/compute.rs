@@ -183,7 +183,7 @@ impl Compute {
     /// Starts the pending grid, checks whether it has ended, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. It has then ended.
+    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);

@@ -2,8 +2,8 @@
 //!
 //! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that the state of all channels is in
 //! their contexts in memory. The card then does no work. The saved state contains the registers, the channel table, and
-//! other state that is not in memory. It does not contain TLB entries, mappings of host memory, or the interrupt's
-//! event: the card's next user sets these up again.
+//! other state that is not in memory. The state does not contain TLB entries, mappings of host memory, or the
+//! interrupt's event: the card's next user sets these up again.
 
 use crate::Config;
 use crate::aperture::Apertures;

@@ -28,8 +28,8 @@ pub(crate) struct Shared {
 /// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// Set if the state has changed since the thread last checked it. It is set before `called`, so that most wakes
-    /// need no lock.
+    /// Set if the state has changed since the thread last checked it. The flag is set before `called`, so that most
+    /// wakes need no lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-/// The card's thread. It ends when this value is dropped.
+/// The card's thread. The thread ends when this value is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,

@@ -36,8 +36,8 @@ impl Program {
     /// Creates a program from machine code, with a description of each kernel. The code is not decoded.
     ///
     /// # Errors
-    /// If the code is not a whole number of instructions or is longer than 8 MiB, or if a kernel is not within the
-    /// code.
+    /// Returns an error if the code is not a whole number of instructions or is longer than 8 MiB, or if a kernel is
+    /// not within the code.
     pub fn from_raw(code: &[u8], kernels: Vec<Kernel>) -> Result<Self, String> {
         let (pairs, rest) = code.as_chunks::<8>();
         if !rest.is_empty() || code.len() > MAX_BYTES as usize {

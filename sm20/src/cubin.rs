@@ -62,7 +62,8 @@ fn tables_end<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<usize
 /// Reads a cubin.
 ///
 /// # Errors
-/// If the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot describe.
+/// Returns an error if the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot
+/// describe.
 pub fn read(data: &[u8]) -> Result<Program, String> {
     match FileKind::parse(data).map_err(|error| format!("not a cubin: {error}"))? {
         FileKind::Elf32 => read_class::<FileHeader32<Endianness>>(data),

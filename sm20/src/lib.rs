@@ -36,7 +36,8 @@ pub use ir::*;
 /// Reads a program in any form: a cubin, or a source text, which may end with zeros.
 ///
 /// # Errors
-/// If the cubin is rejected or the text does not assemble. For a source text, the message contains the first errors.
+/// Returns an error if the cubin is rejected or the text does not assemble. For a source text, the message contains the
+/// first errors.
 pub fn read(image: &[u8]) -> Result<Program, String> {
     if cubin::is_elf(image) {
         return cubin::read(image);

@@ -430,7 +430,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     /// Its argument is the chunk's position in the action.
     ///
     /// # Errors
-    /// If the user has no chunks to remap.
+    /// Returns an error if the user has no chunks to remap.
     pub fn remapped(
         &mut self,
         table: &ChunkTable,

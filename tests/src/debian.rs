@@ -1,8 +1,8 @@
-//! A Debian host in namespaces of this machine. It has its own files, users, processes, mounts and network, and shares
-//! this machine's kernel.
+//! A Debian host in namespaces of this machine. The host has its own files, users, processes, mounts and network, and
+//! shares this machine's kernel.
 //!
-//! Such a host starts in seconds, while an emulated machine needs minutes. It does not run systemd: [`Debian::start`]
-//! and related functions start and end units. The first process reaps orphans, as systemd would.
+//! Such a host starts in seconds, while an emulated machine needs minutes. The host does not run systemd:
+//! [`Debian::start`] and related functions start and end units. The first process reaps orphans, as systemd would.
 //!
 //! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs in Debian's package `uidmap`.
 

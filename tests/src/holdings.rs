@@ -41,7 +41,7 @@ impl Holdings {
     /// are the VRAM of a software card, which stays resident once touched.
     ///
     /// # Errors
-    /// If the process does not exist, or the kernel does not permit access.
+    /// Returns an error if the process does not exist, or the kernel does not permit access.
     pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // Skip descriptors that are closed between the two reads.
@@ -133,7 +133,7 @@ fn kind(target: &str) -> String {
 /// Reads a number from the environment, or returns the default.
 ///
 /// # Panics
-/// If the variable is not a number.
+/// Panics if the variable is not a number.
 #[must_use]
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 /// Sends a request over `stream`, a new connection, and returns the status and the body.
 ///
 /// # Errors
-/// If the connection fails, or the response is malformed.
+/// Returns an error if the connection fails, or the response is malformed.
 pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Result<(u16, String)> {
     // An HTTP 1.0 response is not chunked, and ends when the connection is closed.
     let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");

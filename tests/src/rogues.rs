@@ -68,8 +68,8 @@ impl Rogue {
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers, and through load on the card manager. They are not punished, so each of
-    /// them may continue for the whole measurement.
+    /// Attacks through the card's registers, and through load on the card manager. These attacks are not punished, so
+    /// each of them may continue for the whole measurement.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],

@@ -32,7 +32,7 @@ impl Toolbox {
     /// Opens the toolbox; unpacks the programs if necessary.
     ///
     /// # Errors
-    /// If Debian's packages cannot be fetched.
+    /// Returns an error if Debian's packages cannot be fetched.
     pub fn open() -> Result<Self> {
         Ok(Self(images::ensure_checkers(&Progress::stderr())?))
     }
@@ -40,7 +40,7 @@ impl Toolbox {
     /// Runs a shell command. `folder` is mounted on `/mnt`.
     ///
     /// # Errors
-    /// If the command does not end in time.
+    /// Returns an error if the command does not end in time.
     pub fn run(&self, folder: &Path, command: &str) -> Result<Ended> {
         let mut enter = Command::new("unshare");
         enter.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });

@@ -49,7 +49,7 @@ pub fn tail(path: &Path) -> String {
     shown
 }
 
-/// A folder for logs and sockets. It is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
+/// A folder for logs and sockets. The folder is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
 ///
 /// The folder is in the system's temporary folder, because the path of a UNIX socket must be short.
 #[derive(Debug)]

@@ -32,7 +32,7 @@ const FIRST_LINE: usize = 4;
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// The folders with programs in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Memory that a domain gets for its apertures in MiB. It must not exceed their size.
+/// Memory that a domain gets for its apertures in MiB. This size must not exceed that of the apertures.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);

@@ -100,8 +100,8 @@ impl Mappings {
     /// Removes a mapping.
     ///
     /// # Errors
-    /// If no mapping has exactly this range, or if the kernel cannot remove the mapping; the memory then stays
-    /// allocated.
+    /// Returns an error if no mapping has exactly this range, or if the kernel cannot remove the mapping; the memory
+    /// then stays allocated.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();

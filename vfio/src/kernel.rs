@@ -148,7 +148,7 @@ pub trait OpenKernel {
     /// opens a container and, exclusively, the group.
     ///
     /// # Errors
-    /// If a file cannot be opened.
+    /// Returns an error if a file cannot be opened.
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError>;
 }
 

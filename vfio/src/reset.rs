@@ -51,7 +51,7 @@ const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 /// `ways` lists the kernel's methods, of which the kernel uses the first one.
 ///
 /// # Errors
-/// If a bus reset was requested and is impossible.
+/// Returns an error if a bus reset was requested and is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,

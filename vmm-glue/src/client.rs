@@ -442,7 +442,7 @@ pub struct Region {
     pub file: Option<OwnedFd>,
 }
 
-/// The mapped areas of a region. They stay mapped after the client disconnects.
+/// The mapped areas of a region. The areas stay mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
     /// Areas, each at its offset in the region.

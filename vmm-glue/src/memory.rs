@@ -148,7 +148,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes. It is stored because each change of the table needs the sum.
+    /// Total size of the mapped regions in bytes. The total is stored because each change of the table needs it.
     mapped_bytes: u64,
     /// Shared by all tables of a client.
     writes: Arc<WriteLog>,

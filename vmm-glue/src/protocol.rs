@@ -1,8 +1,8 @@
 //! Constants and structures of the vfio-user wire format, in the host's byte order.
 //!
-//! This module contains only definitions. It repeats structures from `linux/vfio.h` that the wire format shares,
-//! because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on follow
-//! QEMU's edition of the specification.
+//! This module contains only definitions. The module repeats structures from `linux/vfio.h` that the wire format
+//! shares, because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on
+//! follow QEMU's edition of the specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 

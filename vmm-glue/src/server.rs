@@ -171,7 +171,8 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection. It is shut down on drop, so that the other end notices, unless another process continues it.
+/// A connection. The connection is shut down on drop, so that the other end notices, unless another process continues
+/// it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,

@@ -58,7 +58,7 @@ pub enum BindError {
     },
 }
 
-/// The path of a listening socket. It is removed on drop, if it is still the same file.
+/// The path of a listening socket. The socket is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,

@@ -51,7 +51,7 @@ pub struct Placed {
 /// # Allocation order
 /// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
 /// host memory if its VM may swap. Chunks of the card without an owner are counted together, zeroed or not, because
-/// scrubbing needs no permission. They back, in this order:
+/// scrubbing needs no permission. These chunks back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
 ///   instance blocks and rings, which are in chunks of the mediator. Therefore a guarantee holds only if this share
@@ -292,7 +292,7 @@ impl ChunkTable {
     }
 
     /// Takes a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
-    /// waits. It has no owner until [`Self::scrubbed`] is called.
+    /// waits. The chunk or slot has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
@@ -313,7 +313,7 @@ impl ChunkTable {
     }
 
     /// Takes the chunk or slot at `place` out of use, because the card may still access it: immediately if it has no
-    /// owner, otherwise when it loses its owner. It counts as used for the lifetime of the table.
+    /// owner, otherwise when it loses its owner. The chunk or slot counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());

@@ -126,7 +126,7 @@ pub enum Change {
     Off,
 }
 
-/// The detector and the current quantum. It is pure: the caller reports traffic, working sets and the time.
+/// The detector and the current quantum. The detector is pure: the caller reports traffic, working sets and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
@@ -135,8 +135,8 @@ pub struct Quanta {
     /// Bandwidth of copies between the card and the host in bytes per second; 0 before the first copy.
     bandwidth: u64,
     /// Bandwidth that determines the lengths of the current round of quanta, until all members have had a quantum, so
-    /// that one member's copies do not change another member's share. It is 0 if the bandwidth was unknown when the
-    /// round began.
+    /// that one member's copies do not change another member's share. The value is 0 if the bandwidth was unknown when
+    /// the round began.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,

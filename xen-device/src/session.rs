@@ -71,7 +71,8 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// If the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then not notified.
+    /// Returns an error if the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then
+    /// not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -117,7 +118,7 @@ impl<'a> Session<'a> {
     /// Serves until the end.
     ///
     /// # Errors
-    /// If the host fails, so that the source of events or of domains can no longer be read.
+    /// Returns an error if the host fails, so that the source of events or of domains can no longer be read.
     pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
         loop {
             if stop.is_stopped() {

@@ -61,7 +61,7 @@ const BENCHES: [Bench; 30] = [
 /// Checks that a name selects a benchmark. The name is either the full name of a benchmark, or the part before a `-`.
 ///
 /// # Errors
-/// If no benchmark has this name. The error lists the known names.
+/// Returns an error if no benchmark has this name. The error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {

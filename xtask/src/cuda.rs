@@ -142,7 +142,7 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. It needs a GPU, NVIDIA's driver, and a
+/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The script needs a GPU, NVIDIA's driver, and a
 /// `python3`. All of these programs except `disk` also need PyTorch.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build()?;

@@ -19,7 +19,7 @@ use crate::run::root;
 /// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that replace a noun. They are concatenated from halves, because the lint also counts this file.
+/// Pronouns that replace a noun. The pronouns are concatenated from halves, because the lint also counts this file.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.

@@ -133,7 +133,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks. They must lock and wait through the crate that checks ranks.
+/// Crates whose locks have ranks. These crates must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
 /// Locking and waiting functions for which the crate `locks` has a checked form, with the name of that form.
 const UNCHECKED: [(&str, &str); 5] = [

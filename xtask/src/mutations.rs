@@ -47,7 +47,7 @@ struct Mutation {
     /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's
     /// folder.
     file: String,
-    /// The text to replace. It must occur exactly once in the file.
+    /// The text to replace. The text must occur exactly once in the file.
     from: String,
     to: String,
     /// Words that select tests: only tests whose names contain one of them run. All tests run if this is empty.

@@ -1,7 +1,7 @@
 //! Runs tests, each in its own process and several at a time, and measures each of them.
 //!
 //! A process per test makes it possible to measure the cost of a test: its time, and the CPU time of all its processes.
-//! The CPU time is comparable even on a busy host. It also lets tests of different programs run at the same time.
+//! The CPU time is comparable even on a busy host. CPU time also lets tests of different programs run at the same time.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Number of ticks per second in which `/proc` reports CPU time. It is the same on every Linux.
+/// Number of ticks per second in which `/proc` reports CPU time. This number is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines after a panic or an error that are repeated at the end.

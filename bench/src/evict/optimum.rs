@@ -1,8 +1,8 @@
 //! Computes bounds of the optimal policy from the whole trace.
 //!
-//! Belady's rule evicts the chunk whose next use is farthest away. It minimizes copies in, but ignores copies out.
-//! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
-//! this module computes bounds from both sides:
+//! Belady's rule evicts the chunk whose next use is farthest away. This rule minimizes copies in, but ignores copies
+//! out. Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020),
+//! so this module computes bounds from both sides:
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out at least once each time it leaves between a write and its next use. Minimizing these copies is
 //!   the same problem, restricted to these times, and the same rule solves it.

@@ -4,8 +4,8 @@
 //! The card records the blocks that its engines access, in short steps of their work
 //! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest. The
 //! mediator's access tracking adds the chunks that it saw in use: chunks that submissions refer to, and chunks that the
-//! guest's CPU accesses. A step is about one block of a grid. It uses the memory that must be on a card at the same
-//! time if accesses to host memory are not permitted.
+//! guest's CPU accesses. A step is about one block of a grid. Each step uses the memory that must be on a card at the
+//! same time if accesses to host memory are not permitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,4 @@
-//! Draws pictures from a file of figures. They show only data in the file.
+//! Draws pictures from a file of figures. The pictures show only data in the file.
 
 use std::path::Path;
 
@@ -40,7 +40,7 @@ const WAYS: [(&str, &str); 6] = [
 /// for contexts. Skips a picture that would have no data.
 ///
 /// # Errors
-/// If a picture cannot be written.
+/// Returns an error if a picture cannot be written.
 pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
     let value = |name: &str| metrics.iter().find(|metric| metric.name == name).map(|metric| metric.value);
     let groups: Vec<&str> =

@@ -18,8 +18,8 @@ use crate::report::{Interval, Metric, Target};
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the lone VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
-/// Measured time of the interactive VM. It launches hundreds of kernels, so that the 99th percentile is not the slowest
-/// launch.
+/// Measured time of the interactive VM. The VM launches hundreds of kernels, so that the 99th percentile is not the
+/// slowest launch.
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between launches of the interactive VM, in ms.
 const PAUSE_MS: u32 = 14;

@@ -1,5 +1,5 @@
 //! Two jobs, each of which fits on the card, although both together do not (unified-memory thesis, chapters 11 to 13).
-//! They run without quanta, with quanta, and with quanta only while they thrash.
+//! The jobs run without quanta, with quanta, and with quanta only while they thrash.
 //!
 //! The engine of a job copies every piece of its working set to the next piece, pass after pass. The time of a pass on
 //! the card and from host memory is modelled, so the result does not depend on the speed at which kernels execute.

@@ -226,7 +226,7 @@ impl Channels {
     /// is a shadow of its VM ([`Self::directories`]).
     ///
     /// # Errors
-    /// If the saved channels are invalid.
+    /// Returns an error if the saved channels are invalid.
     pub fn restored(saved: SavedChannels, layout: Layout) -> Result<Self, Invalid> {
         let SavedChannels {
             layout: at,

@@ -1,6 +1,6 @@
-//! Rules that hold after any sequence of operations. They are checked against a separate model: the guest's rings, the
-//! entries pulled from them and the times of the pulls, and the observations of the test's card. The property tests and
-//! the fuzz target use these rules.
+//! Rules that hold after any sequence of operations. The rules are checked against a separate model: the guest's rings,
+//! the entries pulled from them and the times of the pulls, and the observations of the test's card. The property tests
+//! and the fuzz target use these rules.
 
 mod audit;
 

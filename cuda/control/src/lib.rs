@@ -40,8 +40,8 @@ pub struct Settings {
     pub slice_ns: u64,
     /// Limit on a tenant's work in flight while other tenants have work, in microseconds.
     pub run_ahead_us: u32,
-    /// If true, the owner kills unmanaged processes instead of only reporting them. It also kills a tenant's processes
-    /// whose unaccounted memory exceeds the tenant's limit.
+    /// If true, the owner kills unmanaged processes instead of only reporting them. The owner also kills a tenant's
+    /// processes whose unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
     /// Amount by which a process, and the whole card, may exceed the accounts.

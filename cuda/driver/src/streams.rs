@@ -264,8 +264,8 @@ pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
         DEFAULT | UNKNOWN => 0,
         CONFIG => {
-            // SAFETY: the first argument is the configuration. It has seven 32-bit numbers, padding, and then the
-            // stream.
+            // SAFETY: the first argument is the configuration. The configuration has seven 32-bit numbers, padding, and
+            // then the stream.
             unsafe {
                 let config = arguments.get(0) as *const u64;
                 if config.is_null() { 0 } else { *config.add(4) }

@@ -33,7 +33,7 @@ pub fn is_ready() -> bool {
 /// Starts NVML in the worker.
 ///
 /// # Errors
-/// If no worker is available.
+/// Returns an error if no worker is available.
 pub fn start() -> Result<i32, Failure> {
     worker()?.start()?;
     // SAFETY: the function has no arguments.

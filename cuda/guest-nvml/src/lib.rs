@@ -38,14 +38,14 @@ pub trait Worker: Sync {
     /// Starts the worker of this process if it is not running. A child of the process gets its own worker.
     ///
     /// # Errors
-    /// If no worker can be started.
+    /// Returns an error if no worker can be started.
     fn start(&self) -> Result<(), Failure>;
 
     /// Calls the function with this number in [`cuda_calls::CALLS`], and returns the result of the worker's NVML.
     /// `handle` is the handle of the object that the call creates, if it creates one.
     ///
     /// # Errors
-    /// If the worker's NVML was not called.
+    /// Returns an error if the worker's NVML was not called.
     ///
     /// # Safety
     /// The arguments must match the described function.

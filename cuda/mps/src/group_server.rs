@@ -80,7 +80,7 @@ impl GroupServer {
     /// starts a daemon. Changes go to `report`.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn start(config: MpsConfig, needed: bool, report: impl Fn(Report) + Send + 'static) -> io::Result<Self> {
         let (orders, received) = channel();
         let polls: Arc<AtomicBool> = Arc::default();

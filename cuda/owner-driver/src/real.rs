@@ -45,7 +45,7 @@ impl Real {
     /// Loads the library at `path` and opens the card with the number `ordinal`.
     ///
     /// # Errors
-    /// If the loader or the driver fails.
+    /// Returns an error if the loader or the driver fails.
     pub fn open(path: &Path, ordinal: u32) -> Result<Self, DriverError> {
         let functions = Functions::load(path)?;
         let f = &functions;
@@ -87,7 +87,7 @@ impl Real {
     /// address.
     ///
     /// # Errors
-    /// If the card does not exist, or if the loader or the driver fails.
+    /// Returns an error if the card does not exist, or if the loader or the driver fails.
     pub fn find(path: &Path, device: &str) -> Result<Self, DriverError> {
         if let Ok(ordinal) = device.parse() {
             return Self::open(path, ordinal);
@@ -123,7 +123,7 @@ impl Real {
     /// Allocates card memory as a program does, for the remaining lifetime of this process.
     ///
     /// # Errors
-    /// If the driver fails.
+    /// Returns an error if the driver fails.
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;

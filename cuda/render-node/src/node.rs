@@ -63,7 +63,7 @@ pub struct Capset {
     pub window_bytes: u64,
 }
 
-/// A handle of a blob. It must be closed with [`Node::close`].
+/// A handle of a blob. The caller must close the handle with [`Node::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(u32);
 
@@ -109,7 +109,7 @@ impl Node {
     /// Opens the first node with the capability set, and creates a context there.
     ///
     /// # Errors
-    /// If no such node exists, or the node rejects the context.
+    /// Returns an error if no such node exists, or the node rejects the context.
     pub fn find() -> Result<Self, OpenError> {
         let entries = fs::read_dir("/dev/dri").map_err(|_| OpenError::None)?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -130,7 +130,7 @@ impl Node {
     /// Opens a node and creates a context. Returns `None` if the node has no CUDA.
     ///
     /// # Errors
-    /// If the node cannot be opened, or rejects the context.
+    /// Returns an error if the node cannot be opened, or rejects the context.
     pub fn open(path: &Path) -> rustix::io::Result<Option<Self>> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         if !is_virtio_gpu(&file)? {
@@ -157,7 +157,7 @@ impl Node {
     /// Creates a blob with the program's number `blob`.
     ///
     /// # Errors
-    /// If the window has no space. Other errors are reported when the blob is mapped.
+    /// Returns an error if the window has no space. Other errors are reported when the blob is mapped.
     pub fn create_blob(&self, blob: u64, bytes: u64) -> rustix::io::Result<Handle> {
         let (memory, flags) = (uapi::MEMORY_HOST3D, uapi::BLOB_MAPPABLE);
         let mut create = uapi::CreateBlob { memory, flags, bytes, blob, ..Default::default() };
@@ -169,7 +169,7 @@ impl Node {
     /// address.
     ///
     /// # Errors
-    /// If the device rejects the blob.
+    /// Returns an error if the device rejects the blob.
     pub fn map(&self, handle: Handle, bytes: u64) -> rustix::io::Result<u64> {
         // SAFETY: the kernel chooses an address at which nothing is mapped.
         unsafe { self.map_with(handle, bytes, ptr::null_mut(), MapFlags::empty()) }
@@ -179,7 +179,7 @@ impl Node {
     /// inaccessible.
     ///
     /// # Errors
-    /// If the device rejects the blob.
+    /// Returns an error if the device rejects the blob.
     ///
     /// # Safety
     /// The pages at `at` must not be in use.
@@ -217,7 +217,7 @@ impl Node {
     /// Closes a handle. The blob exists as long as it is mapped.
     ///
     /// # Errors
-    /// If the handle does not exist.
+    /// Returns an error if the handle does not exist.
     pub fn close(&self, handle: Handle) -> rustix::io::Result<()> {
         call(&self.file, &mut uapi::Close { handle: handle.0, padding: 0 })
     }
@@ -225,7 +225,7 @@ impl Node {
     /// Passes bytes to the device.
     ///
     /// # Errors
-    /// If the driver cannot send the bytes.
+    /// Returns an error if the driver cannot send the bytes.
     pub fn submit(&self, command: &[u8]) -> rustix::io::Result<()> {
         self.submit_with(command, 0, 0).map(drop)
     }
@@ -234,7 +234,7 @@ impl Node {
     /// submission, or a later submission on the same ring.
     ///
     /// # Errors
-    /// If the driver cannot send the bytes, or the process has no free descriptor.
+    /// Returns an error if the driver cannot send the bytes, or the process has no free descriptor.
     pub fn submit_fenced(&self, command: &[u8], ring: u32) -> rustix::io::Result<OwnedFd> {
         let fence = self.submit_with(command, uapi::FENCE_OUT | uapi::RING_IDX, ring)?;
         if fence < 0 {
@@ -256,7 +256,7 @@ impl Node {
 /// Replaces pages with an inaccessible reservation.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
 /// Nothing uses the pages.
@@ -271,7 +271,7 @@ pub(crate) unsafe fn reserve(at: u64, bytes: u64) -> rustix::io::Result<()> {
 /// Unmaps pages.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
 /// Nothing uses the pages.

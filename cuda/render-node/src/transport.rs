@@ -38,7 +38,7 @@ impl RenderTransport {
     /// Opens the first node with the capability set.
     ///
     /// # Errors
-    /// If no such node exists, or the node rejects the context.
+    /// Returns an error if no such node exists, or the node rejects the context.
     pub fn open() -> Result<Self, OpenError> {
         Ok(Self::new(Node::find()?))
     }

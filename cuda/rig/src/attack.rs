@@ -16,7 +16,7 @@ const TEXTS_BYTES: u64 = 64 << 10;
 /// Makes the card access an illegal address after a line of input, and returns the error of the next call.
 ///
 /// # Errors
-/// If the driver fails earlier, or does not notice the access.
+/// Returns an error if the driver fails earlier, or does not notice the access.
 pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<String> {
     let (illegal, stream) = (cuda.kernel("illegal")?, cuda.stream()?);
     println!("ready");

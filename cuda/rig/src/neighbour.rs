@@ -1,5 +1,5 @@
-//! An honest program that runs next to a hostile one. It keeps the card busy, requests memory, and reports its
-//! progress.
+//! An honest program that runs next to a hostile one. The honest program keeps the card busy, requests memory, and
+//! reports its progress.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};

@@ -54,7 +54,8 @@ impl Buffer {
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
             ensure!((start, bytes) == (at, self.bytes), "{at:#x} is in {bytes} bytes at {start:#x}");
-            // Memory type, device, and the mapping's size and base. They do not depend on the location of the memory.
+            // Memory type, device, and the mapping's size and base. These values do not depend on the location of the
+            // memory.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "the attributes of {at:#x} are {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "its memory has another number");

@@ -1,4 +1,4 @@
-//! A scripted owner. It grants all requests, moves chunks at random, and ends turns.
+//! A scripted owner. This owner grants all requests, moves chunks at random, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};

@@ -185,7 +185,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     let mut next = service.upgrade();
     for _ in 0..2 {
         check(&service, &mut driver, worker);
-        // The owner is the same process. It was not restarted, and its programs are connected immediately.
+        // The owner is the same process. The owner was not restarted, and its programs are connected immediately.
         assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
         assert!(is_alive(owner), "{}", service.log());
         program.steps(3);

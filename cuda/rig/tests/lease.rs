@@ -1,4 +1,5 @@
-//! Tests limits that hold while a program runs. They must end with the program, however the program and the daemon end.
+//! Tests limits that hold while a program runs. These limits must end with the program, however the program and the
+//! daemon end.
 
 mod support;
 

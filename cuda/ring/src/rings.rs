@@ -86,7 +86,7 @@ impl<C: Words, R: Words> Producer<C, R> {
     /// that the caller must ring the doorbell.
     ///
     /// # Errors
-    /// If the ring has no room.
+    /// Returns an error if the ring has no room.
     pub fn publish(&mut self, message: &[u64]) -> Result<bool, Full> {
         let size = message.len() as u64 * 8;
         let offset = self.head & (self.geometry.bytes - 1);
@@ -143,7 +143,7 @@ impl<C: Words, R: Words> Consumer<C, R> {
     /// Copies the next message to `into`, and frees its space. Returns false if the ring is empty.
     ///
     /// # Errors
-    /// If the producer has broken the ring's rules.
+    /// Returns an error if the producer has broken the ring's rules.
     pub fn next(&mut self, into: &mut Vec<u64>) -> Result<bool, Broken> {
         loop {
             let head = self.control.load(self.geometry.head);

@@ -1,8 +1,8 @@
 //! Sleeping and waking on both sides, without lost wake-ups.
 //!
-//! Before a side sleeps, it announces this, executes a fence, and checks the words that it waits for once more. It
-//! sleeps only if they have not changed. The other side changes the words, executes a fence, and wakes the sleeper if
-//! it sees the announcement. Therefore, at least one side sees the other side's store.
+//! Before a side sleeps, it announces this, executes a fence, and checks the words that it waits for once more. The
+//! side sleeps only if these words have not changed. The other side changes the words, executes a fence, and wakes the
+//! sleeper if it sees the announcement. Therefore, at least one side sees the other side's store.
 
 use crate::layout::control;
 use crate::words::Words;

@@ -2,8 +2,8 @@
 //! engine.
 //!
 //! All engines share one reason register and one interrupt bit. A driver checks the engines and then acknowledges the
-//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. It shows the
-//! next hang after the driver has acknowledged the first hang and removed its channel, by resetting the engine or
+//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. The vGPU shows
+//! the next hang after the driver has acknowledged the first hang and removed its channel, by resetting the engine or
 //! unbinding the channel.
 
 use super::Backlog;

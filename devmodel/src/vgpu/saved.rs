@@ -108,7 +108,7 @@ impl VGpu {
     /// calls to the backend.
     ///
     /// # Errors
-    /// If the state is invalid, or belongs to a different vGPU.
+    /// Returns an error if the state is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,

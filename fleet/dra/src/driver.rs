@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// If the claim cannot be prepared. The message is shown in the events of the claim's pod. If preparation fails, no
-    /// new part remains.
+    /// Returns an error if the claim cannot be prepared. The message is shown in the events of the claim's pod. If
+    /// preparation fails, no new part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -325,7 +325,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// If parts could not be removed. The message lists these parts, and the kubelet retries.
+    /// Returns an error if parts could not be removed. The message lists these parts, and the kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;

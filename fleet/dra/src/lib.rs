@@ -6,7 +6,7 @@
 //! [`parameters`] from the claim's author), and writes a CDI file that contains the edits for a container ([`driver`]).
 //! [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the interface to the kubelet.
 //!
-//! The driver does not decide on allocations, which is the scheduler's task. It does not enforce them, which is
+//! The driver does not decide on allocations, which is the scheduler's task. The driver does not enforce them, which is
 //! `mediatord`'s task.
 
 pub mod claim;

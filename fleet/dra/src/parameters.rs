@@ -150,7 +150,7 @@ pub struct Applied {
 /// Combines the sets for a request. The claim's sets take precedence over the device class's sets.
 ///
 /// # Errors
-/// If a set is invalid; the message names the set and the problem.
+/// Returns an error if a set is invalid; the message names the set and the problem.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
@@ -213,7 +213,7 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
 /// Returns the JSON schema of the parameters.
 ///
 /// # Errors
-/// If the schema cannot be serialized as JSON.
+/// Returns an error if the schema cannot be serialized as JSON.
 pub fn schema() -> serde_json::Result<String> {
     let schema = schemars::schema_for!(ShareParameters);
     serde_json::to_string_pretty(&schema).map(|text| text + "\n")

@@ -116,7 +116,7 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
 /// Creates the daemon request for the share with this number in a claim.
 ///
 /// # Errors
-/// If a part of the request is too large or invalid. The message names this part.
+/// Returns an error if a part of the request is too large or invalid. The message names this part.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,

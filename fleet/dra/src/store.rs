@@ -83,8 +83,8 @@ impl Store {
     /// Loads the file if it exists.
     ///
     /// # Errors
-    /// If the file cannot be read or is invalid. The driver must not continue without the file, because it would lose
-    /// prepared claims.
+    /// Returns an error if the file cannot be read or is invalid. The driver must not continue without the file,
+    /// because it would lose prepared claims.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let wrong = |what: String| StoreError::Content { path: path.to_owned(), what };
@@ -121,7 +121,7 @@ impl Store {
     /// Records a claim.
     ///
     /// # Errors
-    /// If the file cannot be written. In this case, nothing has changed.
+    /// Returns an error if the file cannot be written. In this case, nothing has changed.
     pub fn put(&mut self, uid: &str, claim: KeptClaim) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         claims.insert(uid.to_owned(), claim);
@@ -131,7 +131,7 @@ impl Store {
     /// Deletes a claim.
     ///
     /// # Errors
-    /// If the file cannot be written. In this case, nothing has changed.
+    /// Returns an error if the file cannot be written. In this case, nothing has changed.
     pub fn forget(&mut self, uid: &str) -> Result<(), StoreError> {
         let mut claims = self.claims.clone();
         if claims.remove(uid).is_none() {

@@ -112,7 +112,7 @@ impl Rewriter {
     /// Accepts bytes from the client, and appends the resulting bytes to `out`.
     ///
     /// # Errors
-    /// If the rest of the connection cannot be decoded.
+    /// Returns an error if the rest of the connection cannot be decoded.
     pub fn take(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         out.extend_from_slice(cut(&mut bytes, &mut self.preface_left));
         while !bytes.is_empty() {

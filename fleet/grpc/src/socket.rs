@@ -42,7 +42,7 @@ impl Socket {
     /// listens on. Returns the incoming connections for a server.
     ///
     /// # Errors
-    /// If `path` names a file of another kind or a socket in use, or if a system call fails.
+    /// Returns an error if `path` names a file of another kind or a socket in use, or if a system call fails.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {

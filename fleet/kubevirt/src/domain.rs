@@ -45,7 +45,7 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
 /// A device that the document already contains is not added again.
 ///
 /// # Errors
-/// If the document is not a domain.
+/// Returns an error if the document is not a domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));

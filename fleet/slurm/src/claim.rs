@@ -25,7 +25,7 @@ pub struct Card {
 /// Returns the card to which a job's shards belong.
 ///
 /// # Errors
-/// If no card is of this kind, or the shards are on several cards.
+/// Returns an error if no card is of this kind, or the shards are on several cards.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
@@ -53,7 +53,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job.
 ///
 /// # Errors
-/// If the job has no shards or makes an invalid request.
+/// Returns an error if the job has no shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,

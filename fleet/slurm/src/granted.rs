@@ -41,7 +41,7 @@ pub struct Number {
 /// Queries the controller until it responds, for at most the time `patience`.
 ///
 /// # Errors
-/// If the controller does not respond, or does not list the job on this node.
+/// Returns an error if the controller does not respond, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {

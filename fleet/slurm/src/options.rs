@@ -104,7 +104,7 @@ impl Given {
     /// Sets the option with this number to a value.
     ///
     /// # Errors
-    /// If the value is invalid. The message names the expected form.
+    /// Returns an error if the value is invalid. The message names the expected form.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -181,7 +181,7 @@ pub struct Arguments {
     /// The daemon's cards in the order in which Slurm counts them. If no cards are named, all cards of the required
     /// kind are used, sorted by name.
     pub cards: Vec<String>,
-    /// Granularity of sizes in MiB. It is a multiple of the cards' chunk size.
+    /// Granularity of sizes in MiB. The granularity is a multiple of the cards' chunk size.
     pub chunk_mib: u64,
     /// File to which the use of jobs is appended, with one line of JSON per job.
     pub ledger: PathBuf,
@@ -219,7 +219,7 @@ impl Arguments {
     /// Parses the arguments.
     ///
     /// # Errors
-    /// If a word is invalid. The message names the word.
+    /// Returns an error if a word is invalid. The message names the word.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

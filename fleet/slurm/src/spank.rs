@@ -1,8 +1,8 @@
 //! The entry points that Slurm calls, and the calls to Slurm.
 //!
 //! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes.
-//! `slurmstepd` starts a job's processes, which run as root until they switch to the user. It runs epilogs in another
-//! process.
+//! `slurmstepd` starts a job's processes, which run as root until they switch to the user. `slurmstepd` runs epilogs in
+//! another process.
 //!
 //! UNSAFETY: Slurm is written in C. Its calls pass pointers that Slurm guarantees to be valid during the call. This
 //! module looks up Slurm's functions in the process by name, with the signatures in `spank(7)`, so that the crate links

@@ -133,7 +133,7 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
 /// the job has neither shards nor options.
 ///
 /// # Errors
-/// If the job's part cannot be created. The message is for the job's user.
+/// Returns an error if the job's part cannot be created. The message is for the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -249,7 +249,7 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
 /// Stores the use of a running job in the controller, as the administrator's comment on the job.
 ///
 /// # Errors
-/// If the daemon does not respond.
+/// Returns an error if the daemon does not respond.
 pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
@@ -280,7 +280,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's part, and records its use.
 ///
 /// # Errors
-/// If the part cannot be removed. In this case, the job's part of the card is not free.
+/// Returns an error if the part cannot be removed. In this case, the job's part of the card is not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -316,7 +316,7 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
 /// of these jobs.
 ///
 /// # Errors
-/// If the daemon does not respond or a part cannot be removed.
+/// Returns an error if the daemon does not respond or a part cannot be removed.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -335,7 +335,7 @@ pub fn reconcile(
 /// Returns the jobs that have a part.
 ///
 /// # Errors
-/// If the daemon does not respond.
+/// Returns an error if the daemon does not respond.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
     let tenants =
         patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;

@@ -24,7 +24,7 @@ const SIZE_CODE: u8 = 3;
 /// Makes PGRAPH create and save a context. Returns the context's image.
 ///
 /// # Errors
-/// If the firmware does not respond or saves an empty image.
+/// Returns an error if the firmware does not respond or saves an empty image.
 pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];

@@ -14,7 +14,7 @@ fn at(falcon: Falcon, register: u32) -> u32 {
 /// Writes a falcon's image into its memories, page by page with their tags. The falcon must be stopped.
 ///
 /// # Errors
-/// If the falcon's memory is too small.
+/// Returns an error if the falcon's memory is too small.
 pub fn load(card: &dyn Card, set: &Set, falcon: Falcon) -> Result<(), CardError> {
     let image: &Image = set.image(falcon);
     let room = HWCFG::IMEM_BLOCKS.get(card.read32(at(falcon, HWCFG::OFFSET)));

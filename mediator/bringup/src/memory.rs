@@ -49,7 +49,7 @@ impl CardMemory {
     /// points the card at them.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
         let mut memory = Self::unmapped(card, layout, vram_bytes);
         memory.pramin_zero(VramAddr(layout.base.0), layout.bootstrap_bytes());
@@ -109,7 +109,7 @@ impl CardMemory {
     /// Reads VRAM. The range must be within VRAM: callers must translate and check it first.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -123,7 +123,7 @@ impl CardMemory {
     /// Writes VRAM. The range must be within VRAM.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -137,7 +137,7 @@ impl CardMemory {
     /// Fills VRAM with zeros.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), CardError> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
@@ -167,7 +167,7 @@ impl CardMemory {
     /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), CardError> {
         use pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
         let card = &self.card;
@@ -203,7 +203,7 @@ impl CardMemory {
     /// that, so memory may be reused only after the barrier.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn barrier(&self) -> Result<(), CardError> {
         use pflush::BAR_FLUSH;
         self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());

@@ -40,7 +40,7 @@ pub struct CardInfo {
 /// Resets `card` and initialises it to the point where channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// If the chip is unknown, or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -66,7 +66,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 /// `context_bytes` is the size of PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
-/// If the chip is unknown, or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -144,7 +144,7 @@ fn start_fifo(card: &dyn Card) -> u32 {
 /// affected. Engines that the mediator does not start are not restarted.
 ///
 /// # Errors
-/// If the engine does not start.
+/// Returns an error if the engine does not start.
 pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<(), CardError> {
     let unit = match engine {
         engine::GR => pmc::ENABLE::PGRAPH.mask(),

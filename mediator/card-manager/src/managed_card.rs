@@ -72,7 +72,7 @@ pub trait GuestEvents: Send + Sync {
     /// The caller holds no lock.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
@@ -80,7 +80,7 @@ pub trait GuestEvents: Send + Sync {
     /// lock.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     fn taken_over(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -223,7 +223,7 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
-    /// If the initialization of the card fails, or the card has too little memory.
+    /// Returns an error if the initialization of the card fails, or the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
@@ -371,7 +371,7 @@ impl ManagedCard {
     /// Locks the card's state. The lock must not be held during calls into a VM or during a wait.
     ///
     /// # Panics
-    /// If the card has [failed](Self::failure).
+    /// Panics if the card has [failed](Self::failure).
     #[track_caller]
     pub fn lock(&self) -> StateGuard<'_> {
         StateGuard::new(self, self.state.lock())
@@ -455,7 +455,7 @@ impl ManagedCard {
     /// Allocates a share of the card to a VM. Its VRAM is placed on the card in zeroed chunks on first use.
     ///
     /// # Errors
-    /// If the card has too little free memory for the reserved part of the share.
+    /// Returns an error if the card has too little free memory for the reserved part of the share.
     pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), ManagerError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
@@ -486,9 +486,9 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// If the card does not respond. If a channel stays on the card, the VM's memory is not reused until the channel
-    /// has left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
-    /// limited time.
+    /// Returns an error if the card does not respond. If a channel stays on the card, the VM's memory is not reused
+    /// until the channel has left, because the channel may still access the memory. Waits for the channel to leave,
+    /// without a lock, for a limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -517,7 +517,7 @@ impl ManagedCard {
     /// memory stays in place and is zeroed there.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);

@@ -127,7 +127,7 @@ impl Cuda<'_> {
     /// Returns the edits of a container.
     ///
     /// # Errors
-    /// If the socket's path has no folder.
+    /// Returns an error if the socket's path has no folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let folder = Path::new(SOCKETS).join("cuda").join(self.place);
         let (mount, socket) = socket(self.socket, &folder)?;
@@ -172,7 +172,7 @@ impl Vgpu<'_> {
     /// Returns the edits of a container.
     ///
     /// # Errors
-    /// If the socket's path has no folder.
+    /// Returns an error if the socket's path has no folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let (mount, socket) = socket(self.socket, &Self::folder(self.place))?;
         Ok(Edits { env: vec![format!("{VGPU_VARIABLE}={}", socket.display())], mounts: vec![mount] })
@@ -227,7 +227,7 @@ impl CdiFile {
     /// Returns the file of `owner` in `folder`.
     ///
     /// # Errors
-    /// If `owner` is not valid as a file name.
+    /// Returns an error if `owner` is not valid as a file name.
     pub fn new(folder: &Path, owner: &str) -> Result<Self, CdiError> {
         check(owner)?;
         Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
@@ -242,7 +242,7 @@ impl CdiFile {
     /// Writes the file with these devices. A reader sees either the complete old file or the complete new file.
     ///
     /// # Errors
-    /// If a device's name is not valid, or the write fails.
+    /// Returns an error if a device's name is not valid, or the write fails.
     pub fn write(&self, devices: Vec<Device>) -> Result<(), CdiError> {
         devices.iter().try_for_each(|device| check(&device.name))?;
         let kind = format!("{VENDOR}/{CLASS}");
@@ -264,7 +264,7 @@ impl CdiFile {
     /// Removes the file if it exists, and the temporary file of a writer that was killed.
     ///
     /// # Errors
-    /// If the host refuses.
+    /// Returns an error if the host does not permit the file access.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {
@@ -301,7 +301,7 @@ fn beside(path: &Path) -> PathBuf {
 /// the file's path nor at the temporary file's path.
 ///
 /// # Errors
-/// If the host refuses.
+/// Returns an error if the host does not permit the file access.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;

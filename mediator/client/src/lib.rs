@@ -290,7 +290,7 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
 /// Parses the body of a response.
 ///
 /// # Errors
-/// If the body does not have the expected type.
+/// Returns an error if the body does not have the expected type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
@@ -298,7 +298,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
 /// Serializes the body of a request.
 ///
 /// # Errors
-/// If the body cannot be written as JSON.
+/// Returns an error if the body cannot be written as JSON.
 pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }

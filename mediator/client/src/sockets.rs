@@ -58,8 +58,9 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
 /// Makes a user the owner of one of the daemon's sockets. Afterwards, only this user may connect.
 ///
 /// # Errors
-/// If the path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder (the daemon's user); in these cases nothing has changed. Also if this program lacks the permission.
+/// Returns an error if the path is not in the folder `within`, is not a socket, contains a link, or does not belong to
+/// the owner of its folder (the daemon's user); in these cases nothing has changed. Also returns an error if this
+/// program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -81,7 +82,8 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
 /// then create folders in it.
 ///
 /// # Errors
-/// If the path is another kind of file, or the folder belongs to a third user; in these cases nothing has changed.
+/// Returns an error if the path is another kind of file, or the folder belongs to a third user; in these cases nothing
+/// has changed.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -113,7 +115,7 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
 /// folder does not exist.
 ///
 /// # Errors
-/// If the path is another kind of file, or the folder contains other files, which are kept.
+/// Returns an error if the path is another kind of file, or the folder contains other files, which are kept.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

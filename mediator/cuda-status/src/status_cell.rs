@@ -97,7 +97,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// If the current state of the card is unknown. The error contains the reason.
+    /// Returns an error if the current state of the card is unknown. The error contains the reason.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -108,7 +108,7 @@ impl StatusCell {
     /// Checks that the owner responds.
     ///
     /// # Errors
-    /// If the owner does not respond.
+    /// Returns an error if the owner does not respond.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }

@@ -9,7 +9,7 @@ use config::SocketMode;
 /// Returns the options of a socket, with its user and group names resolved on this host.
 ///
 /// # Errors
-/// If a user or a group does not exist.
+/// Returns an error if a user or a group does not exist.
 pub(crate) fn socket_options(
     mode: SocketMode,
     owner: Option<&str>,

@@ -40,7 +40,7 @@ pub(crate) struct Listeners {
 /// Serves the API on listening sockets until `stop` is set. Requests in flight then have two more seconds to complete.
 ///
 /// # Errors
-/// If a socket cannot be used.
+/// Returns an error if a socket cannot be used.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,

@@ -56,7 +56,7 @@ pub trait VmBackend: Send + Sync {
     /// Starts the work of a device that another daemon owned, before its client is served.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     fn begin(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -70,7 +70,7 @@ pub trait VmBackend: Send + Sync {
     /// Releases all resources of the virtual machine on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
-    /// If resources stay allocated on the card. The operator is informed.
+    /// Returns an error if resources stay allocated on the card. The operator is informed.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -201,7 +201,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Returns the card in a form that another daemon can take over; `None` if the mediator does not own the card.
     ///
     /// # Errors
-    /// If the card cannot be handed over.
+    /// Returns an error if the card cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
             "a card of this kind cannot be handed over to another daemon yet; stop its VMs, and restart the daemon",
@@ -212,7 +212,7 @@ pub(crate) trait CardBackend: Send + Sync {
     /// `vram_bytes` bytes of VRAM. Otherwise, works like [`Self::build`].
     ///
     /// # Errors
-    /// If the card cannot serve the virtual machine.
+    /// Returns an error if the card cannot serve the virtual machine.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
         Err(BackendError::failed("cards of this kind accept no VMs from other cards"))
     }
@@ -220,16 +220,16 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes how the card's memory is divided. The caller has validated the settings.
     ///
     /// # Errors
-    /// If the card cannot change the division now; in this case, nothing changes.
+    /// Returns an error if the card cannot change the division now; in this case, nothing changes.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Creates the device of a virtual machine. The daemon creates one device at a time. It has already checked that
-    /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
+    /// Creates the device of a virtual machine. The daemon creates one device at a time. The daemon has already checked
+    /// that names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
-    /// If the card cannot serve the virtual machine.
+    /// Returns an error if the card cannot serve the virtual machine.
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
 }
 
@@ -238,6 +238,6 @@ pub(crate) trait OpenCard: Send + Sync {
     /// Opens one card.
     ///
     /// # Errors
-    /// If the card is not available.
+    /// Returns an error if the card is not available.
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
 }

@@ -106,7 +106,7 @@ struct OwnedCard {
     card: Physical,
     /// The mediator's state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Time settings of the card. They exist even while the mediator does not own the card.
+    /// Time settings of the card. These settings exist even while the mediator does not own the card.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
@@ -365,7 +365,7 @@ impl Cards {
     /// Builds a card from the state that another daemon has saved in `file`, without touching the card.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or is not valid.
+    /// Returns an error if the state does not match the configuration, or is not valid.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -404,7 +404,7 @@ impl ReopenedCard {
     /// Creates the device of a saved virtual machine; the client uses `link`.
     ///
     /// # Errors
-    /// If its state is not valid.
+    /// Returns an error if its state is not valid.
     pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -415,7 +415,7 @@ impl ReopenedCard {
     /// Takes over the card after the other daemon has given it up.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();

@@ -84,7 +84,7 @@ impl CudaCard {
     /// Starts the owner of a card. The owner writes the list of programs that it serves to `folder`.
     ///
     /// # Errors
-    /// If the program or the card does not exist.
+    /// Returns an error if the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
         let settings = settings(spec, folder);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
@@ -124,7 +124,7 @@ impl CudaCard {
     /// Starts to use the owner.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn begin(&self) -> std::io::Result<()> {
         let Some((supervisor, requests)) = self.waiting.lock().take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
@@ -141,7 +141,7 @@ impl CudaCard {
     /// Returns the last description of the card, without waiting for the card's owner.
     ///
     /// # Errors
-    /// If the owner does not respond now.
+    /// Returns an error if the owner does not respond now.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
@@ -149,7 +149,7 @@ impl CudaCard {
     /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// If the card's owner does not respond now, or too many changes are already waiting.
+    /// Returns an error if the card's owner does not respond now, or too many changes are already waiting.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -183,7 +183,7 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the response; `of` is the object of the request.
     ///
     /// # Errors
-    /// If the owner rejects the request or does not respond; in both cases, nothing changes.
+    /// Returns an error if the owner rejects the request or does not respond; in both cases, nothing changes.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -328,7 +328,7 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
 /// Returns a tenant in the format of its card's owner.
 ///
 /// # Errors
-/// If a user or a group of the tenant's socket does not exist.
+/// Returns an error if a user or a group of the tenant's socket does not exist.
 pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
     let (memory, time) = (&spec.memory, spec.time.params(None));

@@ -82,7 +82,7 @@ impl Daemon {
     /// Returns the differences from `desired`. With `exact`, also returns the objects that `desired` does not name.
     ///
     /// # Errors
-    /// If `desired` has invalid keys or values.
+    /// Returns an error if `desired` has invalid keys or values.
     pub fn compare(&self, desired: &Desired, exact: bool) -> Result<Comparison, DaemonError> {
         let state = self.state.lock();
         let Plan { items, obstacles } = self.plan(&state, desired, exact);
@@ -97,8 +97,8 @@ impl Daemon {
     /// `dry_run`, only reports the steps.
     ///
     /// # Errors
-    /// If a part of `desired` is rejected. In this case, nothing is changed. If the card or the host fails during a
-    /// step, the error also names the completed steps.
+    /// Returns an error if a part of `desired` is rejected. In this case, nothing is changed. If the card or the host
+    /// fails during a step, the error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,

@@ -65,7 +65,7 @@ impl Daemon {
     /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has memory.
     ///
     /// # Errors
-    /// If the virtual machine may not move; the error is the obstacle.
+    /// Returns an error if the virtual machine may not move; the error is the obstacle.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let state = self.state.lock();
@@ -103,7 +103,7 @@ impl Daemon {
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
+    /// Fails if the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "requested by an operator")
     }
@@ -172,7 +172,7 @@ impl Daemon {
     /// other. Virtual machines that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be saved.
+    /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
             // The mark must not change while the state is being handed over to another daemon.
@@ -224,7 +224,7 @@ impl Daemon {
     /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be saved.
+    /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();

@@ -28,7 +28,7 @@ impl Endpoint {
     /// Opens the endpoint that a virtual machine's settings describe.
     ///
     /// # Errors
-    /// If the socket cannot be created, or its owner is unknown.
+    /// Returns an error if the socket cannot be created, or its owner is unknown.
     pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
         if let Some(domain) = &spec.xen_domain {
             let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
@@ -42,7 +42,7 @@ impl Endpoint {
     /// Creates the server. Returns the endpoint with the socket's path.
     ///
     /// # Errors
-    /// If this host has no Xen, or cannot serve a socket; the socket is then removed.
+    /// Returns an error if this host has no Xen, or cannot serve a socket; the socket is then removed.
     pub fn serve(
         self,
         vm: &str,
@@ -87,7 +87,7 @@ impl EndpointServer {
     /// Serves until `stop`, starting with the suspended clients in `parked`. If suspended, returns its clients.
     ///
     /// # Errors
-    /// If the host fails.
+    /// Returns an error if the host fails.
     pub fn serve(
         &mut self,
         link: &Link,
@@ -104,7 +104,7 @@ impl EndpointServer {
     /// Restores clients that another daemon served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// If their state is not valid, or their memory cannot be mapped.
+    /// Returns an error if their state is not valid, or their memory cannot be mapped.
     pub fn parked(
         &self,
         saved: SavedClients,
@@ -131,7 +131,7 @@ impl EndpointServer {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),

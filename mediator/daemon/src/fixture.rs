@@ -163,7 +163,7 @@ impl Fixture {
     /// Same as [`Self::new`], with sockets from the service manager's units.
     ///
     /// # Panics
-    /// If the daemon does not start.
+    /// Panics if the daemon does not start.
     #[must_use]
     pub fn with_listeners(listeners: impl FnOnce(&Path) -> Listeners) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ impl Fixture {
     /// Connects a client to a VM.
     ///
     /// # Panics
-    /// If no server accepts on the socket.
+    /// Panics if no server accepts on the socket.
     #[must_use]
     pub fn connect(&self, name: &str) -> Client {
         let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
@@ -201,7 +201,7 @@ impl Fixture {
     /// Returns a VM's state.
     ///
     /// # Panics
-    /// If no VM has the name.
+    /// Panics if no VM has the name.
     #[must_use]
     pub fn state(&self, name: &str) -> VmState {
         self.daemon.vm(name).unwrap().state
@@ -223,7 +223,7 @@ pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners)
 /// Returns a configuration of software cards under a folder.
 ///
 /// # Panics
-/// If the folder's path is not a TOML string.
+/// Panics if the folder's path is not a TOML string.
 #[must_use]
 pub fn config(folder: &Path, cards: &[&str]) -> Config {
     let cards: String = cards
@@ -277,7 +277,7 @@ impl Served {
     /// Serves the API of an existing daemon.
     ///
     /// # Panics
-    /// If a socket cannot be created.
+    /// Panics if a socket cannot be created.
     #[must_use]
     pub fn over(fixture: Fixture) -> Self {
         let page = status_page::listen(([127, 0, 0, 1], 0).into()).unwrap();

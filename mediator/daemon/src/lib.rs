@@ -135,7 +135,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// If the daemon is ending, or the operator expected a different revision.
+    /// Returns an error if the daemon is ending, or the operator expected a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -300,7 +300,7 @@ impl Daemon {
     /// Saves changes in the file that outlives the daemon. Called after each change.
     ///
     /// # Errors
-    /// If the file cannot be written. The change is in effect nevertheless.
+    /// Returns an error if the file cannot be written. The change is in effect nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
@@ -342,7 +342,7 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If the virtual machine cannot be added; in this case, no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -459,7 +459,7 @@ impl Daemon {
     /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
     ///
     /// # Errors
-    /// If no virtual machine has the name, or it is already being removed.
+    /// Returns an error if no virtual machine has the name, or it is already being removed.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -520,7 +520,7 @@ impl Daemon {
     /// Returns one virtual machine.
     ///
     /// # Errors
-    /// If no virtual machine has the name.
+    /// Returns an error if no virtual machine has the name.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
         let found = {
             let state = self.state.lock();
@@ -553,7 +553,7 @@ impl Daemon {
     /// Returns one card.
     ///
     /// # Errors
-    /// If no card has the name.
+    /// Returns an error if no card has the name.
     pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
         let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
         Ok(self.show_card(card))

@@ -23,7 +23,7 @@ impl Daemon {
     /// Returns the use of a card's memory.
     ///
     /// # Errors
-    /// If no card has the name, or a virtual machine uses the card in passthrough mode.
+    /// Returns an error if no card has the name, or a virtual machine uses the card in passthrough mode.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -70,8 +70,8 @@ impl Daemon {
     /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, the revision differs, or a setting is invalid. In these cases
-    /// nothing changes.
+    /// Returns an error if no card has the name, it is passed through, the revision differs, or a setting is invalid.
+    /// In these cases nothing changes.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -360,7 +360,7 @@ impl AccessRecord {
     /// Ends the record.
     ///
     /// # Errors
-    /// If the virtual machine has left the card in the meantime.
+    /// Returns an error if the virtual machine has left the card in the meantime.
     pub fn end(mut self) -> Result<api::AccessProfile, DaemonError> {
         self.over = true;
         let mut state = self.host.lock();

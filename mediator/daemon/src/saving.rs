@@ -25,7 +25,7 @@ impl Daemon {
     /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// If the vGPU cannot be saved, or `out` fails. In both cases, the virtual machine continues.
+    /// Returns an error if the vGPU cannot be saved, or `out` fails. In both cases, the virtual machine continues.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -99,8 +99,8 @@ impl Daemon {
     /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty part at the end.
     ///
     /// # Errors
-    /// If the bytes do not describe a virtual machine that can resume on this card, or `next` fails. In this case, the
-    /// virtual machine continues unchanged.
+    /// Returns an error if the bytes do not describe a virtual machine that can resume on this card, or `next` fails.
+    /// In this case, the virtual machine continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,

@@ -37,7 +37,7 @@ impl Daemon {
     /// complete. The window is rounded up to whole intervals of the history.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or the window is out of bounds.
+    /// Returns an error if no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let window_ms = within("window_ms", window_ms)?;
         // The current interval is incomplete, so exclude it.
@@ -56,7 +56,7 @@ impl Daemon {
     /// Returns how the time of all cards with a scheduler is shared.
     ///
     /// # Errors
-    /// If the window is out of bounds.
+    /// Returns an error if the window is out of bounds.
     pub fn schedulers(&self, window_ms: u64) -> Result<Vec<api::CardScheduler>, DaemonError> {
         let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
         shown
@@ -70,7 +70,7 @@ impl Daemon {
     /// continues.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
+    /// Fails if no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -123,7 +123,7 @@ impl Daemon {
     /// Returns the card time that a card's virtual machines used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
+    /// Returns an error if no card has the name, it is passed through, or `since_ms` is out of bounds.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
@@ -134,7 +134,7 @@ impl Daemon {
     /// [ended](SchedulerRecord::end) or dropped, or reaches the size [`RECORD_BYTES`].
     ///
     /// # Errors
-    /// If no card has the name, it is passed through or unused, or a record of it is already running.
+    /// Returns an error if no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
@@ -154,7 +154,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's time.
     ///
     /// # Errors
-    /// If no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
+    /// Fails if no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -310,7 +310,7 @@ impl SchedulerRecord {
     /// Ends the record and returns lines of JSON, in the format of [`sched::trace`].
     ///
     /// # Errors
-    /// If the card was handed over in the meantime.
+    /// Returns an error if the card was handed over in the meantime.
     pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
         self.over = true;
         self.daemon.end_record(&self.card)

@@ -17,7 +17,7 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// If the API cannot be served, or all cards have failed. A new daemon would then initialize the cards again.
+/// Fails if the API cannot be served, or all cards have failed. A new daemon would then initialize the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;

@@ -84,7 +84,7 @@ impl Daemon {
     /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// If one of the tenants is rejected.
+    /// Returns an error if one of the tenants is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -128,7 +128,7 @@ impl Daemon {
     /// Returns one tenant.
     ///
     /// # Errors
-    /// If no tenant has the name.
+    /// Returns an error if no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
@@ -161,7 +161,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If the virtual machine cannot be added; in this case, no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -236,7 +236,7 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// If no tenant has the name, its card's owner does not respond, or its programs do not end.
+    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -281,8 +281,8 @@ impl Daemon {
     /// Changes a tenant's settings for its card; keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// If no tenant has the name, the revision is not `expected`, its card's owner does not respond, or a setting is
-    /// invalid. In these cases nothing changes.
+    /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
+    /// or a setting is invalid. In these cases nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,

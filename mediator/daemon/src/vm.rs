@@ -59,7 +59,7 @@ impl Rest {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client in `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop`. The thread resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -112,7 +112,7 @@ impl Running {
     /// Waits until the thread is suspended, at most until the time `until`.
     ///
     /// # Errors
-    /// If the thread is not suspended in time or has failed.
+    /// Returns an error if the thread is not suspended in time or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -129,7 +129,7 @@ impl Running {
     /// Resumes the virtual machine after [`Self::rested`].
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
         match work.spawn(name, Some(parked)) {
             Ok(thread) => *self.thread.lock() = Some(thread),
@@ -157,7 +157,7 @@ impl Running {
     /// machine. The resources of its previous device must already be released.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::clone(&self.seen);

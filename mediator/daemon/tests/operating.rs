@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which has no parent after an upgrade. It is killed at the end of the test.
+/// The daemon's process, which has no parent after an upgrade. The process is killed at the end of the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {

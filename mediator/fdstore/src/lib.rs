@@ -1,5 +1,5 @@
-//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that VMMs keep their devices if the
-//! daemon is killed.
+//! The service manager's file descriptor store. The store keeps descriptors of VMMs, so that VMMs keep their devices if
+//! the daemon is killed.
 //!
 //! The store keeps the connection of each VMM. Otherwise, when the daemon is killed, the kernel would reset a
 //! connection that has unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If enough room is left,
@@ -229,7 +229,7 @@ impl Left {
     /// Duplicates all descriptors, if a connection and its journal exist.
     ///
     /// # Errors
-    /// If this process has reached its limit on descriptors.
+    /// Returns an error if this process has reached its limit on descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {

@@ -5,8 +5,8 @@
 //!    [`Sender::meet`]).
 //! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
 //!    still owns the state.
-//! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
-//!    is ready, or the reason why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`],
+//! 3. The receiver rebuilds everything without accessing the objects that the state describes. The receiver then
+//!    reports that it is ready, or the reason why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`],
 //!    [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).

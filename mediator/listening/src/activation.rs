@@ -115,7 +115,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// If a socket does not have a virtual machine; the error contains the socket's name.
+    /// Returns an error if a socket does not have a virtual machine; the error contains the socket's name.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

@@ -28,7 +28,7 @@ pub struct FolderError {
 /// Creates the exclusive folder for the socket of a tenant or VM, if the socket's path has such a folder.
 ///
 /// # Errors
-/// If the folder cannot be created, or belongs to another user.
+/// Returns an error if the folder cannot be created, or belongs to another user.
 pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
     let failed = |what| FolderError { name: name.to_owned(), what };
@@ -117,7 +117,8 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// If other users can create files in the folder. They could then replace the sockets of other users and of the daemon.
+/// Returns an error if other users can create files in the folder. These users could then replace the sockets of other
+/// users and of the daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.

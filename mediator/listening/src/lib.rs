@@ -41,8 +41,8 @@ pub struct Listening {
     pub path: Option<SocketPath>,
 }
 
-/// The path of a socket that the daemon created. It is removed on drop, unless the service manager has stored the
-/// socket.
+/// The path of a socket that the daemon created. The socket is removed on drop, unless the service manager has stored
+/// it.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
@@ -80,8 +80,8 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
-    /// removed.
+    /// Sockets of units. These sockets belong to the service manager, and become available again when their virtual
+    /// machine is removed.
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets of an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
@@ -151,7 +151,7 @@ impl Sockets {
     /// Returns the admin socket.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
@@ -159,7 +159,7 @@ impl Sockets {
     /// Returns the read-only socket of the admin API.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
@@ -167,7 +167,7 @@ impl Sockets {
     /// Returns the socket of a virtual machine.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }

@@ -58,7 +58,7 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
 /// threads at random. The other half uses PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
-/// If `body` panics, if its threads wait for each other, or if a schedule does not end.
+/// Panics if `body` panics, if its threads wait for each other, or if a schedule does not end.
 pub fn try_schedules(count: usize, body: fn()) {
     let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
     let half = count.div_ceil(2) * times;

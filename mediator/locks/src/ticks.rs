@@ -1,5 +1,5 @@
-//! A clock for lock holds, which is read twice per hold. It is the processor's time stamp counter if the kernel itself
-//! uses this counter, and the kernel's clock otherwise.
+//! A clock for lock holds, which is read twice per hold. The clock is the processor's time stamp counter if the kernel
+//! itself uses this counter, and the kernel's clock otherwise.
 
 // UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
 // is safe.

@@ -61,7 +61,7 @@ pub fn suppressed() -> u64 {
 /// Sends the process's logs to standard error. `FILTER_VARIABLE` overrides `filter` if it is set and valid.
 ///
 /// # Errors
-/// If a subscriber is already installed.
+/// Returns an error if a subscriber is already installed.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     let from_environment = std::env::var(FILTER_VARIABLE).ok().and_then(|filter| parse_filter(&filter).ok());
     let filter = from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));

@@ -71,8 +71,8 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that have been written meanwhile.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no memory on the card since the last notification of the balancer. They are in host memory
-    /// or wait for memory.
+    /// New chunks that got no memory on the card since the last notification of the balancer. These chunks are in host
+    /// memory or wait for memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
     /// Chunks that got their first memory, on the card, since the last notification of the balancer. The value is their
     /// number in order of arrival.
@@ -266,7 +266,7 @@ impl CardVram {
     /// Zeroes `len` bytes in place, starting at `address`, within one chunk.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
@@ -315,7 +315,7 @@ impl CardVram {
     /// Reads `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
@@ -329,7 +329,7 @@ impl CardVram {
     /// Writes `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),

@@ -139,7 +139,7 @@ impl State {
     /// Returns the differences between the configuration file and the current settings.
     ///
     /// # Errors
-    /// If a value cannot be written as JSON.
+    /// Returns an error if a value cannot be written as JSON.
     pub fn between(file: &Config, now: &Live) -> Result<Self, String> {
         let mut state = Self::default();
         let vms =
@@ -158,7 +158,7 @@ impl State {
     /// Returns the configuration file with the differences that still apply, and messages about the other differences.
     ///
     /// # Errors
-    /// If a stored key is unknown.
+    /// Returns an error if a stored key is unknown.
     pub fn applied(&self, file: &Config) -> Result<(Config, Vec<String>), String> {
         let (mut config, mut forgotten) = (file.clone(), Vec::new());
         let vms = Parts { added: &self.vms_added, removed: &self.vms_removed, changed: &self.vms_changed };

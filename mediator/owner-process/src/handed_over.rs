@@ -46,7 +46,7 @@ impl SavedOwner {
     /// Checks that an owner with these settings can continue with the given settings.
     ///
     /// # Errors
-    /// If a setting differs that cannot change while an owner runs.
+    /// Returns an error if a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
         // An owner of an earlier version serves without MPS until it is started again.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
@@ -82,7 +82,7 @@ impl Supervisor {
     /// Takes over the owner of another daemon. No message is sent to the owner before [`Self::run`].
     ///
     /// # Errors
-    /// If the descriptors do not belong to an owner.
+    /// Returns an error if the descriptors do not belong to an owner.
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
         let SavedOwner { settings, tenants } = saved;
         (self.settings.rules, self.tenants) = (settings.rules, tenants);

@@ -43,8 +43,8 @@ const INSTALLED: &str = "/usr/lib/gpu-mediator";
 /// Interval at which the process is checked and asked for its description of the card. This also detects a hung
 /// process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an owner that has ended is restarted. It doubles each time that the owner ends immediately, up to
-/// [`DELAY_MOST`].
+/// Delay before an owner that has ended is restarted. The delay doubles each time that the owner ends immediately, up
+/// to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
 /// Maximum of this delay.
 const DELAY_MOST: Duration = Duration::from_secs(30);
@@ -133,7 +133,7 @@ impl Supervisor {
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     ///
     /// # Errors
-    /// If the owner does not start, or the driver does not open the card.
+    /// Returns an error if the owner does not start, or the driver does not open the card.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);

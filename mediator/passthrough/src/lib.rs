@@ -1,5 +1,5 @@
-//! A virtual machine that is connected directly to a card, without mediation. It is the baseline for every overhead
-//! figure, and helps to distinguish a fault of the card from a fault of the mediator.
+//! A virtual machine that is connected directly to a card, without mediation. Passthrough is the baseline for every
+//! overhead figure, and helps to distinguish a fault of the card from a fault of the mediator.
 //!
 //! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
 //! and the expansion ROM contains the image in PROM. Guest memory is mapped at its guest-physical address while the
@@ -56,8 +56,8 @@ pub struct PassthroughVm {
 struct Pin {
     /// Level of the pin. The client's level changes under the same lock, so that both are always equal.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that register accesses read without taking the lock. It is set before the client can notice
-    /// the interrupt.
+    /// A copy of `level` that register accesses read without taking the lock. The copy is set before the client can
+    /// notice the interrupt.
     hint: AtomicBool,
 }
 
@@ -134,8 +134,8 @@ pub struct PassthroughDevice {
     /// The expansion ROM, padded to the size of its BAR; empty if the card has none.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest-physical address. They are mapped for the card while the guest has bus
-    /// mastering enabled.
+    /// Regions that the client lends, by guest-physical address. These regions are mapped for the card while the guest
+    /// has bus mastering enabled.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -154,7 +154,7 @@ impl PassthroughDevice {
     /// card. With `flr`, the function supports function-level resets.
     ///
     /// # Errors
-    /// If no descriptors or threads are available, or PCI does not permit the card's BARs.
+    /// Returns an error if no descriptors or threads are available, or PCI does not permit the card's BARs.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,

@@ -32,7 +32,7 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// If further pieces are pointless.
+    /// Returns an error if further pieces are pointless.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
@@ -87,7 +87,7 @@ impl Taken {
     /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
     ///
     /// # Errors
-    /// If the body has no further piece.
+    /// Returns an error if the body has no further piece.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }

@@ -65,7 +65,7 @@ pub(crate) fn config() -> VGpuConfig {
 /// Interprets `data` as a part, selected by the first byte, or as a whole file.
 ///
 /// # Panics
-/// If an invariant is violated.
+/// Panics if an invariant is violated.
 pub fn fuzz(data: &[u8]) {
     let Some((what, bytes)) = data.split_first() else { return };
     match what % 9 {

@@ -82,8 +82,8 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// If a part is not valid, or not consistent with another part. Some directories may already have been written;
-    /// their channels must not run.
+    /// Returns an error if a part is not valid, or not consistent with another part. Some directories may already have
+    /// been written; their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;

@@ -221,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Installs apertures that a client will map. They contain no pages.
+    /// Installs apertures that a client will map. The apertures contain no pages.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());

@@ -1,6 +1,6 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM on the other card is built like any other ([`MediatedVm::build`]). It maps the client's memory while the
+//! The VM on the other card is built like any other ([`MediatedVm::build`]). That VM maps the client's memory while the
 //! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
 //! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory. As
 //! a stream of bytes, the same state is a saved VM (`saving`).
@@ -88,7 +88,7 @@ impl MediatedVm {
     /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot move. It then continues on this card, and the caller must release `there`.
+    /// Returns an error if the VM cannot move. The VM then continues on this card, and the caller must release `there`.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of the mover's scans, and not after a time.
+/// A wait for memory. The wait ends after a number of the mover's scans, and not after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start of the wait, for accounting.

@@ -78,7 +78,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved. It stays halted until this value is dropped.
+/// A VM that is being saved. The VM stays halted until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Saving {
     halted: Halted,

@@ -60,7 +60,7 @@ impl Tables {
     /// bytes. The tables may exceed it if the limit was lowered.
     ///
     /// # Errors
-    /// If the tables are invalid.
+    /// Returns an error if the tables are invalid.
     pub fn restored(saved: SavedTables, base: GuestVramAddr, limit: u64) -> Result<Self, Invalid> {
         let mut tables = Self::new(base, limit);
         let SavedTables { limit: had, base: at, slots, free, handles, bindings } = saved;

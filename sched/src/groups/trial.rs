@@ -1,9 +1,9 @@
 //! Trials compare the two modes of a group by the number of submissions that its members make in each mode.
 //!
-//! A trial counts submissions in the current mode, and then in the other mode. It ignores the first quarter of each
-//! part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the counts,
-//! and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels has the same
-//! influence as a member with long kernels.
+//! A trial counts submissions in the current mode, and then in the other mode. The trial ignores the first quarter of
+//! each part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the
+//! counts, and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels has
+//! the same influence as a member with long kernels.
 
 use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};

@@ -50,7 +50,7 @@ impl Scheduler {
     /// Restores the scheduler at time `now` of the clock of its events.
     ///
     /// # Errors
-    /// If the saved state is invalid, or was saved after `now`.
+    /// Returns an error if the saved state is invalid, or was saved after `now`.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;

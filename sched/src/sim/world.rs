@@ -85,7 +85,7 @@ struct Tally {
 /// Runs a scenario.
 ///
 /// # Errors
-/// If a setting of the scheduler is out of bounds.
+/// Returns an error if a setting of the scheduler is out of bounds.
 pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
@@ -93,7 +93,7 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
 /// Runs a scenario, and calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
-/// If a setting of the scheduler is out of bounds.
+/// Returns an error if a setting of the scheduler is out of bounds.
 pub fn run_with(
     scenario: &Scenario,
     seed: u64,

@@ -1,5 +1,6 @@
-//! A second implementation of BAND as published. It follows Gdev's figure 2 line by line, divides GPUvm's budgets among
-//! the competitors, and uses plain fractions. For each event, the policy must make the same decisions as this model.
+//! A second implementation of BAND as published. This implementation follows Gdev's figure 2 line by line, divides
+//! GPUvm's budgets among the competitors, and uses plain fractions. For each event, the policy must make the same
+//! decisions as this model.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};

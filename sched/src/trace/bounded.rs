@@ -37,7 +37,7 @@ impl Recording {
     /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants the whole card in turns.
     ///
     /// # Errors
-    /// If the scheduler's current state does not fit.
+    /// Returns an error if the scheduler's current state does not fit.
     pub fn new(
         scheduler: &Scheduler,
         turns: bool,

@@ -31,7 +31,7 @@ impl Trace {
     /// submissions have ended.
     ///
     /// # Errors
-    /// If the settings are out of bounds.
+    /// Returns an error if the settings are out of bounds.
     pub fn under(&self, config: Config) -> Result<Scheduler, ConfigError> {
         let works = self.works();
         let mut events = self.told(&works);

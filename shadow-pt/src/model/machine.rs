@@ -15,7 +15,8 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory. It is a multiple of the number of pages in a large page.
+/// First I/O page for pages of guest VRAM in host memory. The page number is a multiple of the number of pages in a
+/// large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;

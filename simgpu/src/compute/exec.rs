@@ -42,7 +42,7 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) position: [u32; 3],
     /// The block's index among the running blocks, which selects its part of local memory.
     pub(crate) slot: u32,
-    /// Number of instructions that the block has executed. It serves as the block's clock.
+    /// Number of instructions that the block has executed. This number serves as the block's clock.
     pub(crate) clock: u64,
 }
 

@@ -36,7 +36,7 @@ const TIME_MAX: CardNs = 1 << 62;
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time at which the PBDMA's work so far ends. It is ahead of the clock while an engine is busy.
+    /// Card time at which the PBDMA's work so far ends. This time is ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
     /// Set if the channel waits for a semaphore and keeps the PBDMA until its time slice ends.

@@ -1,4 +1,4 @@
-//! Saved state of PFIFO. It never includes loaded channels.
+//! Saved state of PFIFO. The state never includes loaded channels.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};

@@ -1,8 +1,8 @@
 //! USERD: the page through which a channel's owner submits work, and the detection of submissions.
 //!
 //! A real card polls GP_PUT. The model detects every CPU write to VRAM, through any window, that covers a GP_PUT word
-//! in a bound channel's page. It detects writes by engines the next time the scheduler is idle, and polls pages in host
-//! memory while their channel runs.
+//! in a bound channel's page. The model detects writes by engines the next time the scheduler is idle, and polls pages
+//! in host memory while their channel runs.
 
 use crate::clock::{CardNs, CardTime};
 use nvspec::addr::VramAddr;

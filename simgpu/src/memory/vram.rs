@@ -61,7 +61,7 @@ pub enum VramError {
     },
 }
 
-/// The card's own memory. It is initially zero, and any thread may read and write it.
+/// The card's own memory. The memory is initially zero, and any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// See [`VramError`]. Also if the file has a different size, or could be truncated while in use.
+    /// See [`VramError`]. Also returns an error if the file has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;

@@ -113,8 +113,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, because zero would otherwise have two
-/// encodings.
+/// The upper 12 bits of a word, at bit 20. These bits count as a 32-bit immediate, because zero would otherwise have
+/// two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {

@@ -69,7 +69,8 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // This closure is never called. It only lets the compiler infer the type of each field's operand.
+                // This closure is never called. The closure only lets the compiler infer the type of each field's
+                // operand.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

@@ -2,9 +2,9 @@
 //! too slow.
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
-//! verifies every byte of the copies. It then waits until the device disappears, and reports this. If the name of a
-//! workload is given, the program instead runs the workload's kernels repeatedly, and verifies each result, until it is
-//! ended.
+//! verifies every byte of the copies. The program then waits until the device disappears, and reports this. If the name
+//! of a workload is given, the program instead runs the workload's kernels repeatedly, and verifies each result, until
+//! it is ended.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -13,8 +13,8 @@ use vmm_glue::client::Client;
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Permitted growth, without the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. It
-/// depends on the number of concurrent VMs, not on their total number.
+/// Permitted growth, without the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. The
+/// growth depends on the number of concurrent VMs, not on their total number.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time limit for the daemon to notice that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);

@@ -68,8 +68,8 @@ fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Free memory in a process of the neighbour. It still belongs to the neighbour's VM, so an attacker that can read
-    // it is detected.
+    // Free memory in a process of the neighbour. This memory still belongs to the neighbour's VM, so an attacker that
+    // can read it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
 

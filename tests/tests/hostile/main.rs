@@ -31,8 +31,8 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Free memory in the victim's process. It still belongs to the victim's VM, and another VM sees only its own
-    // memory.
+    // Free memory in the victim's process. This memory still belongs to the victim's VM, and another VM sees only its
+    // own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;

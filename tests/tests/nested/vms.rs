@@ -34,8 +34,8 @@ fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Workloads that copy between RAM and VRAM, and that run kernels. They are small, because each word that a guest's CPU
-/// transfers through an aperture is an exit.
+/// Workloads that copy between RAM and VRAM, and that run kernels. The workloads are small, because each word that a
+/// guest's CPU transfers through an aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 

@@ -9,7 +9,7 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
+/// Size of the card in MiB. This size is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
 /// Size of a VM's VRAM in MiB.
 const VM_MIB: u32 = 48;

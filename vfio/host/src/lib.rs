@@ -263,7 +263,7 @@ impl Sysfs {
     /// Returns all NVIDIA display controllers, sorted by address. The list is empty on a host without PCI.
     ///
     /// # Errors
-    /// If sysfs cannot be read. A function that disappears during the scan is omitted.
+    /// Returns an error if sysfs cannot be read. A function that disappears during the scan is omitted.
     pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -279,7 +279,7 @@ impl Sysfs {
     /// Returns one function of any kind.
     ///
     /// # Errors
-    /// If the function does not exist, or sysfs cannot be read.
+    /// Returns an error if the function does not exist, or sysfs cannot be read.
     pub fn function(&self, address: Address) -> Result<Function, ManagerError> {
         let folder = self.folder(address);
         if !folder.exists() {

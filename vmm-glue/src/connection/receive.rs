@@ -57,7 +57,7 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(super) struct Receive {
     buffer: Buffer,
-    /// Start of the unhandled bytes. They are `start..end` of the buffer.
+    /// Start of the unhandled bytes. The unhandled bytes are `start..end` of the buffer.
     start: usize,
     end: usize,
     /// Stream position of `start`.

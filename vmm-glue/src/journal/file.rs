@@ -49,7 +49,7 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Start of the waiting bytes. They are `start..end` of the buffer.
+    /// Start of the waiting bytes. The waiting bytes are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
     /// Stream position of `start`.

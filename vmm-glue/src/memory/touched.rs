@@ -42,7 +42,7 @@ impl FirstTouches {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit in bytes. It applies to future accesses.
+    /// Sets the limit in bytes. The limit applies to future accesses.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }

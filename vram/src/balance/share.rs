@@ -3,11 +3,11 @@
 /// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Weight of the claim in the division. It is at least 1.
+    /// Weight of the claim in the division. The weight is at least 1.
     pub(super) weight: u32,
     /// Guarantee of the claim.
     pub(super) least: u32,
-    /// Number of chunks that the VM can use. It is at least the guarantee.
+    /// Number of chunks that the VM can use. The number is at least the guarantee.
     pub(super) most: u32,
     /// True if this claim is served before claims that are not `first`.
     pub(super) first: bool,

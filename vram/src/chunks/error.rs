@@ -176,7 +176,7 @@ pub enum Error {
     /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving. It can move again afterwards.
+    /// The guest chunk is moving. The chunk can move again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.

@@ -59,8 +59,8 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` of the mediator's chunks, starting with `first`. They are scrubbed before reuse, because they
-    /// contained addresses of other VMs' memory.
+    /// Releases `count` of the mediator's chunks, starting with `first`. The chunks are scrubbed before reuse, because
+    /// they contained addresses of other VMs' memory.
     ///
     /// # Panics
     /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.

@@ -1,5 +1,5 @@
-//! A CUDA program for tests. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
-//! thread's own default stream and events. It checks each result and prints a checksum.
+//! A CUDA program for tests. The program uses pinned memory, host functions in a stream, large copies of pageable
+//! memory, the thread's own default stream and events. The program checks each result and prints a checksum.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words in the buffers. They exceed any staging memory.
+/// Number of words in the buffers. The buffers exceed any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 

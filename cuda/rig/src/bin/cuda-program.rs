@@ -1,5 +1,5 @@
-//! A CUDA program for tests. It finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all
-//! its memory.
+//! A CUDA program for tests. The program finds `libcuda.so.1` through the loader, runs a workload, and prints a
+//! checksum of all its memory.
 //!
 //! The results depend only on the arguments, so two runs under different conditions can be compared.
 

@@ -70,8 +70,8 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each release. It tolerates one excess before the measurement,
-    // and a second one if a neighbour releases memory at the same time.
+    // The owner measures the card's free memory around each release. The owner tolerates one excess before the
+    // measurement, and a second one if a neighbour releases memory at the same time.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "the tenant is charged", |view| {

@@ -1,5 +1,5 @@
-//! A program that administrators and Slurm run in addition to the plugin. It installs the plugin and checks a node's
-//! health.
+//! A program that administrators and Slurm run in addition to the plugin. The program installs the plugin and checks a
+//! node's health.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};

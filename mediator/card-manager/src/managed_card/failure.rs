@@ -24,7 +24,7 @@ pub struct StateGuard<'a> {
 
 impl<'a> StateGuard<'a> {
     /// # Panics
-    /// If the card has failed, unless the thread is already panicking: a second panic would end the daemon.
+    /// Panics if the card has failed, unless the thread is already panicking: a second panic would end the daemon.
     pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
@@ -44,7 +44,7 @@ impl<'a> StateGuard<'a> {
     /// sleeping thread wakes.
     ///
     /// # Panics
-    /// If the card has failed meanwhile.
+    /// Panics if the card has failed meanwhile.
     pub fn give_way(&mut self) {
         self.state.give_way();
         // PANIC: as above.
@@ -54,7 +54,7 @@ impl<'a> StateGuard<'a> {
     /// Releases the lock until `condition` is notified or `limit` has passed, and then takes it again.
     ///
     /// # Panics
-    /// If the card has failed meanwhile.
+    /// Panics if the card has failed meanwhile.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
         // PANIC: as above.

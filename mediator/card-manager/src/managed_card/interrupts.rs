@@ -197,7 +197,7 @@ impl CardState {
         if pmc::INTR_0::CE1.is_set(pending) {
             self.service_copy(&*card, 1, &mut events);
         }
-        // The mediator does not use these interrupts. They are cleared so that the interrupt line can fall.
+        // The mediator does not use these interrupts. These interrupts are cleared so that the interrupt line can fall.
         if pmc::INTR_0::PBUS.is_set(pending) {
             let intr = card.read32(pbus::INTR::OFFSET);
             tracing::warn!(intr, "the card reports an access fault on its register bus");

@@ -4,10 +4,10 @@
 //! other card borrows this memory. The rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is
 //! suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
 //! copied ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
-//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). It
-//! receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this card's state is unchanged. After
-//! a failure, the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
-//! memory ([`ManagedCard::copy_borrowed_memory`]).
+//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). The
+//! other card receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this card's state is
+//! unchanged. After a failure, the guard is dropped, and the VM continues on this card. Afterwards the other card
+//! copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -56,7 +56,7 @@ impl Departing {
     /// Saves the channels and the strikes.
     ///
     /// # Errors
-    /// If the channels are invalid.
+    /// Returns an error if the channels are invalid.
     pub fn save(&self) -> Result<(SavedMoving, u32), ManagerError> {
         let Self { channels, strikes } = self;
         Ok((channels.save()?, *strikes))
@@ -77,7 +77,7 @@ impl Departing {
     /// Restores the channels and the strikes.
     ///
     /// # Errors
-    /// If the channels are invalid.
+    /// Returns an error if the channels are invalid.
     pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, ManagerError> {
         Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
         Ok(Self { channels: channels.restored()?, strikes })
@@ -152,7 +152,7 @@ impl ManagedCard {
     /// copied now or when the memory is returned.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -173,7 +173,7 @@ impl ManagedCard {
     /// and its guest is notified. The caller must not hold a lock.
     ///
     /// # Errors
-    /// If a channel still stays on the card. In this case the VM continues.
+    /// Returns an error if a channel still stays on the card. In this case the VM continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
@@ -244,7 +244,7 @@ impl Halted {
     /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
         let state = &mut *self.host.lock();
         let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
@@ -263,7 +263,7 @@ impl Suspended<'_> {
     /// of copied bytes.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -404,7 +404,7 @@ impl ManagedCard {
     /// Writes a VM's memory that arrives from another card or a stream into zeroed memory.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM, no memory is free, or the card does not respond.
+    /// Returns an error if the memory does not belong to the VM, no memory is free, or the card does not respond.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);

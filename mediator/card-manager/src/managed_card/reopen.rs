@@ -97,8 +97,8 @@ impl ManagedCard {
     /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// If the saved state is invalid, belongs to another card or does not match the settings, or if the host has too
-    /// little memory.
+    /// Returns an error if the saved state is invalid, belongs to another card or does not match the settings, or if
+    /// the host has too little memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -196,7 +196,8 @@ fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Resul
 }
 
 impl Reopened {
-    /// Returns the card. It serves only [readmitted](Self::readmit) VMs, and no VM resumes before [`Self::take_over`].
+    /// Returns the card. The card serves only [readmitted](Self::readmit) VMs, and no VM resumes before
+    /// [`Self::take_over`].
     #[must_use]
     pub fn host(&self) -> &Arc<ManagedCard> {
         &self.host
@@ -211,7 +212,7 @@ impl Reopened {
     /// Takes the restored state of a VM, from which the VM can be rebuilt.
     ///
     /// # Errors
-    /// If the VM was not saved, or its state was already taken.
+    /// Returns an error if the VM was not saved, or its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or already exists")))?)
@@ -221,7 +222,7 @@ impl Reopened {
     /// of its page pool in bytes.
     ///
     /// # Errors
-    /// If the ranges belong to another owner or have no owner.
+    /// Returns an error if the ranges belong to another owner or have no owner.
     pub fn readmit(
         &mut self,
         vm: TenantId,
@@ -244,7 +245,7 @@ impl Reopened {
     /// Marks ranges of I/O addresses as used by restored objects.
     ///
     /// # Errors
-    /// If the ranges belong to another owner.
+    /// Returns an error if the ranges belong to another owner.
     pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), ManagerError> {
         let mut state = self.host.lock();
         for (iova, len) in ranges {
@@ -256,8 +257,8 @@ impl Reopened {
     /// Takes over the card and resumes its VMs. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not respond. In the second case, the takeover may be incomplete, and
-    /// the card must be reset.
+    /// Returns an error if a VM was not restored, or the card does not respond. In the second case, the takeover may be
+    /// incomplete, and the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
         if let Some(vm) = vms.keys().next() {

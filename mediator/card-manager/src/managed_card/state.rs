@@ -46,7 +46,7 @@ impl CardState {
     /// Sets the amount of RAM that a VM may lend from now on. RAM that is already lent stays lent.
     ///
     /// # Errors
-    /// If the guaranteed part is not available; in this case, the state is unchanged.
+    /// Returns an error if the guaranteed part is not available; in this case, the state is unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }

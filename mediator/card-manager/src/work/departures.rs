@@ -10,7 +10,7 @@ use vram::TenantId;
 
 /// Minimum time between two counted polls, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Number of polls before the engine that works for a channel is reset. They take at least 20 ms.
+/// Number of polls before the engine that works for a channel is reset. These polls take at least 20 ms.
 // TIMEOUT: an engine without current work releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
 /// Number of polls after the reset before the channel counts as kept by the card.
@@ -28,7 +28,8 @@ enum Stage {
     Reset,
     /// The channel has left; its VM must remove its work area from the address space.
     Left,
-    /// The channel stays on the card, and no thread waits for it. It may leave late, or after a reset of the card.
+    /// The channel stays on the card, and no thread waits for it. The channel may leave late, or after a reset of the
+    /// card.
     Kept,
 }
 

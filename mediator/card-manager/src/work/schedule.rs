@@ -10,7 +10,7 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Poll interval for work in flight while other work waits for a slice. It equals BAND's wait for a VM.
+/// Poll interval for work in flight while other work waits for a slice. The interval equals BAND's wait for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
@@ -84,7 +84,7 @@ impl<A: Alarm> Schedule<A> {
     /// Creates the schedule of a card without VMs.
     ///
     /// # Errors
-    /// If a setting is out of bounds.
+    /// Returns an error if a setting is out of bounds.
     pub(crate) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(config, Nanos(0))?;
         Ok(Self {

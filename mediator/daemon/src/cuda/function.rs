@@ -134,7 +134,7 @@ fn built(
 /// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// If the state is impossible or does not match the configuration, or if the workers' user cannot be used.
+/// Fails if the state is impossible or does not match the configuration, or if the workers' user cannot be used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -154,7 +154,7 @@ pub(crate) fn restored(
 /// Sends a VM's current settings to an owner that another daemon started, if that owner has different settings.
 ///
 /// # Errors
-/// If the owner rejects the settings or does not respond.
+/// Returns an error if the owner rejects the settings or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
     let told = tenant(&as_tenant(card, vm), card.spec(), dir)?;
     let turn = card.change()?;

@@ -30,7 +30,7 @@ impl CudaCard {
     /// the outcome: true if another daemon has taken the owner over.
     ///
     /// # Errors
-    /// If the owner does not respond now.
+    /// Returns an error if the owner does not respond now.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
@@ -47,7 +47,7 @@ impl CudaCard {
     /// [`Self::begin`]. `names` are the card's current tenants and VMs.
     ///
     /// # Errors
-    /// If the owner is not compatible with this configuration.
+    /// Returns an error if the owner is not compatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
         folder: &Path,

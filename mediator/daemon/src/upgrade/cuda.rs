@@ -1,5 +1,5 @@
 //! Handles cards with an owner process in an upgrade. The owner and the workers of guest programs are separate
-//! processes. They continue to run, and the next daemon receives their pipes and links.
+//! processes. These processes continue to run, and the next daemon receives their pipes and links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -60,7 +60,7 @@ impl Successor {
     /// Connects to the daemon at the other end of the standard input, and receives its state.
     ///
     /// # Errors
-    /// If the daemon does not exist, or this program cannot read its state.
+    /// Returns an error if the daemon does not exist, or this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         points::here("receiver: started");
@@ -97,7 +97,7 @@ impl Successor {
     /// Returns the listening sockets. Their paths still belong to the other daemon.
     ///
     /// # Errors
-    /// If a descriptor is not a listening socket.
+    /// Returns an error if a descriptor is not a listening socket.
     pub fn sockets(&mut self) -> Result<Sockets, String> {
         let mut activated = Activated::default();
         for (name, fd) in self.take(SOCKET) {
@@ -147,8 +147,8 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or a resource is not available. In this case, the other daemon is
-    /// notified and continues.
+    /// Returns an error if the state does not match the configuration, or a resource is not available. In this case,
+    /// the other daemon is notified and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,

@@ -17,8 +17,8 @@ pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
 /// Time limit of waits; all successful waits are shorter.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the operator's tool. It is an example of this package, and cargo builds it together with the tests, unless
-/// `cargo test --test` selects one of them.
+/// Returns the operator's tool. The tool is an example of this package, and cargo builds it together with the tests,
+/// unless `cargo test --test` selects one of them.
 pub fn ctl() -> PathBuf {
     let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
     assert!(tool.exists(), "{} is missing: cargo build --package mediatord --examples", tool.display());

@@ -1,5 +1,5 @@
-//! Memory that submitted work refers to. It is used to choose eviction victims by their use ([`vram::victim`]'s
-//! `clock`), and to estimate bus traffic (`card_manager::balance`).
+//! Memory that submitted work refers to. This memory is used to choose eviction victims by their use
+//! ([`vram::victim`]'s `clock`), and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
 //! and semaphores. This module cannot see memory that a kernel accesses through pointers in its constants.
@@ -22,7 +22,7 @@ const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. They are initialized with the classes that nouveau and Mesa bind, because
+/// The classes of a channel's subchannels. The classes are initialized with those that nouveau and Mesa bind, because
 /// the channel may have bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);

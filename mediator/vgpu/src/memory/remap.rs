@@ -160,7 +160,7 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM. It is empty if the VM's apertures are trapped.
+/// The mapped apertures of one VM. The value is empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
@@ -199,8 +199,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it. It has all its pages if
-    /// `inhabited` is true, and is empty otherwise.
+    /// Returns the same memory for another card, or for another VM whose client maps it. This memory has all its pages
+    /// if `inhabited` is true, and is empty otherwise.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory, or has no I/O addresses for it.
@@ -223,7 +223,7 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the pages under the apertures. They remain readable after the records have changed.
+    /// Returns the pages under the apertures. These pages remain readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())

@@ -36,9 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any other address
-    /// spaces. The adopted spaces do not map guest memory before [`Self::prepare`] is called. Returns the old and the
-    /// new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
+    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();

@@ -94,7 +94,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Edits the bytes of saved tables. They must be rejected, or restored without harm.
+    /// Edits the bytes of saved tables. The edited tables must be rejected, or restored without harm.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

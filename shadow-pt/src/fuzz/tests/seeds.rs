@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 /// Operations. Omitted operands are zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds. It selects the default mode with a high limit on tables. The test also runs the seeds in the
-/// other modes.
+/// Mode byte of all seeds. This byte selects the default mode with a high limit on tables. The test also runs the seeds
+/// in the other modes.
 const MODE: u8 = 3;
 
 /// Makes the first entry of the first directory refer to a large and a small table, each an eighth of the full size.

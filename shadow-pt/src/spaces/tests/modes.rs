@@ -117,7 +117,7 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
+        // The page is now mapped read-only. The page is read once more, because earlier writes are possible.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale entries of the card's TLBs.

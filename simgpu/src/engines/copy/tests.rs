@@ -1,4 +1,4 @@
-//! Tests of the copies. They use an address space whose pages are scattered over VRAM and host memory, a simple
+//! Tests of the copies. The tests use an address space whose pages are scattered over VRAM and host memory, a simple
 //! reference model of the layout, and a byte-by-byte copy for comparison.
 
 mod ce;

@@ -33,7 +33,8 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. They read as zeros, and no data is lost.
+    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. Such addresses read as zeros, and no data is
+    // lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
