@@ -101,9 +101,9 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// In the VRAM that the guest sees. Not bounds-checked.
+    /// An address in the VRAM that the guest sees. The address was not bounds-checked.
     Vram(GuestVramAddr),
-    /// In the guest's RAM. Not bounds-checked.
+    /// An address in the guest's RAM. The address was not bounds-checked.
     Ram(Gpa),
 }
 
