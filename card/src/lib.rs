@@ -228,7 +228,7 @@ pub enum DmaError {
         /// Number of existing mappings.
         mappings: usize,
     },
-    /// The host's IOMMU refused the request.
+    /// The host's IOMMU rejected the request.
     #[error("the host could not map memory for the card: {0}")]
     Host(#[source] std::io::Error),
 }

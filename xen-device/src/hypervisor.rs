@@ -33,7 +33,7 @@ pub enum AttachError {
         /// Advice to the operator.
         advice: &'static str,
     },
-    /// Xen refuses a call.
+    /// Xen rejected a call.
     #[error("Xen refuses to {what} of domain {domain}: {error}{advice}")]
     Refused {
         /// The domain.

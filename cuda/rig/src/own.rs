@@ -239,7 +239,7 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all of them, and repeats this. Returns the amount in MiB for both
+/// Maps handles until a request fails, releases all of them, and repeats this. Returns the amount in MiB for both
 /// rounds.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;

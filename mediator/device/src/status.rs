@@ -59,7 +59,7 @@ pub enum DeviceError {
     /// A memory limit prevents the creation.
     #[error(transparent)]
     Shortage(Shortage),
-    /// The card's owner refuses.
+    /// The card's owner rejects the creation.
     #[error(transparent)]
     Host(ManagerError),
     /// A value in the device's description is out of range.

@@ -66,7 +66,7 @@ pub enum ManagerError {
         #[source]
         source: io::Error,
     },
-    /// The chunk table refused the request.
+    /// The chunk table rejected the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
     /// A pool of the card's memory may not grow further.
@@ -152,7 +152,7 @@ impl From<StreamError> for ManagerError {
 }
 
 impl ManagerError {
-    /// Creates the error for a request that the host refused. `what` names the request.
+    /// Creates the error for a failed request to the host. `what` names the request.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
         Self::Host { what, source: source.into() }

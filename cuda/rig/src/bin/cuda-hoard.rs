@@ -18,7 +18,7 @@ struct Args {
 
 #[derive(Clone, Copy, Subcommand)]
 enum What {
-    /// Maps memory that only the driver can provide, and releases its handle, until the driver refuses or a limit is
+    /// Maps memory that only the driver can provide, and releases its handle, until an allocation fails or a limit is
     /// reached.
     Released {
         /// Maximum size in MiB.
@@ -55,9 +55,9 @@ enum What {
         #[arg(long)]
         count: u64,
     },
-    /// Allocates from a shareable pool until the driver refuses.
+    /// Allocates from a shareable pool until an allocation fails.
     Pool,
-    /// Allocates managed memory until the driver refuses.
+    /// Allocates managed memory until an allocation fails.
     Managed,
     /// Prints the cards that it finds as JSON: through the driver, through NVML, and by the identities of the first
     /// machine's cards.

@@ -54,7 +54,7 @@ enum What {
     },
     /// Prints a line; after a line of input, makes an illegal access and prints the driver's error.
     Fault,
-    /// Allocates until the driver refuses. Prints the total size in MiB.
+    /// Allocates memory until an allocation fails. Prints the total size in MiB.
     Fill {
         /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 6)]
@@ -163,8 +163,8 @@ enum What {
     Facts,
     /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
-    /// Maps its memory itself until a request is refused, frees it, and repeats this. Prints the amount in MiB for both
-    /// rounds.
+    /// Maps its memory itself until a request fails, frees the memory, and repeats this. Prints the amount in MiB for
+    /// both rounds.
     OwnFill {
         /// Size of a handle in MiB.
         #[arg(long, default_value_t = 6)]

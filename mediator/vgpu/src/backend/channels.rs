@@ -24,7 +24,7 @@ pub(super) enum BindFailure {
     /// The instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// The card refuses the bind.
+    /// The card rejects the bind.
     #[error(transparent)]
     Refused(ManagerError),
 }
