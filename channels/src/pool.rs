@@ -158,8 +158,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While such
-    /// a channel exists, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and forgets the VM. Returns those of the VM's channels that are still on their
+    /// engines. While such a channel exists, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {

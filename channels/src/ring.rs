@@ -115,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Accepts a doorbell. Returns its number.
+    /// Accepts a doorbell. Returns the number of the doorbell.
     pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
         self.gp_put = gp_put;
         self.doorbells = self.doorbells.wrapping_add(1);

@@ -166,7 +166,7 @@ pub struct CudaGuestRecipe {
     pub programs: Vec<String>,
 }
 
-/// Names the parts of a Xen host.
+/// The parts of a Xen host.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenRecipe {

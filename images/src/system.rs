@@ -67,7 +67,7 @@ impl System {
     }
 }
 
-/// Finds or creates the files of the system called `name`. Returns the path of their archive.
+/// Finds or creates the files of the system called `name`. Returns the path of the system's archive.
 pub fn ensure(
     name: &str,
     recipe: &TreeRecipe,

@@ -129,7 +129,7 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read, so that they are read again. Returns true if any exist.
+    /// Marks the pages that could not be read, so that they are read again. Returns true if there are any such pages.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0

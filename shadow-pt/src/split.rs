@@ -139,7 +139,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that directory entries no longer refer to. Returns their size in bytes.
+    /// Drops the tables of pairs that directory entries no longer refer to. Returns the size of these tables in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -158,7 +158,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Drops all tables. Returns their size in bytes.
+    /// Drops all tables. Returns the size of these tables in bytes.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -225,7 +225,7 @@ impl Splits {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops tables that are no longer needed. Returns their size in bytes.
+    /// Drops tables that are no longer needed. Returns the size of these tables in bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,

@@ -333,7 +333,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if any exist.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any
+    /// such entries or pages.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));

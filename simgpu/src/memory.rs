@@ -355,7 +355,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Keeps a write to host memory in flight if posted writes are held. Returns true if it is now in flight.
+    /// Keeps a write to host memory in flight if posted writes are held. Returns true if the write is now in flight.
     fn post(&self, address: BusAddr, data: &[u8]) -> bool {
         match address {
             BusAddr::System(iova) if self.memory.posted.is_held() => {

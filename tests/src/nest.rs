@@ -174,7 +174,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Stops a daemon in the machine, which must exit cleanly. Returns its log.
+    /// Stops a daemon in the machine, which must exit cleanly. Returns the daemon's log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;

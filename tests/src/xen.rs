@@ -211,7 +211,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Stops the daemon, which must exit cleanly. Returns its log.
+    /// Stops the daemon, which must exit cleanly. Returns the daemon's log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;

@@ -82,9 +82,9 @@ pub struct Request {
     pub kind: u8,
     /// Set if `data` is the guest physical address of the data.
     pub data_is_address: bool,
-    /// Set if the guest reads.
+    /// Set if the guest's access is a read.
     pub read: bool,
-    /// Set if items follow each other towards lower addresses.
+    /// Set if the addresses of successive items decrease.
     pub backwards: bool,
 }
 

@@ -62,7 +62,7 @@ impl Mutation {
     }
 }
 
-/// Tries each mistake in turn. Returns true if tests detected all of them. With `resume`, skips mistakes that were
+/// Tries each mistake in turn. Returns true if tests detected all mistakes. With `resume`, skips mistakes that were
 /// detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
@@ -115,7 +115,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests detected a mistake. Returns true if they did.
+/// Prints and records whether the tests detected a mistake. Returns true if the tests detected the mistake.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(

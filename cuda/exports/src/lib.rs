@@ -53,11 +53,11 @@ pub mod result {
 pub struct Device {
     /// The answer of `cuDeviceGetUuid`.
     pub uuid: [u8; 16],
-    /// PCI domain: attribute 50.
+    /// Attribute 50, the PCI domain.
     pub domain: i32,
-    /// PCI bus: attribute 33.
+    /// Attribute 33, the PCI bus.
     pub bus: i32,
-    /// PCI device: attribute 34.
+    /// Attribute 34, the PCI device.
     pub device: i32,
 }
 

@@ -68,7 +68,7 @@ unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
     unsafe { worker()?.call(number, arguments, 0) }
 }
 
-/// Calls a described function of the worker for the program. Returns its result.
+/// Calls a described function of the worker for the program. Returns the function's result.
 ///
 /// # Safety
 /// The arguments must match the function.

@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if it is new.
+    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));

@@ -109,7 +109,7 @@ impl Owner {
 }
 
 impl Owner {
-    /// Stops the owner after it has received all messages. Returns its counts.
+    /// Stops the owner after it has received all messages. Returns the owner's counts.
     pub fn finish(mut self) -> Counts {
         self.join();
         self.counts()

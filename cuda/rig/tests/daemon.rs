@@ -183,7 +183,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that must fail. Returns its last line.
+/// Waits for a program that must fail. Returns the last line of the program's output.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");

@@ -61,7 +61,7 @@ impl Service {
         self.daemon = spawn(&self.rig, &self.manager);
     }
 
-    /// Starts the next program to take over. Returns its process.
+    /// Starts the next program to take over. Returns the new program's process.
     fn upgrade(&mut self) -> i32 {
         let info = json(&self.rig, &["daemon", "upgrade"]);
         assert!(self.daemon.wait().expect("ended").success());

@@ -61,7 +61,7 @@ impl Scripted for Rig {
 }
 
 impl Owner {
-    /// Stops the owner. Returns its counts.
+    /// Stops the owner. Returns the owner's counts.
     fn counts(mut self) -> serde_json::Value {
         drop(self.child.stdin.take());
         let mut line = String::new();

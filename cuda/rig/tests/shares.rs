@@ -247,7 +247,7 @@ fn past_the_owner(rig: &support::Rig) -> Program {
     program
 }
 
-/// Polls the card until this many processes bypass its owner. Returns their process IDs.
+/// Polls the card until this many processes bypass its owner. Returns the IDs of these processes.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
     // TIMEOUT: only a failing test waits this long.

@@ -139,7 +139,7 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and true if the claim was already prepared.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();

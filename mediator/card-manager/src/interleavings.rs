@@ -413,7 +413,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         });
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         state.ring(TenantId(1), other, Some(LENGTH_NS));
-        // The first VM's work starts, and is seen on the copy engine.
+        // The first VM's work starts, and is found on the copy engine.
         card.change(|hardware| {
             assert_eq!(hardware.run_one(), Some(()));
             hardware.pass(FIRST_POLL_NS);

@@ -67,7 +67,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check, if any.
+    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check of leases, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();

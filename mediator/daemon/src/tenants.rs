@@ -58,7 +58,7 @@ impl State {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
 
-    /// Stores the changed settings of a tenant or a VM. Returns true if it is a VM.
+    /// Stores the changed settings of a tenant or a VM. Returns true if the settings are those of a VM.
     fn store_tenant(&mut self, spec: TenantSpec) -> bool {
         match self.vms.get_mut(&spec.name) {
             Some(Entry { spec: vm, .. }) => {

@@ -118,7 +118,7 @@ impl Store {
         Ok(entries)
     }
 
-    /// Adds an image as a candidate. Returns true if it is new.
+    /// Adds an image as a candidate. Returns true if the image is new.
     ///
     /// # Errors
     /// [`StoreError::Full`] and [`StoreError::File`].

@@ -106,7 +106,7 @@ impl OverrideStore {
     /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// Returns an error if the settings cannot be written. The next change tries again.
+    /// Returns an error if the settings cannot be written. The next change retries the write.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };

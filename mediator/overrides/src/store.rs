@@ -114,7 +114,7 @@ impl Store {
         fs::read(&path).map(Some).map_err(system("read", &path))
     }
 
-    /// Renames the file, if it exists. Returns its new path.
+    /// Renames the file, if it exists. Returns the file's new path.
     pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
         let (path, aside) = (self.path(), self.folder.join(ASIDE));
         match fs::rename(&path, &aside) {

@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns its instance block, if it was bound.
+    /// Removes a channel that the guest has unbound. Returns the channel's instance block, if the channel was bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -126,7 +126,7 @@ impl Work {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// Records that a channel has left the card. Returns its last state.
+    /// Records that a channel has left the card. Returns the last state of the channel.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
@@ -179,8 +179,8 @@ impl Work {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any is blocked
-    /// now.
+    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any engine is
+    /// blocked now.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;

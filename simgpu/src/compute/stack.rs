@@ -60,7 +60,7 @@ impl Stack {
     }
 
     /// Removes lanes from all entries above the innermost entry of a kind. These lanes then wait in the entry of that
-    /// kind. Returns true if it exists.
+    /// kind. Returns true if that entry exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;

@@ -312,11 +312,11 @@ codes! {
     /// Part of a register that a narrow conversion reads: a byte, or for 16 bits the half-word that starts at that
     /// byte.
     Byte: 2 {
-        /// Bits 0 and up.
+        /// Bits 0 to 7 (B0), or the lower half-word.
         #[default] B0 = 0 "B0",
         /// Bits 8 to 15.
         B1 = 1 "B1",
-        /// Bits 16 and up: B2, or the upper half-word.
+        /// Bits 16 to 23 (B2), or the upper half-word.
         B2 = 2 "B2",
         /// Bits 24 to 31.
         B3 = 3 "B3",

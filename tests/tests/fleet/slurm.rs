@@ -96,7 +96,7 @@ fn stop(host: &Debian) -> Result<()> {
     ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
-/// Submits a user's job. Returns its number.
+/// Submits a user's job. Returns the job's number.
 fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(

@@ -1,5 +1,5 @@
 //! The NVIDIA functions of a host, as its sysfs shows them: each function's driver, the other functions in its IOMMU
-//! group, and whether VFIO can use it, with a remedy if not. Also binds functions to `vfio-pci` and back.
+//! group, and whether VFIO can use it, with a remedy if not. Also binds functions to `vfio-pci` or to another driver.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!

@@ -131,7 +131,7 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as checked. Returns true if it already was.
+    /// Marks a page as checked. Returns true if the page was already checked.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)

@@ -40,7 +40,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if no such run is free, or if its chunks are guaranteed to VMs. Returns
-    /// [`Error::NeedsScrub`] if scrubbing could free one.
+    /// [`Error::NeedsScrub`] if scrubbing could free such a run.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);

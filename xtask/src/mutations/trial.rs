@@ -1,4 +1,4 @@
-//! Test programs of the copy: builds them, and runs them for a mistake.
+//! Builds the copy's test programs, and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

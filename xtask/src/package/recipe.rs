@@ -33,7 +33,7 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// Builds a package in `out`. Returns its path.
+    /// Builds a package in `out`. Returns the path of the package.
     pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let tree = Self::tree(spec.name, out);
         let symbols = Self::tree(&symbols::name(spec), out);
@@ -53,13 +53,14 @@ impl Recipe {
         self.build(spec.name, &tree, out)
     }
 
-    /// Builds the package of debug symbols for a package whose tree [`Self::make`] has created. Returns its path.
+    /// Builds the package of debug symbols for a package whose tree [`Self::make`] has created. Returns the path of the
+    /// package.
     pub fn make_symbols(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let name = symbols::name(spec);
         self.build(&name, &Self::tree(&name, out), out)
     }
 
-    /// Builds an RPM in `out` from the package's existing tree. Returns its path.
+    /// Builds an RPM in `out` from the package's existing tree. Returns the path of the package.
     pub fn make_rpm(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         rpm::make(self, spec, &Self::tree(spec.name, out), self.libc(spec)?, out)
     }

@@ -33,8 +33,8 @@ fn is_debian_only(path: &str) -> bool {
     path.ends_with(DEBIAN_ONLY) || path.starts_with(LINTIAN)
 }
 
-/// Creates the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
-/// program requires.
+/// Creates the package from a tree's files in `out`. Returns the path of the package. `libc` is the newest version of
+/// glibc that a program requires.
 pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
     let mut summary = spec.summary.to_owned();

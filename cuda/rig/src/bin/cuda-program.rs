@@ -187,8 +187,8 @@ enum What {
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work, opens a capture, and prints a line. After a line of standard input, it ends the capture, launches
-    /// the captured work, and prints the card time of its work, in microseconds.
+    /// Submits work, opens a capture, and prints a line. After a line of standard input, the program ends the capture,
+    /// launches the captured work, and prints the card time of its work, in microseconds.
     OpenCapture {
         /// Duration of one kernel in microseconds.
         #[arg(long)]

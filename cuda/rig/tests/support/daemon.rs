@@ -110,7 +110,7 @@ pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with an exit code. Returns its output.
+/// Runs a command that must fail with an exit code. Returns the command's output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

@@ -336,7 +336,7 @@ impl Raw {
         (link, answer)
     }
 
-    /// Allocates chunks and waits until they arrive. Returns their numbers.
+    /// Allocates chunks and waits until they arrive. Returns the numbers of the chunks.
     pub fn allocate(&mut self, link: usize, request: u32, chunks: u32) -> Vec<ChunkId> {
         self.say(link, FromTenant::Allocate { request, card: 0, chunks }, 1);
         let mut ids = Vec::new();

@@ -133,7 +133,7 @@ impl Departures {
         charged
     }
 
-    /// Stops charging the channel's work. Returns true if it was charged.
+    /// Stops charging the channel's work. Returns true if the work was charged.
     pub(crate) fn discharge(&mut self, channel: ChannelId) -> bool {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }

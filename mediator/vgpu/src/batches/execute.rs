@@ -213,7 +213,7 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and the length of each part, as far as the budget allows. A failure means that memory
+/// Calls `each` with the offset and the length of each part, as far as the budget permits. A failure means that memory
 /// is short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);

@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: all of the first errors, and ever fewer of the later ones.
+    /// Returns true if a guest's error should be logged; later errors are logged less often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)

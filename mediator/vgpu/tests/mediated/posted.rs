@@ -50,7 +50,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// Maps a page of VRAM at [`TARGET`], at the start of its own chunk. Returns its address and the chunk's number.
+/// Maps a page of VRAM at [`TARGET`], at the start of its own chunk. Returns the page's address and the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;

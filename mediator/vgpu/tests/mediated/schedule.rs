@@ -111,7 +111,7 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
     // The part would be a half without weights, and a quarter if it depended on the size of submissions. On a busy host
-    // it differs slightly from 0.75.
+    // the part differs slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 
