@@ -52,7 +52,7 @@ pub enum Aperture {
 /// The way in which the card signals interrupts. In both modes, edges are signalled on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge. The driver allows the next message by writing the card's re-arm register.
+    /// One MSI message per edge. The driver permits the next message by writing the card's re-arm register.
     Msi,
     /// A level interrupt. The interrupt is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
@@ -180,7 +180,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// Pinning would allocate more untouched memory than the limit allows.
+    /// Pinning would allocate more untouched memory than the limit permits.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"

@@ -454,9 +454,9 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// If another tenant is due, asks the holder of the turn to give it back when its program waits for a result. As a
-    /// result, a program with short submissions gets short turns, and a program that always has work queued keeps its
-    /// slices.
+    /// If another tenant is due, requests that the holder of the turn returns it when the holder's program waits for a
+    /// result. As a result, a program with short submissions gets short turns, and a program that always has work
+    /// queued keeps its slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
             .members

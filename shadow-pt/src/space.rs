@@ -395,7 +395,7 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and the available memory allow. Returns `true` if any table was
+    /// Creates missing tables as far as the limit and the available memory permit. Returns `true` if any table was
     /// created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {

@@ -182,7 +182,7 @@ pub trait Device: Send {
     /// When this call returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Resets the device like a function level reset. Pending interrupts are dropped before the call.
+    /// Resets the device as a function level reset does. Pending interrupts are dropped before the call.
     fn reset(&mut self);
 
     /// Records that the client has disconnected. Its memory was unmapped with [`Device::dma_unmap`] calls, and its

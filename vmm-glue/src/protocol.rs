@@ -43,7 +43,7 @@ commands! {
     DMA_UNMAP = 3;
     /// Number of regions and interrupt types.
     DEVICE_GET_INFO = 4;
-    /// Size and rights of a region.
+    /// Size and access rights of a region.
     DEVICE_GET_REGION_INFO = 5;
     /// File descriptors for sub-regions; not supported here.
     DEVICE_GET_REGION_IO_FDS = 6;

@@ -1,6 +1,6 @@
 //! The event loop of one socket.
 //!
-//! The server serves one client at a time. A new connection has no rights until it sends data. If no client is served,
+//! The server serves one client at a time. A new connection is not served before it sends data. If no client is served,
 //! the first connection that sends data becomes the client; otherwise the connection is refused immediately. The server
 //! blocks only while it waits for events. A client that stops sending or reading delays only its own connection.
 

@@ -55,7 +55,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
-        // For ten seconds the guest moves its window as often as the budget allows.
+        // For ten seconds the guest moves its window as often as the budget permits.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);

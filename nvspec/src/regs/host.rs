@@ -114,7 +114,7 @@ regs! {
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
         /// Enables of non-stalling interrupts: the bits of each nibble of `NON_STALL_INTR` that count, for all engines.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
-        /// Engines that stopped on an error; writing a one allows that engine to be scheduled again.
+        /// Engines that stopped on an error; writing a one permits the scheduling of that engine again.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines whose scheduling is disabled.
         SCHED_DISABLE @ 0x002630 Rw {}

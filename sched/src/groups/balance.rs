@@ -54,7 +54,7 @@ pub(super) struct Balance {
     sampled: Option<Nanos>,
     /// Time of the last report of use.
     reported: Nanos,
-    /// Work that the cap allows now, in ns.
+    /// Work that the cap permits now, in ns.
     allowance: i64,
     refilled: Nanos,
     capped: bool,

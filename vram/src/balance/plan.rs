@@ -365,8 +365,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drop as many chunks at once as are needed to bring the requester no further above its share than the
-            // other VM.
+            // Drop enough chunks in one step that the requester is no further above its share than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {

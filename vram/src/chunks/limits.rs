@@ -8,7 +8,7 @@ pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait for as long as the caller allows.
+    /// Makes the request wait for as long as the caller permits.
     Queue,
     /// Refuses the request.
     Refuse,

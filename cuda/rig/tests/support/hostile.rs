@@ -87,7 +87,7 @@ const MIN_SHARE_KEPT: f64 = 0.96;
 /// Minimum duration of a round of either kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
-/// allows.
+/// permits.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's progress in several rounds, the time that the owner charged to it, and the time on the owner's

@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
 impl VmBackend {
-    /// Queues a bind for which no memory is free. Returns `false` if the bind is not allowed to wait.
+    /// Queues a bind for which no memory is free. Returns `false` if the bind may not wait.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;

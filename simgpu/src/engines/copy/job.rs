@@ -16,7 +16,7 @@ use std::time::Instant;
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
-/// Number of elements that are remapped at once.
+/// Number of elements that are remapped together.
 const ELEMENTS_AT_ONCE: usize = 64;
 
 /// Source of one byte of an element in the destination.
