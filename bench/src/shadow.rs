@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
-/// Address of the directory in guest VRAM. The tables follow it.
+/// Address of the directory in guest VRAM. The tables follow the directory.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;

@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// The workloads and their names. Each runs equally often in both modes.
+/// The workloads and their names. Each workload runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),

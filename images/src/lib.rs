@@ -267,7 +267,7 @@ pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates its kernel if it is missing.
+/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates the kernel if it is missing.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -284,7 +284,7 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, guest_programs(&manifest, progress)?, &qemu)
 }
 
-/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates its kernel if it is missing.
+/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates the kernel if it is missing.
 pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -42,7 +42,7 @@ pub const LINES: usize = 4;
 /// Size and contents of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
+    /// Size of the card in MiB. The mediator in the machine cannot use the whole card.
     pub card_mib: u32,
     /// Additional keys for the table of the card.
     pub card_keys: &'a str,

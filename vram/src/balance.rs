@@ -97,8 +97,8 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`]
-/// and copies. A step that fails is planned again later if it is still due.
+/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes the steps with
+/// [`ChunkTable::start`] and copies. A step that fails is planned again later if it is still due.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,

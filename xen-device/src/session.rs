@@ -147,7 +147,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no answer.
+    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no response.
     pub fn end(mut self) {
         self.function.leave();
         self.ram.withdraw_all(self.link, self.device);

@@ -75,7 +75,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Runs `contexts` contexts at once. `vm_of` returns the VM of each.
+    /// Runs `contexts` contexts concurrently. `vm_of` returns the VM of each context.
     fn run(&self, contexts: usize, vm_of: fn(usize) -> usize) -> Result<Run> {
         let counts = || -> Result<Counts> {
             let all = self.vms.iter().map(|vm| counting::total(&self.daemon, vm.name()));

@@ -1,4 +1,4 @@
-//! Conditions of a measurement: its subject, place and time. Each file of figures contains them.
+//! Conditions of a measurement: its subject, place and time. Each file of figures contains these conditions.
 
 use std::fs;
 use std::path::Path;

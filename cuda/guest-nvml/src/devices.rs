@@ -20,7 +20,7 @@ static STARTS: AtomicU32 = AtomicU32::new(0);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process ends, and
-/// rejects a second one. Not protected by a lock, because a child could inherit the locked state.
+/// rejects a second one. No lock protects this mask, because a child could inherit the locked state.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
 /// True while a thread requests a handle.
 static ASKING: AtomicBool = AtomicBool::new(false);

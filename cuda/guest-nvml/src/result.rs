@@ -20,7 +20,7 @@ pub const INSUFFICIENT_SIZE: i32 = 7;
 pub const DRIVER_NOT_LOADED: i32 = 9;
 /// The library does not have the function.
 const FUNCTION_NOT_FOUND: i32 = 13;
-/// The worker has gone.
+/// The worker has ended.
 const GPU_IS_LOST: i32 = 15;
 /// The structure has an unsupported version.
 pub const ARGUMENT_VERSION_MISMATCH: i32 = 25;

@@ -15,7 +15,7 @@ use crate::{Failure, Worker, install, result};
 /// A worker with two devices.
 struct Two;
 
-/// The worker has gone.
+/// The worker has ended.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// Handles that were made.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());

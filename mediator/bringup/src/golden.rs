@@ -2,7 +2,7 @@
 //!
 //! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
 //! once, when the card is taken over and no channels exist yet. FECS creates it on command, with the first channel's
-//! instance block and image, and with page tables in the work areas. All of these structures are freed again.
+//! instance block and image, and with page tables in the work areas. All of these structures are freed afterwards.
 
 use super::CardError;
 use super::layout::Layout;

@@ -46,7 +46,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Delay before an owner that has ended is restarted. The delay doubles each time that the owner ends immediately, up
 /// to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
-/// Maximum of this delay.
+/// Maximum of the delay before a restart.
 const DELAY_MOST: Duration = Duration::from_secs(30);
 /// Uptime after which the end of an owner no longer counts as an immediate end.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@ use crate::{Decision, Event, Nanos, Scheduler, TenantId};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 
-/// Bytes in memory, up to a limit.
+/// A writer that stores bytes in memory, up to a limit.
 #[derive(Debug)]
 struct Bounded {
     bytes: Vec<u8>,

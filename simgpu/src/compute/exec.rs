@@ -95,7 +95,7 @@ pub(crate) fn execute(
         machine.counts.thread_instructions += u64::from(guarded.count_ones());
         flow = operate(warp, op, guarded, machine)?;
         if instruction.join {
-            // The operation itself may have removed lanes from the active lanes. Those do not join.
+            // The operation itself may have removed lanes from the active lanes. Such lanes do not join.
             let joining = guarded & warp.active;
             if joining != 0 {
                 control::join(warp, joining);

@@ -1,5 +1,5 @@
-//! Tests guests that try to get more than their share of the card's time. Each runs with two guests that keep
-//! computing.
+//! Tests guests that try to get more than their share of the card's time. Each such guest runs with two guests that
+//! keep computing.
 
 use std::time::Duration;
 

@@ -44,8 +44,8 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts only suspect it, so the card must confirm which channel holds the
-    /// engine.
+    /// Handles a suspected overrun. The accounts cannot prove an overrun, so the card must confirm which channel holds
+    /// the engine.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,

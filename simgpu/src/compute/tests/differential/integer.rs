@@ -62,7 +62,7 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
 /// flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
-    // A NaN sets both the zero and the sign flag. No number sets both.
+    // A NaN sets both the zero and the sign flag. A number never sets both flags.
     match test {
         CcTest::False => false,
         CcTest::True => true,
