@@ -159,9 +159,8 @@ impl MediatedVm {
         self.core().backend.lend_all()
     }
 
-    /// Takes over the memory of the apertures that the client of `old` has mapped. This memory keeps its pages if
-    /// `inhabited` is true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with
-    /// them.
+    /// Takes over the memory of the apertures that the client of `old` has mapped. It keeps its pages if `inhabited` is
+    /// true, and is empty otherwise. The bytes stay unchanged, because `old` may have to resume with them.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory.

@@ -122,8 +122,7 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` if the work was not queued before, and `None` if its time
-    /// is over.
+    /// Queues work if it is not queued. Returns `Some(true)` if it was added, and `None` if its time is over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);

@@ -170,8 +170,7 @@ impl MediatedVm {
     /// client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
-    /// mapped.
+    /// Returns an error if the state is invalid or does not match the settings, or the client's memory is not mapped.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,

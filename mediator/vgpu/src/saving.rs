@@ -320,9 +320,8 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. Its work ends: a channel that
-    /// does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
-    /// dropped.
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. A channel that does not leave
+    /// its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
     ///
     /// # Errors
     /// Returns an error if the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM

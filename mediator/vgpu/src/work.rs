@@ -179,8 +179,7 @@ impl Work {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any engine is
-    /// blocked now.
+    /// Records that the guest blocks (`blocked`) or unblocks engines. Returns true if any engine is blocked.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;

@@ -63,8 +63,7 @@ impl<'a> Names<'a> {
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // The address of a chunk in the address space need not be a multiple of its size, so the last byte may be
-            // in one more chunk.
+            // A chunk's address in the address space may be unaligned, so the last byte may be in another chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {

@@ -35,8 +35,7 @@ use vmm_glue::{Mapping, MmapArea, RegionIndex};
 /// channels (512 KiB) there. Everything else should be mapped, because each access to the trapped part is a message.
 pub(crate) const TRAPPED_BAR1: u64 = 2 << 20;
 
-/// Maximum size in bytes of the trapped part in saved state. Earlier versions trapped this much, and a client keeps its
-/// mapping.
+/// Maximum trapped size in bytes in saved state. Earlier versions trapped this much, and a client keeps its mapping.
 pub(crate) const MAX_TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM and that a client can map.
@@ -378,8 +377,7 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if the guest's tables have changed it. `vram_bytes` is the size of the
-    /// guest's VRAM.
+    /// Returns a page and its new target, if the guest's tables have changed. `vram_bytes` is the size of guest VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,

@@ -243,8 +243,7 @@ impl Memory {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt the next owner's
-        // memory.
+        // Wait until all earlier writes have arrived. A late write would be lost, or corrupt the next owner's memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");

@@ -99,8 +99,7 @@ pub(crate) struct Around<'a> {
 }
 
 impl Attachments {
-    /// Saves the attachments, or returns `None` if there are none. `directory` returns the directory of an address
-    /// space.
+    /// Saves the attachments; `None` if there are none. `directory` returns the directory of an address space.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
             // The segment determines its pages and its address.
