@@ -207,7 +207,7 @@ pub struct Completion {
     pub submitted_at: u64,
     /// Time at which the end of the submission was noticed.
     pub completed_at: u64,
-    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have swallowed the record. A
+    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have consumed the record. A
     /// guest can forge this time.
     pub card_time_ns: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! House lints on the text of the sources.
+//! The project's own lints on the text of the sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -29,7 +29,8 @@ pub(super) enum Sees {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the product. `None` evicts the newest chunk. No real policy does this; it shows the possible gain.
+    /// A policy of the product. `None` evicts the newest chunk. No real policy does this, but the result shows the
+    /// possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }

@@ -67,7 +67,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. After its start, it reports its queues, accepts commands, and never sends messages.
+/// The PMU. After its start, the PMU reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,

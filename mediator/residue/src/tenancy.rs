@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // The change happens after the other waiting tenants, and only once.
+        // The change happens once, after the other waiting tenants have had PGRAPH.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);

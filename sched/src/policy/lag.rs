@@ -101,8 +101,8 @@ impl Lags {
 }
 
 impl Lag {
-    /// Updates the lag of a vGPU that does not compete. Its lag changes as if it received its share, until its
-    /// credit is its share of `keep` ns. If it has more credit, it keeps a small part of the excess.
+    /// Updates the lag of a vGPU that does not compete. The lag changes as if the vGPU received its share, until the
+    /// credit is the share of `keep` ns. A vGPU with more credit keeps a small part of the excess.
     fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

@@ -126,7 +126,7 @@ impl Vram {
         self.file.as_ref()
     }
 
-    /// Turns the memory controllers off. The memory then answers no access.
+    /// Turns the memory controllers off. The memory then does not respond.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }

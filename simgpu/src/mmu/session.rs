@@ -194,7 +194,7 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Bytes that no memory answers are read as ones.
+    /// Reads bytes. Bytes without memory read as ones.
     ///
     /// # Errors
     /// [`MmuFault`] if a page cannot be accessed. In this case, part of `data` may have been filled.
@@ -213,7 +213,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. Unanswered writes are lost.
+    /// Writes bytes. Writes to bytes without memory are lost.
     ///
     /// # Errors
     /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
@@ -318,8 +318,8 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory answers,
-    /// reads return ones and writes are lost.
+    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory exists, reads
+    /// return ones and writes are lost.
     ///
     /// # Errors
     /// [`CopyFault`], with the number of bytes that were copied before. For each run, the source is accessed before the

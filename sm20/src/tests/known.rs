@@ -41,8 +41,8 @@ const LISTINGS: &[(u64, &str)] = &[
     (0x5000_0000_0810_5ca3, "IMUL R1, R1, R2"),
 ];
 
-/// From Mesa's library of GPU routines, and from its programs that read counters. Both contain the assembly text, and
-/// the words that envytools' assembler produced; the text here is ours.
+/// Programs from Mesa's library of GPU routines, and Mesa's programs that read counters. Mesa contains the assembly
+/// text, and the words that envytools' assembler produced; the text here is ours.
 const MESA_PROGRAMS: &[(u64, &str)] = &[
     (0x7800_0000_0400_9c03, "FLO.U32 R2, R1"),
     (0x7c20_9cdd, "LOP.XOR.E32 R2, R2, 0x1f"),
