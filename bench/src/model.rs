@@ -159,8 +159,8 @@ quantities! {
     aperture_writes: "aperture_writes",
     /// Number of bytes of VRAM that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest: for the
-    /// guest's accesses, its page tables, and pages that are mapped under its apertures.
+    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest. The reads are
+    /// for the guest's accesses, its page tables, and pages that are mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Number of words that the mediator's CPU wrote for the same purposes.
     vram_words_written: "vram_words_written",

@@ -1,5 +1,5 @@
-//! Measures shadow page tables without a VM: the cost of a TLB flush by the size of the change, and the speed of
-//! scanning tables compared with a plain copy of the same bytes.
+//! Measures shadow page tables without a VM. The results are the cost of a TLB flush by the size of the change, and the
+//! speed of scanning tables compared with a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
 //! the measured time consists of this project's own work and the reads.

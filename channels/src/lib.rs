@@ -28,10 +28,11 @@
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
-//! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
-//! its engine context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes
-//! those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops and preempts the
-//! channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind have no effect.
+//! A guest's instance block is read only at defined points. The whole block is read at bind (the caller copies it
+//! once), and its engine context pointers are read again at enable, disable, runlist submission, preempt and doorbell.
+//! Linux 6.1 writes those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops
+//! and preempts the channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind
+//! have no effect.
 //!
 //! Limits:
 //! - of the PBDMA's state, only the ring's indices are kept after an unbind; the position within a fetched range is

@@ -1,5 +1,5 @@
-//! The host's work area of a physical channel: its GPFIFO ring, and for each submission in flight a completion record,
-//! which consists of a part of a push buffer and the semaphore that it releases.
+//! The host's work area of a physical channel: its GPFIFO ring, and a completion record for each submission in flight.
+//! A record consists of a part of a push buffer and the semaphore that this part releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};

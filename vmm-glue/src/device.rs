@@ -155,9 +155,9 @@ pub trait Device: Send {
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
-    /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and all bytes are inside a readable region: the server
-    /// splits other accesses into such parts and starts at the lowest address. The bytes may be in an area that clients
-    /// can map.
+    /// The length is 1, 2, 4 or 8, `offset` is a multiple of the length, and all bytes are inside a readable region.
+    /// The server splits other accesses into such parts and starts at the lowest address. The bytes may be in an area
+    /// that clients can map.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].

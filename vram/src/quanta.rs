@@ -2,10 +2,10 @@
 //! gets the card's memory to itself for a quantum.
 //!
 //! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
-//! its section 13.2 leaves as future work: traffic between card and host within a sliding window activates it, and the
-//! quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself thrashes without
-//! a single relocation, so its bus traffic counts as well if a counter exists. Without a counter, quanta are
-//! [probed](probes).
+//! its section 13.2 leaves as future work. Traffic between card and host within a sliding window activates the
+//! detector, and the quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself
+//! thrashes without a single relocation, so its bus traffic counts as well if a counter exists. Without a counter,
+//! quanta are [probed](probes).
 
 mod probes;
 mod saved;

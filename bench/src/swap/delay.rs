@@ -1,6 +1,6 @@
 //! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the time for which these VMs are
-//! suspended meanwhile, relative to the time of a copy of the evicted bytes. Both times are measured by the number of
-//! requested bytes and by the chunk size.
+//! suspended meanwhile. Both times are relative to the time of a copy of the evicted bytes. Both times are measured by
+//! the number of requested bytes and by the chunk size.
 
 use std::time::Instant;
 

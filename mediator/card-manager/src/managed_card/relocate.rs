@@ -6,8 +6,8 @@
 //!    rings, and CPU writes go to the old location of the chunks and are recorded.
 //! 3. The mediator's own channels copy the chunks, in batches.
 //! 4. Later batches are copied meanwhile. Under the VM's lock and the card's lock, pages of a batch that were written
-//!    in the meantime are copied again, the chunks change places, the shadow entries that refer to them are rewritten,
-//!    and the card's TLBs are flushed.
+//!    in the meantime are copied again. Then the chunks change places, the shadow entries that refer to them are
+//!    rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held while waiting.

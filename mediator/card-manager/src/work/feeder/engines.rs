@@ -10,8 +10,8 @@ use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
     /// Records the channels that the busy engines work for. The limit of a submission applies only to the time for
-    /// which the submission was seen on the engine, because the accounts include time in which it may have waited for a
-    /// semaphore or for another channel to leave the engine.
+    /// which the submission was seen on the engine. The reason is that the accounts include time in which it may have
+    /// waited for a semaphore or for another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
     /// it was last seen, although its methods determine where it works. Once the channel is found on another engine, it
