@@ -25,8 +25,8 @@ pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
-    /// Returns the submissions that have ended since the last call, in the order of each channel. Channels without work
-    /// in flight cause no register reads. If a VM has many channels, each call polls some of them
+    /// Returns the submissions that have ended since the last call, those of each channel in their order. Channels
+    /// without work in flight cause no register reads. If a VM has many channels, each call polls some of them
     /// ([`Self::is_deferred`]). If `doubt` is true, engines are polled, too.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;

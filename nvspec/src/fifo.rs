@@ -45,7 +45,7 @@ pub struct RunlistEntry {
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
-    /// The range is fetched only on a condition.
+    /// The range is fetched conditionally.
     pub conditional: bool,
     /// No switch to another channel happens within the range.
     pub no_context_switch: bool,

@@ -2,7 +2,7 @@
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
 // UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length. The kernel then
 // writes at most this number of bytes, or writes to an address within the structure. All other calls take a number, or
-// only read memory. Callers keep memory that they map for the card alive ([`Kernel::map`]).
+// only read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -30,7 +30,7 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Maximum number of connections that have sent no data. Beyond it, the oldest is closed.
+/// Maximum number of connections that have sent no data. If a further connection arrives, the oldest one is closed.
 const MAX_WAITING: usize = 4;
 /// Size of collected output at which it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;

@@ -19,7 +19,7 @@ use vram::TenantId;
 
 /// First address to allocate. Address 0 stays unused, so that a null pointer is never a valid address.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
+/// Alignment of regions. With this alignment, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
 /// The part of the space that VMs share. This part may also contain ranges of the mediator. VMs' ranges are never below
 /// it.

@@ -24,7 +24,7 @@ pub(crate) struct Bound {
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound. The channel may be on the card or not.
+/// A channel that the guest has bound. The channel need not be on the card.
 #[derive(Debug)]
 struct Channel {
     instance: Place,

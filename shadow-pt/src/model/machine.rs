@@ -329,7 +329,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes without reporting it.
+                // The CPU writes, and the write is not reported.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };

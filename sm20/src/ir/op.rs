@@ -224,7 +224,7 @@ ops! {
         dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// (a combine b) logic accumulate, like ISETP.
+    /// Computes (a combine b) logic accumulate, and writes predicates as ISETP does.
     PSetP "PSETP" {
         p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -233,7 +233,7 @@ ops! {
     CSet "CSET" {
         dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Test of the condition code, like ISETP.
+    /// Tests the condition code, and writes predicates as ISETP does.
     CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
 
     // Memory. Values of more than 32 bits are in pairs and quads of registers.

@@ -40,7 +40,7 @@ pub(crate) struct TrackedSubmission {
     pub(crate) arrived: Nanos,
     /// Time of the last poll that found it waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if it has worked more often between its waits than its VM is permitted to.
+    /// Set if the channel has worked between its waits more often than the VM's limit permits.
     pub(crate) hopped: bool,
     /// Time at which it was first seen on an engine after its start, plus the time during which it was seen on no
     /// engine.
