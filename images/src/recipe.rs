@@ -154,15 +154,15 @@ pub struct NestRecipe {
     pub firmware: Vec<String>,
 }
 
-/// Names the parts of a guest whose programs use CUDA.
+/// The parts of a guest whose programs use CUDA.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaGuestRecipe {
     /// The modules to pack, together with all their dependencies, by the kernel's name.
     pub modules: BTreeMap<String, Vec<String>>,
-    /// The package of its init.
+    /// The package of the guest's init.
     pub init: String,
-    /// The packages of its programs.
+    /// The packages of the guest's programs.
     pub programs: Vec<String>,
 }
 

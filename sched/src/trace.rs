@@ -192,7 +192,7 @@ pub struct Trace {
     pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
-    /// Numbers of their lines, from 1.
+    /// Numbers of the events' lines, from 1.
     pub lines: Vec<usize>,
     /// Moves of memory, in the order of their ends.
     pub moves: Vec<MemoryMove>,

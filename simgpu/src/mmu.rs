@@ -132,7 +132,7 @@ pub struct Flush {
 /// The MMU. All functions may be called from any thread.
 #[derive(Debug, Default)]
 pub struct Mmu {
-    /// Accesses lock it for reading, and flushes lock it for writing.
+    /// Accesses lock this gate for reading, and flushes lock it for writing.
     gate: RwLock<()>,
     hub: Tlb,
     gpc: Tlb,

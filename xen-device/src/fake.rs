@@ -125,9 +125,9 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of its memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
+    /// Size of the domain's memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
     pub kib: u64,
-    /// Target size of its memory in KiB, if smaller.
+    /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
     /// Set if the domain is an HVM domain.
     pub hvm: bool,

@@ -61,9 +61,9 @@ impl fmt::Display for DomainName {
 pub struct Found {
     /// Number of the domain.
     pub id: DomainId,
-    /// Maximum size of its memory, in KiB.
+    /// Maximum size of the domain's memory, in KiB.
     pub most_kib: u64,
-    /// Current target of its memory, in KiB.
+    /// Current target of the domain's memory, in KiB.
     pub target_kib: u64,
 }
 

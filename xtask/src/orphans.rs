@@ -96,7 +96,7 @@ struct Module {
     name: String,
     /// Names of the enclosing inline modules, outermost first.
     inside: Vec<String>,
-    /// Value of its `path` attribute, if any.
+    /// Value of the module's `path` attribute, if any.
     path: Option<String>,
 }
 

@@ -25,7 +25,8 @@ const IDENTIFY: u32 = 3;
 /// The transport of one process.
 #[derive(Debug)]
 pub struct RenderTransport {
-    /// Its destructor must not close it in a child, where the same number may belong to another descriptor by then.
+    /// The node's destructor must not close the descriptor in a child, where the same number may belong to another
+    /// descriptor by then.
     node: ManuallyDrop<Node>,
     is_closed: AtomicBool,
     next: AtomicU32,

@@ -344,7 +344,7 @@ impl CardBackend for OwnedCard {
 pub(crate) struct GivenCard {
     /// The card's memory.
     pub vram: File,
-    /// Host memory for its chunks.
+    /// Host memory for the card's chunks.
     pub host_memory: Option<File>,
     /// Number of the next virtual machine.
     pub next_vm: u32,

@@ -54,7 +54,7 @@ pub struct Left<'a> {
 /// Breakdown of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time that its work took to leave the engines, plus the time to save its state.
+    /// Time that the VM's work took to leave the engines, plus the time to save the VM's state.
     pub still: Duration,
     /// Time for comparing and copying the memory that the other card has not borrowed.
     pub memory: Duration,

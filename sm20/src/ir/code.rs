@@ -68,9 +68,9 @@ codes! {
     PredicateLogic: 2 {
         /// Both the comparison and the predicate are true.
         #[default] And = 0 "AND",
-        /// At least one of them is true.
+        /// The comparison, the predicate, or both are true.
         Or = 1 "OR",
-        /// Exactly one of them is true.
+        /// Either the comparison or the predicate is true, but not both.
         Xor = 2 "XOR",
     }
 

@@ -43,7 +43,7 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Raises the limits of its context that consume memory: stack, heap and `printf` buffer.
+    /// Raises the limits of the context that consume memory: stack, heap and `printf` buffer.
     Limits {
         /// Size of each limit in MiB.
         #[arg(long)]
@@ -59,8 +59,8 @@ enum What {
     Pool,
     /// Allocates managed memory until an allocation fails.
     Managed,
-    /// Prints the cards that it finds as JSON: through the driver, through NVML, and by the identities of the first
-    /// machine's cards.
+    /// Prints the visible cards as JSON: through the driver, through NVML, and by the identities of the first machine's
+    /// cards.
     Cards,
 }
 

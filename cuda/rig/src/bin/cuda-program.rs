@@ -48,7 +48,7 @@ enum What {
         /// Submits to the thread's own default stream, one kernel at a time, and waits for each kernel.
         #[arg(long)]
         own: bool,
-        /// Amount of memory that it also allocates, in MiB.
+        /// Amount of memory that the program also allocates, in MiB.
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
@@ -180,7 +180,7 @@ enum What {
         /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
         kernel_us: u64,
-        /// Amount of memory that it keeps allocated, in MiB.
+        /// Amount of memory that the program keeps allocated, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
         /// Interval between two requests for memory, in milliseconds.

@@ -38,18 +38,18 @@ pub(crate) struct TrackedSubmission {
     pub(crate) stage: Stage,
     /// Time at which the guest submitted the work.
     pub(crate) arrived: Nanos,
-    /// Time of the last poll that found it waiting for a semaphore, and its progress at that time.
+    /// Time of the last poll that found the submission waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
     /// Set if the channel has worked between its waits more often than the VM's limit permits.
     pub(crate) hopped: bool,
-    /// Time at which it was first seen on an engine after its start, plus the time during which it was seen on no
-    /// engine.
+    /// Time at which the submission was first seen on an engine after its start, plus the time during which it was seen
+    /// on no engine.
     pub(crate) on_engine: Option<Nanos>,
-    /// Set if its end raises no interrupt.
+    /// Set if the end of the submission raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// Set if it has only a few words, like the fence after work.
+    /// Set if the submission has only a few words, as a fence after other work has.
     pub(crate) brief: bool,
-    /// Engines that it needs, as far as its push buffer shows them.
+    /// Engines that the submission needs, as far as its push buffer shows them.
     pub(crate) needs: Needs,
 }
 

@@ -44,7 +44,7 @@ pub(crate) enum RestoreError {
     /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The user of its workers cannot be used.
+    /// The user of the VM's workers cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
