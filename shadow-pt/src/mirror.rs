@@ -21,7 +21,7 @@ const GROUP: u32 = 8;
 /// An entry as it is in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// A run of changed entries. The flag is true if any of them has lost a permission.
+/// A run of changed entries. The flag is true if any entry has lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,

@@ -11,7 +11,7 @@
 //! A move takes effect only when its user has remapped the chunk; otherwise the chunk stays. A user that declines an
 //! order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could not be
 //! copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If the user
-//! still does not quiesce, it is given up.
+//! still does not quiesce, it is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -22,7 +22,7 @@ pub const RETRY_NS: u64 = 500_000_000;
 /// Initial time in ns after which a user should decline instead of continuing to drain; doubled with each refusal.
 const QUIESCE_NS: u64 = 2_000_000_000;
 /// Maximum number of declined orders minus completed orders. A user may exceed this time for as long as its work is
-/// permitted to run. A user that exceeds both limits keeps memory from other users, and is given up.
+/// permitted to run. A user that exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
 /// Limits of relocations.
@@ -71,7 +71,7 @@ pub struct Chunk<P> {
     pub to: P,
 }
 
-/// Reason why a user is given up.
+/// Reason why a user is abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The user did not respond in time.
@@ -141,7 +141,7 @@ pub enum Action<U, P> {
         /// Number of the order.
         order: u32,
     },
-    /// An order was cancelled, because the user has declined it, has ended, or is given up.
+    /// An order was cancelled, because the user has declined it, has ended, or is abandoned.
     Cancelled {
         /// The user.
         user: U,
@@ -554,7 +554,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Handles a user that has declined all or part of an order: the user gets no order for a while. A user that
-    /// declines every order is given up.
+    /// declines every order is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

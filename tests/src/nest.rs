@@ -161,7 +161,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file there, and waits until it serves.
+    /// Starts `mediatord` in the machine with a configuration file of the machine, and waits until the daemon serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;

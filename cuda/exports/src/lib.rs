@@ -75,7 +75,7 @@ pub trait Driver: Sync {
     /// Returns the handle of the device's primary context, even if the context is inactive.
     fn primary_context(&self, device: i32) -> Result<u64, i32>;
 
-    /// Returns the calling thread's current context. Nearly every runtime call uses this.
+    /// Returns the calling thread's current context. Nearly every runtime call uses this function.
     fn current_context(&self) -> Result<u64, i32>;
 
     /// Returns the result of `cuCtxGetId` for a context that is not null. cuBLASLt calls this before each matrix

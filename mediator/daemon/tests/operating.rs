@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: ends a command that would wait forever. A block takes only seconds.
+            // TIMEOUT: ends a command that would wait forever. A block of commands takes only seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)

@@ -14,7 +14,7 @@ pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DAT
 /// Reason why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The bytes do not begin as an image does.
+    /// The bytes do not begin with the magic number of an image.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
     /// The image names an unknown falcon.

@@ -411,7 +411,7 @@ impl Field for Src {
     }
 }
 
-/// The second and third operand. One of them can be a constant, and the second can be an immediate.
+/// The second and third operand. One of these operands can be a constant, and the second operand can be an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {

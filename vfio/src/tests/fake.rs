@@ -114,7 +114,7 @@ pub const GROUP: u32 = 7;
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// Creates a machine with the properties `nature`. Its card is bound to vfio-pci.
+    /// Creates a machine with the properties `nature`. The machine's card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
