@@ -52,7 +52,8 @@ impl fmt::Display for Reason {
 /// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4. For windows it is the offset of the register that sets their location.
+    /// Byte offset in BAR0, a multiple of 4. For a window, this is the offset of the register that sets the window's
+    /// location.
     Register(u32),
     /// BAR1.
     Bar1,

@@ -103,7 +103,7 @@ pub const FLAG_ERROR: u32 = 1 << 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Number that the sender of a request chooses. The reply repeats it.
+    /// Number that the sender of a request chooses. The reply contains the same number.
     pub id: u16,
     /// See [`Command`].
     pub command: u16,

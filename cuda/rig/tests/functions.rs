@@ -334,7 +334,7 @@ fn worker_without_a_daemon_ends_after_its_time() {
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
     until("workers exit without a daemon", || workers(&service.rig).is_empty());
-    // The next daemon finds that they have exited.
+    // The next daemon finds that the workers have exited.
     service.restart();
     until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();

@@ -174,7 +174,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     counts(&mut works);
     let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
     until(&rig, "a", "its kernel runs", |a| a["used_ns"].as_u64() > Some(100_000_000));
-    // This is a tenth of the limit.
+    // This time is a tenth of the limit.
     let before = counts(&mut works)[0];
     while counts(&mut works)[0] < before + 600_000 {}
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);

@@ -99,7 +99,7 @@ impl Work {
         self.userd.get(&page).copied()
     }
 
-    /// Returns the channel's state on the card, if it is there.
+    /// Returns the channel's state, if the channel is on the card.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }

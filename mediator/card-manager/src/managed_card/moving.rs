@@ -401,7 +401,7 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes a VM's memory that arrives from another card or a stream into zeroed memory.
+    /// Writes memory of a VM, which arrives from another card or in a stream, into zeroed memory.
     ///
     /// # Errors
     /// Returns an error if the memory does not belong to the VM, no memory is free, or the card does not respond.

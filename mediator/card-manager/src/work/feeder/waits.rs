@@ -120,7 +120,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` means that it waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` means that the channel waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
