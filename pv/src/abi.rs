@@ -318,7 +318,7 @@ constants! {
         /// Empties entries of the table `handle`.
         pub const ENTRIES_ZERO: u16 = 0x06;
         /// Binds the address space of an instance block (of a channel or an aperture) to the directory `handle`, which
-        /// takes precedence over the directory in the block. Handle 0 selects the block's own directory again. The
+        /// takes precedence over the directory in the block; handle 0 selects the block's own directory again. The
         /// binding takes effect when the block is next assigned to a channel or an aperture, or immediately if an
         /// aperture already uses the block.
         pub const DIRECTORY_BIND: u16 = 0x07;
