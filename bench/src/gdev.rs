@@ -5,8 +5,8 @@
 //! In the copies, the link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
 //! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. They are reported as `link` in
-//! figure 3.
+//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. These copies are reported as `link`
+//! in figure 3.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
@@ -20,7 +20,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 const VM: &str = "gdev";
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
-/// Size of the card's memory, and of the VM's, in MiB.
+/// Size of the card's memory and of the VM's memory in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
 /// Default number of rounds.

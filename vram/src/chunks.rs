@@ -27,7 +27,7 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. It ensures that a large GPU page never spans two chunks.
+/// Minimum chunk size. This size ensures that a large GPU page never spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
@@ -51,7 +51,7 @@ pub struct Placed {
 /// # Allocation order
 /// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
 /// host memory if its VM may swap. Chunks of the card without an owner are counted together, zeroed or not, because
-/// scrubbing needs no permission. They back, in this order:
+/// scrubbing needs no permission. These chunks back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
 ///   instance blocks and rings, which are in chunks of the mediator. Therefore a guarantee holds only if this share
@@ -210,7 +210,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. If the call fails, nothing has changed.
+    /// or [`Error::NoSuchVm`]. If the call fails, it has changed nothing.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
@@ -309,7 +309,7 @@ impl ChunkTable {
     }
 
     /// Takes a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
-    /// waits. It has no owner until [`Self::scrubbed`] is called.
+    /// waits. The chunk or slot has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
@@ -330,7 +330,7 @@ impl ChunkTable {
     }
 
     /// Takes the chunk or slot at `place` out of use, because the card may still access it: immediately if it has no
-    /// owner, otherwise when it loses its owner. It counts as used for the lifetime of the table.
+    /// owner, otherwise when it loses its owner. The chunk or slot counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());

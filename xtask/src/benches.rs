@@ -1,11 +1,11 @@
-//! Names of the benchmarks, and the papers' figures or the pages that each of them reproduces.
+//! Lists the benchmarks, and the figures of the papers or the pages that each of them reproduces.
 
 use anyhow::{Result, bail};
 
 /// A benchmark: its name, its needs, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
-/// Things that a benchmark needs in addition to the sources.
+/// Requirements of a benchmark in addition to the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -61,7 +61,7 @@ const BENCHES: [Bench; 30] = [
 /// Checks that a name selects a benchmark. The name is either the full name of a benchmark, or the part before a `-`.
 ///
 /// # Errors
-/// If no benchmark has this name. The error lists the known names.
+/// Returns an error if no benchmark has this name. The error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {

@@ -9,7 +9,7 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// The diagram in ARCHITECTURE.md as data: each crate, and the crates of this workspace that it may depend on. Tests
+/// The diagram in ARCHITECTURE.md as data: each crate, with the crates of this workspace that it may depend on. Tests
 /// and benches of a crate may use additional crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
@@ -270,7 +270,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Path of cargo-deny's settings, relative to the root.
 const DENY: &str = "deny.toml";
 
-/// The parts of [`DENY`] that this check reads as well.
+/// The parts of [`DENY`] that this check also reads.
 #[derive(Deserialize)]
 struct Deny {
     licenses: Allowed,

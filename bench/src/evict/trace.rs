@@ -2,10 +2,10 @@
 //! its memory.
 //!
 //! The card records the blocks that its engines access, in short steps of their work
-//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest, and its
-//! access tracking adds the chunks that it saw in use: those that submissions refer to, and those that the guest's CPU
-//! accesses. A step is about one block of a grid: the memory that must be on a card together if accesses to host memory
-//! are not permitted.
+//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest. The
+//! mediator's access tracking adds the chunks that it saw in use: chunks that submissions refer to, and chunks that the
+//! guest's CPU accesses. A step is about one block of a grid. Each step uses the memory that must be on a card at the
+//! same time if accesses to host memory are not permitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,8 @@ use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
 use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Size of a recorded chunk in bytes: the smallest chunk of a card, and the unit in which the software card records.
+/// Size of a recorded chunk in bytes, which is the smallest chunk size of a card and the unit in which the software
+/// card records.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// ID of the only VM.
 const VM: TenantId = TenantId(0);
@@ -70,7 +71,7 @@ impl Trace {
 /// Runs a workload, verifies its result, and returns its trace.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
-    // Only with this policy does the mediator track accesses.
+    // The mediator tracks accesses only with this policy.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
     let gpu = gpu(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?;

@@ -27,14 +27,14 @@ const ROUNDS: usize = 3;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// Chunk size in KiB. It is small, so that the change between quanta is short compared with a quantum.
+/// Chunk size in KiB. The chunks are small, so that the change between quanta is short compared with a quantum.
 const CHUNK_KIB: u64 = 512;
 /// Size of the card in MiB, beyond the buffers of one job, for other memory of the driver.
 const BESIDE_MIB: u64 = 4;
 /// Lengths of the quanta to measure, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Use of quanta for a job.
+/// Quanta that a job runs with.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,

@@ -76,7 +76,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// Measures one program with decreasing amounts of memory. Returns its times, and its line in the picture.
+/// Measures one program with decreasing amounts of memory. Returns the program's times, and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {

@@ -63,7 +63,7 @@ impl Service {
         self.daemon = spawn(&self.rig, &self.manager);
     }
 
-    /// Starts the next program to take over. Returns its process.
+    /// Starts the next program to take over. Returns the new program's process.
     fn upgrade(&mut self) -> i32 {
         let info = json(&self.rig, &["daemon", "upgrade"]);
         assert!(self.daemon.wait().expect("ended").success());
@@ -194,7 +194,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     let mut next = service.upgrade();
     for _ in 0..2 {
         check(&service, &mut driver, worker);
-        // The owner is the same process. It was not restarted, and its programs are connected immediately.
+        // The owner is the same process. The owner was not restarted, and its programs are connected immediately.
         assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
         assert!(is_alive(owner), "{}", service.log());
         program.steps(3);
@@ -208,7 +208,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // When the program ends, its worker ends too. A removed VM leaves nothing behind.
+    // When the program ends, its worker ends, too. A removed VM leaves nothing behind.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
@@ -251,7 +251,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
 
 #[test]
 fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
-    // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
+    // Only root, or a daemon with the privileges from the package's drop-in, can start processes of other users.
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -343,7 +343,7 @@ fn worker_without_a_daemon_ends_after_its_time() {
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
     until("workers exit without a daemon", || workers(&service.rig).is_empty());
-    // The next daemon finds that they have exited.
+    // The next daemon finds that the workers have exited.
     service.restart();
     until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();
@@ -417,7 +417,7 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, and so has a restarted owner.
+    // The owner has the settings, and so does a restarted owner.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());

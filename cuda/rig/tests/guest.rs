@@ -89,10 +89,10 @@ fn registered_memory_is_copied_and_not_mapped() {
     let _owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
     let output = guest.command(&rig, PROGRAM).arg("register").output().expect("starts");
-    // No address; an unknown flag; access by kernels; success; registered already; success; its address for the card;
-    // the middle of a registration. Registration is supported; kernels with host pointers are not. Two successful ends,
-    // and a surplus one. Hints about managed memory, about addresses beyond it, and about other memory. While the
-    // memory is registered, its type is host memory.
+    // The results are: no address; an unknown flag; access by kernels; success; registered already; success; its
+    // address for the card; the middle of a registration. Registration is supported, but kernels with host pointers are
+    // not. Two successful unregistrations, and a surplus one. Hints about managed memory, about addresses beyond it,
+    // and about other memory. While the memory is registered, its type is host memory.
     let codes = "[1, 1, 801, 0, 712, 0, 801, 713, 1, 0, 0, 0, 713, 0, 1, 1]";
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text.trim(), format!("{codes} [(0, 1), (1, 0)] true"));
@@ -178,7 +178,7 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 96, &[]);
     let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
-    // Versions 1 and 2 of the call, and both again in a child. The total is the quota of 64 MiB.
+    // Test versions 1 and 2 of the call, and both versions again in a child. The total equals the quota of 64 MiB.
     let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
     assert!(memory.contains("64"), "{memory}");
     assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");

@@ -7,7 +7,7 @@ use std::io::Read as _;
 use support::daemon::*;
 use support::{NO_DRIVER, PROGRAM, Program, Rig, host_has_driver};
 
-/// Creates two cards without tenants. One has half the memory of the other.
+/// Creates two cards without tenants. One tenant has half as much memory as the other tenant.
 fn two_cards() -> Rig {
     rig(|rig| card(rig, "fake", "") + &card(rig, "small", "").replace("vram_mib = 64", "vram_mib = 32"))
 }
@@ -22,7 +22,7 @@ fn names(rig: &Rig) -> Vec<String> {
     names.map(|tenant| tenant["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// Waits for a program that was killed.
+/// Waits for a program that was killed by a signal.
 fn ended_by_a_signal(mut program: Program) {
     let mut rest = String::new();
     program.output().read_to_string(&mut rest).expect("readable");
@@ -169,7 +169,8 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Apply less host memory, and a quota that needs more. Existing memory stays, and the change is refused.
+    // Apply less host memory, and a quota that needs more host memory. Existing memory stays, and the change is
+    // rejected.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);

@@ -62,8 +62,8 @@ pub struct CardMemory {
 }
 
 impl CardMemory {
-    /// Returns the limit for which memory of a virtual machine stays where it is, instead of moving to the card or to
-    /// host memory, with the remedy; `None` if the card has no such virtual machine.
+    /// Returns the limit that keeps memory of a virtual machine from moving to the card or to host memory, with the
+    /// remedy. Returns `None` if the card has no such virtual machine.
     #[must_use]
     pub fn why_stayed(&self, name: &str, to_card: bool) -> Option<String> {
         let Self { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = self;

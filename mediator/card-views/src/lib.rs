@@ -1,4 +1,4 @@
-//! Cards of both kinds in the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
+//! Converts cards of both kinds to the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
 //! [`history`]), and the tenants of CUDA cards ([`tenant`]).
 //!
 //! Both owners describe memory and time with the same types, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. The

@@ -25,7 +25,7 @@ use overrides::Tuning;
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time limit for a removed tenant's processes to end.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it. The operator is notified in that case.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it. If it is exceeded, the operator is notified.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -43,7 +43,7 @@ impl Drop for ChangingCards<'_> {
 }
 
 impl State {
-    /// Returns all reasons to refuse a tenant, given all other tenants.
+    /// Returns all reasons to reject a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
@@ -70,12 +70,12 @@ impl State {
         entry.spec.cuda.is_some().then(|| entry.spec.as_tenant())
     }
 
-    /// Returns a tenant of a CUDA card, which may be a VM.
+    /// Returns a tenant of a CUDA card; the tenant may be a VM.
     fn tenant(&self, name: &str) -> Option<TenantSpec> {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
 
-    /// Stores the changed settings of a tenant or a VM. Returns true if it is a VM.
+    /// Stores the changed settings of a tenant or a VM. Returns true if the settings are those of a VM.
     fn store_tenant(&mut self, spec: TenantSpec) -> bool {
         match self.vms.get_mut(&spec.name) {
             Some(Entry { spec: vm, .. }) => {
@@ -89,7 +89,7 @@ impl State {
         }
     }
 
-    /// Assigns a tenant that names no card to the card with the most free memory.
+    /// Assigns a card to a tenant that names no card: the card with the most free memory.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -101,7 +101,7 @@ impl Daemon {
     /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// If one of them is refused.
+    /// Returns an error if one of the tenants is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -151,7 +151,7 @@ impl Daemon {
     /// Returns one tenant.
     ///
     /// # Errors
-    /// If no tenant has the name.
+    /// Returns an error if no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = |card: &str| self.cuda(card).and_then(CudaCard::seen).ok();
@@ -266,7 +266,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If it cannot be added; no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -281,7 +281,7 @@ impl Daemon {
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Choose a card before waiting for its change lock, and check again while holding the lock.
+        // Choose a card before waiting for the right to change it, and check again afterwards.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -346,7 +346,7 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// If no tenant has the name, its card's owner does not respond, or its programs do not end.
+    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -395,11 +395,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings for its card, from now on; keys that the patch omits keep their values.
+    /// Changes a tenant's settings for its card; keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// If no tenant has the name, the revision is not `expected`, its card's owner does not respond, or a setting is
-    /// invalid. In these cases nothing changes.
+    /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
+    /// or a setting is invalid. In these cases nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -447,7 +447,7 @@ impl Daemon {
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (now, spec, turn);
             }
-            // The card, and this tenant, may change meanwhile.
+            // The card and this tenant may change in the meantime.
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
@@ -485,7 +485,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes how a CUDA card is shared, from now on. Keys that the patches omit keep their values.
+    /// Changes how a CUDA card is shared. Keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,

@@ -1,4 +1,5 @@
-//! Host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's sockets.
+//! Tests host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's
+//! sockets.
 
 mod support;
 
@@ -17,7 +18,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 const VMS: &str = "[[vm]]\nname = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = 4\n\
     [[vm]]\nname = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
 
-/// A kernel that adds a number to each word, and a kernel that stores to an address that a parameter selects.
+/// Two kernels: one adds a number to each word, and one stores to an address that a parameter selects.
 const KERNELS: &str = "
 .kernel add
 .params 16

@@ -1,4 +1,4 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls. A guest with
+//! Tests guests with the paravirtual driver, which uses calls to manage page tables, channels and memory. A guest with
 //! the stock driver runs on the same card. Also tests device memory that channels share.
 
 use anyhow::{Context, Result};

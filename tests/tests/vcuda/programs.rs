@@ -142,7 +142,7 @@ fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     ensure!(output.text().trim() == site.plain(&["train", "--mib", "8", "--rounds", "100"])?, "{}", output.text());
     let tenant = site.daemon.ctl_json(&["tenant", "show", VM])?;
     ensure!(tenant["time"]["weight"] == 300 && tenant["memory"]["quota_mib"] == 32, "{tenant}");
-    // No worker was started again: the first worker made the whole computation.
+    // No worker was restarted, so the first worker did the whole computation.
     ensure!(site.shown("/counters/workers_started")? == 0, "{}", site.daemon.log_tail());
     Ok(())
 }

@@ -123,7 +123,7 @@ impl VmMap {
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns their places in the order of guest chunks.
+    /// Unplaces all chunks. Returns the places of the chunks in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
@@ -206,7 +206,7 @@ impl VmMap {
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
     }
 
-    /// Stops counting guest chunk `index` at `spot`. Returns true if it was in the reserve.
+    /// Stops counting guest chunk `index` at `spot`. Returns true if the chunk was in the reserve.
     fn uncount(&mut self, index: u32, spot: Spot) -> bool {
         let parked = self.parked.remove(&index);
         if !parked {

@@ -11,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words in the buffers. They exceed any staging memory.
+/// Number of words in the buffers. The buffers exceed any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum to which the host functions add. Static, because these functions have only one argument.
+/// Sum to which the host functions add their arguments. Static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -94,7 +94,7 @@ fn main() -> Result<()> {
 
     // Pinned memory: the card and the program access the same bytes at the same address.
     let mut pinned = std::ptr::null_mut::<u64>();
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
     // SAFETY: the memory has this many words, and no other code uses it now.
     unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);

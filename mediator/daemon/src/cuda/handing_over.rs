@@ -1,4 +1,4 @@
-//! Cards whose owners are handed to the next daemon during an upgrade.
+//! Hands the owners of cards to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -31,7 +31,7 @@ impl CudaCard {
     /// the outcome: true if another daemon has taken the owner over.
     ///
     /// # Errors
-    /// If the owner does not respond now.
+    /// Returns an error if the owner does not respond now.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
@@ -44,11 +44,11 @@ impl CudaCard {
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
-    /// Creates a card with the owner that another daemon started. This daemon uses the owner after [`Self::begin`].
-    /// `names` are the card's current tenants and VMs.
+    /// Creates a card with the owner that another daemon started. This daemon starts to use the owner with
+    /// [`Self::begin`]. `names` are the card's current tenants and VMs.
     ///
     /// # Errors
-    /// If the owner cannot continue with this configuration.
+    /// Returns an error if the owner is not compatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
         folder: &Path,
@@ -71,7 +71,8 @@ impl CudaCard {
         Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Sends the rules of this configuration to the owner that another daemon started, if they differ.
+    /// Sends the rules of this configuration to an owner that another daemon started, if that owner has different
+    /// rules.
     ///
     /// # Errors
     /// Same as for [`Change::ask`].
@@ -84,8 +85,8 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant. `turn` is the right to change the card. The owner that another daemon started may already have
-    /// the tenant. Returns the change, and true if the tenant is new.
+    /// Adds a tenant. `turn` is the right to change the card. The owner may already have the tenant, because another
+    /// daemon started it. Returns the change, and true if the tenant is new.
     ///
     /// # Errors
     /// Same as for [`Self::promise`].
