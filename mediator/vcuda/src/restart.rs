@@ -49,10 +49,10 @@ impl CudaFunction {
     /// # Errors
     /// If there is no result. A worker that responds later still restarts.
     pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
-        let until = Instant::now() + RESTART_LIMIT;
+        let begin = Instant::now();
         let ((counts, count), (results, result)) = (channel(), channel());
         self.request_restart(RestartRequest { pid, counts, results });
-        let rest = || until.saturating_duration_since(Instant::now());
+        let rest = || RESTART_LIMIT.saturating_sub(begin.elapsed());
         let failed = |error| match error {
             RecvTimeoutError::Timeout => RestartError::TimedOut,
             RecvTimeoutError::Disconnected => RestartError::NotServed,
