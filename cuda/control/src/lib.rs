@@ -9,9 +9,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
+use gang::{CardId, GangId};
 use sched::TenantId;
 use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
@@ -54,6 +55,27 @@ pub struct Settings {
     /// MPS servers of share groups; absent in the settings of an earlier version.
     #[serde(default)]
     pub mps: Option<MpsSettings>,
+    /// Links to the owners of other cards; absent in the settings of an earlier version.
+    #[serde(default)]
+    pub gangs: Option<GangSettings>,
+}
+
+/// Settings for tenants with several cards.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangSettings {
+    /// Number of the card, unique on the host.
+    pub card: CardId,
+    /// Socket on which the owner listens for the owners of other cards.
+    pub socket: PathBuf,
+}
+
+/// The cards of a tenant with several cards. It is the same for the owners of all of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gang {
+    /// Number of the tenant, unique on the host.
+    pub number: GangId,
+    /// The sockets of the owners of all cards of the tenant, including the card of this owner.
+    pub cards: BTreeMap<CardId, PathBuf>,
 }
 
 /// Settings of MPS servers.
@@ -162,6 +184,9 @@ pub struct Tenant {
     /// The way in which the group shares the card.
     #[serde(default)]
     pub sharing: Sharing,
+    /// The tenant's cards, if it has several.
+    #[serde(default)]
+    pub gang: Option<Gang>,
 }
 
 /// A request.
@@ -279,6 +304,59 @@ pub struct TenantView {
     /// State within the tenant's share group.
     #[serde(default)]
     pub sharing: Option<SharingView>,
+    /// State of the turns of a tenant with several cards.
+    #[serde(default)]
+    pub gang: Option<GangView>,
+}
+
+/// State of a tenant with several cards, as seen by the owner of one card.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GangView {
+    /// Cards whose owners this owner cannot reach.
+    pub missing: Vec<CardId>,
+    /// True if the tenant has work on this card.
+    pub has_work: bool,
+    /// True if the tenant's gate on this card is open.
+    pub runs: bool,
+    /// True if this card waits for the tenant's other cards.
+    pub is_offered: bool,
+    /// Number of turns.
+    pub turns: u64,
+    /// Number of turns that did not begin, because other cards were not free in time.
+    pub cancelled: u64,
+    /// Time for which this card was free for the tenant and waited for its other cards.
+    pub gather_ns: u64,
+    /// Longest such wait.
+    pub longest_gather_ns: u64,
+    /// Time in the tenant's turns for which it had no work on this card.
+    pub rest_ns: u64,
+    /// 99th percentile of the waits for a turn.
+    pub wait_p99_ns: u64,
+}
+
+impl From<gang::GangView> for GangView {
+    fn from(view: gang::GangView) -> Self {
+        Self {
+            missing: view.missing.into_iter().collect(),
+            has_work: view.wants,
+            runs: view.runs,
+            is_offered: view.is_offered,
+            turns: view.counts.turns,
+            cancelled: view.counts.cancelled,
+            gather_ns: view.counts.gather_ns,
+            longest_gather_ns: view.counts.longest_gather_ns,
+            rest_ns: view.counts.rest_ns,
+            wait_p99_ns: view.counts.waits.quantile(990),
+        }
+    }
+}
+
+impl Gang {
+    /// Returns the numbers of the cards.
+    #[must_use]
+    pub fn card_numbers(&self) -> BTreeSet<CardId> {
+        self.cards.keys().copied().collect()
+    }
 }
 
 /// A tenant's state within its share group.

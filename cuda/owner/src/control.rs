@@ -6,9 +6,10 @@ use crate::core::{
     CardConfig, CardView, Core, OnStranger, OnStuck, ShareGroup, TenantError, TenantSpec, TenantView, Unaccounted,
 };
 use crate::server::{MpsOptions, Rights, Server, group_folder};
-use cuda_control::{Answer, Card, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
+use cuda_control::{Answer, Card, GangSettings, MpsSettings, Quanta, Request, Rules, ServerState, Settings, Tenant};
 use owner_driver::{Driver, Real, nvml_uuid};
 use sched::VgpuParams;
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,11 +73,17 @@ impl Pipe {
         (config.time, config.balance, config.quanta) = rules(&settings.rules, settings.chunk_bytes)?;
         config.on_stranger = if settings.kills_strangers { OnStranger::Kill } else { OnStranger::Report };
         config.margin_bytes = settings.margin_bytes;
+        config.number = settings.gangs.as_ref().map_or(config.number, |gangs| gangs.card);
         let uuid = driver.device().uuid;
         let server = Server::start_closed(config, driver, Some(&settings.journal));
         let mut server = server.map_err(|error| error.to_string())?;
         if watches {
             server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
+        }
+        if let Some(GangSettings { card, socket }) = &settings.gangs {
+            if let Err(error) = server.listen_for_owners(*card, socket) {
+                tracing::error!(%error, "tenants with several cards get no turns");
+            }
         }
         let mps = settings.mps.clone();
         if let Some(MpsSettings { program, folder }) = mps.clone() {
@@ -130,6 +137,7 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
                 let _ = server.call(move |core| core.remove_tenant(id));
                 return Err(error.to_string());
             }
+            tenant.gang.into_iter().for_each(|gang| server.link_with(id, gang.cards));
             Ok(Answer::Done)
         }
         Request::Change(tenant) => {
@@ -148,6 +156,7 @@ fn answer(server: &mut Server, mps: Option<&Path>, request: Request) -> Result<A
                 Ok(id) => {
                     // Stop accepting connections before counting the connected programs.
                     server.unlisten(id);
+                    server.link_with(id, BTreeMap::new());
                     let retired = server.call(move |core| core.retire_tenant(id, kills)).ok_or(ENDED)?;
                     retired.map_err(|error| error.to_string())?
                 }
@@ -242,6 +251,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
             sharing: tenant.sharing,
             user: tenant.uid,
         }),
+        gang: tenant.gang.clone(),
     };
     Ok((spec, Rights { mode: Some(tenant.mode), uid: tenant.uid, gid: tenant.gid }))
 }
@@ -279,6 +289,7 @@ fn show(core: &Core, since_ns: u64, mps: Option<&Path>) -> Card {
                 server: tenant.server,
                 pipes,
             }),
+            gang: tenant.gang.map(Into::into),
         };
         (tenant.id, view)
     };
@@ -316,6 +327,7 @@ mod tests {
             time: VgpuParams::default(),
             on_stuck: OnStuck::Kill,
             share_group: None,
+            gang: None,
         };
         let one = spec("one", 0);
         promise(&server, move |core| core.add_tenant(one)).expect("the request is valid").expect("at once");

@@ -5,7 +5,8 @@
 //! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
 //! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
 //! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`).
+//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`),
+//! and tenants with several cards (`gangs`).
 //! Timers are in [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
@@ -18,6 +19,7 @@ mod adopt;
 mod audit;
 mod exports;
 mod fixed;
+mod gangs;
 mod given_up;
 mod indices;
 mod memory;
@@ -46,6 +48,7 @@ pub use types::{
 pub use view::{CardView, TenantView};
 
 use cuda_protocol::{ChunkId, End, FixedKind, FromOwner};
+use gang::{CardId, GangConfig, GangTurns};
 use pieces::Pieces;
 use relocate::Machine;
 use sched::groups::{GroupConfig, GroupTurns};
@@ -99,6 +102,8 @@ pub struct CardConfig {
     pub turns: TurnsConfig,
     /// Groups of tenants that may use the card at the same time.
     pub groups: GroupConfig,
+    /// Number of the card, for tenants with several cards.
+    pub number: CardId,
     /// Limit on a tenant's work in flight while other tenants use the card, in microseconds.
     pub run_ahead_us: u32,
     /// The same limit while a tenant with a better latency class exists, whose work may have to wait for this work.
@@ -134,6 +139,7 @@ impl CardConfig {
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
             groups: GroupConfig::default(),
+            number: CardId(0),
             run_ahead_us: 4000,
             run_ahead_urgent_us: 750,
             idle_us: 300,
@@ -226,7 +232,7 @@ pub struct Core {
     table: ChunkTable,
     /// Decides which memory is on the card, and moves the chunks of processes.
     machine: Machine,
-    turns: GroupTurns,
+    turns: GangTurns,
     pieces: Pieces,
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
@@ -288,6 +294,7 @@ impl Core {
         table.set_host_budget(slots);
         let ready = u32::try_from(config.host_ready_bytes / config.chunk_bytes).unwrap_or(u32::MAX).min(slots);
         let turns = GroupTurns::new(config.time, config.turns, config.groups, Nanos(0))?;
+        let turns = GangTurns::new(config.number, turns, GangConfig::default());
         let mut core = Self {
             table,
             turns,
@@ -377,6 +384,7 @@ impl Core {
             Event::InUseForNobody(bytes) => self.in_use_for_nobody(bytes),
             Event::Missing { tenant, sure, bytes } => self.missing(tenant, sure, bytes),
             Event::Mps { group, report } => self.server_changed(&group, report),
+            Event::Link(news) => self.link_changed(news),
             Event::Tick => self.tick(),
         }
         self.follow_up();
@@ -446,10 +454,12 @@ impl Core {
             return Err(TenantError::Exists(spec.name));
         }
         spec.time.check()?;
+        self.check_gang(&spec)?;
         let id = vram::TenantId(self.next_tenant);
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
-        self.turns.add(id, spec.time, Nanos(self.clock));
+        let (now, time) = (Nanos(self.clock), spec.time);
+        self.turns.with_turns(now, |turns| turns.add(id, time, now));
         let (bodies, indices) = Default::default();
         let tenant = Tenant {
             spec,
@@ -471,6 +481,7 @@ impl Core {
         };
         self.tenants.insert(id, tenant);
         self.renew_share_group(id);
+        self.join_gang(id);
         Ok(id)
     }
 
@@ -508,7 +519,8 @@ impl Core {
         quanta: QuantaConfig,
         host_bytes: u64,
     ) -> Result<(), sched::ConfigError> {
-        self.turns.configure(time, self.config.turns, Nanos(self.clock))?;
+        let (now, lengths) = (Nanos(self.clock), self.config.turns);
+        self.turns.with_turns(now, |turns| turns.configure(time, lengths, now))?;
         let slots = host_bytes.min(self.config.host_bytes) / self.config.chunk_bytes;
         self.table.set_host_budget(u32::try_from(slots).unwrap_or(u32::MAX));
         self.machine.residency.configure(balance, quanta);
@@ -521,7 +533,8 @@ impl Core {
 
     /// Releases a tenant from quarantine and clears its strikes.
     pub fn release(&mut self, id: TenantId) {
-        self.turns.release(id, Nanos(self.clock));
+        let now = Nanos(self.clock);
+        self.turns.with_turns(now, |turns| turns.release(id, now));
         self.follow_up();
     }
 
@@ -643,7 +656,9 @@ impl Core {
     }
 
     fn forget_tenant(&mut self, id: TenantId) {
-        self.turns.remove(id, Nanos(self.clock));
+        let now = Nanos(self.clock);
+        self.turns.gang_of(id).into_iter().for_each(|gang| self.turns.leave(gang, now));
+        self.turns.with_turns(now, |turns| turns.remove(id, now));
         let _ = self.table.destroy_vm(id);
         self.machine.residency.forget(id);
         self.tenants.remove(&id);

@@ -89,6 +89,7 @@ impl World {
                 time: sched::VgpuParams::default(),
                 on_stuck: OnStuck::Kill,
                 share_group: None,
+                gang: None,
             })
             .expect("the request is valid");
         }
@@ -355,6 +356,7 @@ fn settings(folder: &Path) -> Settings {
         margin_bytes: 0,
         rules: rules(&mut Input(&[])),
         mps: None,
+        gangs: None,
         journal: folder.join("journal"),
     }
 }
@@ -406,6 +408,7 @@ fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
         uid: None,
         gid: None,
         share_group: None,
+        gang: None,
         sharing: sched::groups::Sharing::Auto,
     }
 }

@@ -5,30 +5,27 @@
 //! card, one makes and releases pieces in host memory, and two copy, one for each direction.
 
 mod clients;
-mod journal;
 mod limits;
-mod lines;
+mod links;
 mod mps;
 mod outbox;
 mod peers;
-mod rights;
-mod stopped;
 mod users;
 mod vault;
 mod workers;
 
 use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupError};
 use cuda_protocol::{FromOwner, LinkError};
-use journal::Journal;
+use gang::CardId;
 use limits::Limits;
-use lines::{Cause, Lines};
+use links::Links;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
+pub use owner_host::Rights;
+use owner_host::{Bound, Journal, Lines, ListenError, OwnerLinks};
 use peers::{News, Peers};
-use rights::Bound;
-pub use rights::Rights;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;
 use std::io;
@@ -59,16 +56,20 @@ pub enum ServerError {
     #[error(transparent)]
     Driver(#[from] owner_driver::DriverError),
     /// The socket cannot be created.
-    #[error("cannot listen at {path}: {source}")]
-    Listen {
-        /// Path of the socket.
-        path: PathBuf,
-        /// The system's error.
-        source: LinkError,
-    },
+    #[error(transparent)]
+    Listen(#[from] ListenError),
     /// Another system call failed.
     #[error("cannot start: {0}")]
     System(#[from] io::Error),
+}
+
+/// Cause of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Cause {
+    /// A tenant's programs.
+    Tenant(TenantId),
+    /// Programs of a user that belong to no tenant.
+    User(u32),
 }
 
 type Call = Box<dyn FnOnce(&mut Core) + Send>;
@@ -84,6 +85,9 @@ enum Note {
     Listen(Option<TenantId>, OwnedFd),
     Unlisten(TenantId),
     Mps(MpsOptions),
+    Links(OwnerLinks),
+    /// Cards whose owners this owner must reach, with their sockets.
+    LinkWith(BTreeMap<CardId, PathBuf>),
     Stop,
 }
 
@@ -110,6 +114,8 @@ pub struct Server {
     thread: Option<JoinHandle<()>>,
     users: Option<Users>,
     driver: Arc<dyn Driver>,
+    /// The cards of each tenant with several cards.
+    gangs: BTreeMap<TenantId, BTreeMap<CardId, PathBuf>>,
 }
 
 impl Server {
@@ -167,6 +173,7 @@ impl Server {
             vault,
             workers,
             mps: MpsServers::new(&notes),
+            links: Links::default(),
             journal,
             lines: Lines::default(),
             start: Instant::now(),
@@ -175,7 +182,7 @@ impl Server {
             stopping: false,
         };
         let thread = std::thread::Builder::new().name("cuda-owner".into()).spawn(move || serving.serve())?;
-        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver })
+        Ok(Self { notes, sockets: Vec::new(), thread: Some(thread), users: None, driver, gangs: BTreeMap::new() })
     }
 
     /// Monitors the processes that use the card, and their use, through NVML and the driver. `driver` is the path of
@@ -210,6 +217,23 @@ impl Server {
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
         self.sockets.extract_if(.., of_it).for_each(|(_, bound)| bound.remove());
+    }
+
+    /// Listens at `path` for the owners of other cards. `card` is the number of this card.
+    ///
+    /// # Errors
+    /// Returns an error if the socket cannot be created.
+    pub fn listen_for_owners(&self, card: CardId, path: &Path) -> Result<(), ServerError> {
+        self.notes.put(Note::Links(OwnerLinks::listen(card, path)?));
+        Ok(())
+    }
+
+    /// Links with the owners of a tenant's cards. An empty list ends the links that no other tenant needs.
+    pub fn link_with(&mut self, tenant: TenantId, cards: BTreeMap<CardId, PathBuf>) {
+        self.gangs.insert(tenant, cards);
+        self.gangs.retain(|_, cards| !cards.is_empty());
+        self.notes
+            .put(Note::LinkWith(self.gangs.values().flatten().map(|(card, path)| (*card, path.clone())).collect()));
     }
 
     /// Returns the path of the first socket that programs connect to.
@@ -261,8 +285,9 @@ struct Serving {
     vault: Arc<Vault>,
     workers: Workers,
     mps: MpsServers,
+    links: Links,
     journal: Option<Journal>,
-    lines: Lines,
+    lines: Lines<Cause>,
     start: Instant,
     /// Time until which the thread polls without sleeping, in ns since `start`.
     attends_until: u64,
@@ -280,6 +305,7 @@ impl Serving {
             for session in self.peers.ended() {
                 self.lose(session);
             }
+            self.serve_links(ready.links);
             self.hear_all(ready.sessions);
             for listener in ready.listeners {
                 self.accept(listener);
@@ -309,7 +335,7 @@ impl Serving {
         let attends = (self.now() < self.attends_until).then_some(0);
         let notes = self.notes_left.then_some(0);
         let limit = self.core.next_wakeup().into_iter().chain(self.peers.next_look()).chain(attends).chain(notes);
-        let limit = limit.chain(self.next_retry()).min();
+        let limit = limit.chain(self.next_retry()).chain(self.links.next_due(self.now())).min();
         let limit =
             limit.map(|ns| Timespec { tv_sec: (ns / 1_000_000_000) as i64, tv_nsec: (ns % 1_000_000_000) as i64 });
         let ids: Vec<SessionId> = self.sessions.keys().copied().collect();
@@ -319,6 +345,8 @@ impl Serving {
         let of_sessions = self.sessions.values().map(|connection| connection.link.as_fd());
         let all = [self.bell.as_fd(), self.peers.ends()].into_iter().chain(of_listeners).chain(of_sessions);
         let mut polled: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        let first_link = polled.len();
+        polled.extend(self.links.polled(self.now()));
         match poll(&mut polled, limit.as_ref()) {
             Ok(0) if attends.is_some() => {
                 // The process that this thread waits for may need this processor.
@@ -334,7 +362,8 @@ impl Serving {
         }
         let first = 2 + listening;
         let sessions = ids.into_iter().enumerate().filter(|(at, _)| is_ready(at + first)).map(|(_, id)| id).collect();
-        Ready { listeners: (0..listening).filter(|at| is_ready(at + 2)).collect(), sessions }
+        let links = (first_link..polled.len()).any(is_ready);
+        Ready { listeners: (0..listening).filter(|at| is_ready(at + 2)).collect(), sessions, links }
     }
 
     fn take_notes(&mut self) {
@@ -359,6 +388,8 @@ impl Serving {
                 }
                 Note::Listen(tenant, listener) => self.listeners.push((tenant, listener)),
                 Note::Mps(options) => self.mps.configure(options),
+                Note::Links(links) => self.links.begin(links),
+                Note::LinkWith(peers) => self.links.set_peers(&peers),
                 Note::Unlisten(tenant) => self.listeners.retain(|(of, _)| *of != Some(tenant)),
                 Note::Stop => self.stopping = true,
             }
@@ -436,6 +467,9 @@ impl Serving {
                 Action::StartServer { group, user } => self.mps.start(&group, user),
                 Action::RetireServer { group } => self.mps.retire(&group),
                 Action::PollServer { group } => self.mps.poll(&group),
+                Action::Tell { card, message } => {
+                    self.links.send(card, message, self.start.elapsed().as_nanos() as u64)
+                }
             }
         }
         for session in lost {
@@ -445,7 +479,7 @@ impl Serving {
             self.tell(news);
         }
         for (session, is_overdue) in looked {
-            let stopped = self.peers.pid(session).is_some_and(stopped::is_stopped);
+            let stopped = self.peers.pid(session).is_some_and(owner_host::is_stopped);
             self.handle(Event::Looked { session, stopped, is_overdue });
         }
     }
@@ -473,6 +507,8 @@ fn end_for_lost_card(error: &str) {
 struct Ready {
     listeners: Vec<usize>,
     sessions: Vec<SessionId>,
+    /// True if a link to the owner of another card is ready.
+    links: bool,
 }
 
 #[cfg(test)]

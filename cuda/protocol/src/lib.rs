@@ -74,6 +74,8 @@
 //! tenant -> owner   Waiting: a submission has met the closed gate; once for each time the gate is closed
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
+//! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at its answer
+//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain, and answer `Stopped`
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
@@ -83,7 +85,9 @@
 //! turn also ends when the program waits for a result: it has submitted nothing for a while, and its last work is about
 //! to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`. The
 //! owner verifies this with the server. The gates of a share group's processes that the server lists can be open at the
-//! same time.
+//! same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its turn ends on its
+//! other cards: a kernel there may wait for one that the closed gate holds back. A process without a waiting submission
+//! answers at once.
 //!
 //! # Ends
 //!
@@ -142,7 +146,7 @@ pub use message::{
 };
 
 /// Version of the messages.
-pub const VERSION: u16 = 6;
+pub const VERSION: u16 = 7;
 /// Oldest version that an owner supports. Programs outlive owners, and keep the library with which they started.
 pub const VERSION_OLDEST: u16 = 1;
 /// First version with [`FromTenant::Ending`] and [`FromOwner::Soon`].
@@ -155,6 +159,8 @@ pub const VERSION_CROWDED: u16 = 4;
 pub const VERSION_RECLAIM: u16 = 5;
 /// First version with [`FromTenant::Concurrent`] and [`FromOwner::Yield`].
 pub const VERSION_CONCURRENT: u16 = 6;
+/// First version with [`FromOwner::Drain`] and [`FromOwner::Step`].
+pub const VERSION_GANGS: u16 = 7;
 /// Maximum number of requests of a process ([`FromTenant::Allocate`] and [`FromTenant::Fix`]) that wait for their
 /// answers.
 pub const MAX_PENDING: usize = 64;

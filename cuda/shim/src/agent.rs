@@ -100,6 +100,10 @@ fn devices(cards: &[CardInfo]) -> Vec<Option<u8>> {
     (0..count).map(|ordinal| uuid(ordinal).and_then(find)).collect()
 }
 
+/// Time limit for a waiting thread to submit its work in a step.
+// TIMEOUT: the thread only needs a processor; on a busy host, the next step lets it pass.
+const STEP_TIMEOUT: Duration = Duration::from_millis(20);
+
 /// A slice granted by the owner.
 struct Turn {
     run: Run,
@@ -273,6 +277,22 @@ impl Agent {
                 self.turn = Some(Turn { run, began: now, reported: now, yields: false });
                 self.soon = None;
                 self.open(gate::NO_SLICE);
+            }
+            FromOwner::Step(run) => {
+                let now = Instant::now();
+                self.shim.pacing.run_ahead.bound(run.run_ahead_us);
+                // Without idle time, the end of the work is not predicted.
+                let run = Run { idle_us: 0, ..run };
+                self.turn = Some(Turn { run, began: now, reported: now, yields: false });
+                self.return_chunks(gate::NO_SLICE);
+                self.shim.gate.step(STEP_TIMEOUT);
+                self.stop()?;
+            }
+            FromOwner::Drain { card, turn } => {
+                if let Some(known) = self.turn.as_mut().filter(|t| t.run.turn == turn && t.run.card == card) {
+                    known.run.idle_us = 0;
+                    self.stop()?;
+                }
             }
             FromOwner::Stop { card, turn } => {
                 if self.turn.as_ref().is_some_and(|t| t.run.turn == turn && t.run.card == card) {
@@ -450,6 +470,12 @@ impl Agent {
 
     /// Removes a reason for closing the gate. If the program's work may run then, maps evicted chunks first.
     fn open(&self, reason: u32) {
+        self.return_chunks(reason);
+        self.shim.gate.open(reason);
+    }
+
+    /// Maps evicted chunks if the program's work may run without `reason`.
+    fn return_chunks(&self, reason: u32) {
         // TIMEOUT: the driver may have no memory for a page table while other tenants' memory moves. After this number
         // of attempts, the program runs anyway, and faults if it accesses evicted chunks.
         const MAX_RETURN_ATTEMPTS: u32 = 1000;
@@ -464,6 +490,5 @@ impl Agent {
                 report!("memory that is away cannot be mapped");
             }
         }
-        self.shim.gate.open(reason);
     }
 }

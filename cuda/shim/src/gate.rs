@@ -38,6 +38,8 @@ pub struct Gate {
     held: AtomicU32,
     /// Set once the owner has been notified that a submission waits.
     told: AtomicBool,
+    /// Set while one submission may pass although the slice is over.
+    steps: AtomicBool,
     /// Deadline until which one thread spins for the next slice, in ns of [`Gate::clock`].
     soon: AtomicU64,
     /// Set while a thread spins for the next slice.
@@ -69,6 +71,7 @@ impl Gate {
             next_stripe: AtomicU32::new(0),
             held: AtomicU32::new(0),
             told: AtomicBool::new(false),
+            steps: AtomicBool::new(false),
             soon: AtomicU64::new(0),
             looks: AtomicBool::new(false),
             lock: Mutex::new(()),
@@ -103,11 +106,37 @@ impl Gate {
         let mine = self.stripe();
         let stripe = self.stripes.get(mine)?;
         stripe.0.fetch_add(1, Ordering::SeqCst);
-        if !self.is_closed() {
+        if !self.is_closed() || self.takes_step() {
             return Some(mine);
         }
         stripe.0.fetch_sub(1, Ordering::SeqCst);
         None
+    }
+
+    /// Returns true if a step lets this submission pass; it lets no other one pass then.
+    fn takes_step(&self) -> bool {
+        self.steps() && self.closed.load(Ordering::SeqCst) == NO_SLICE && self.steps.swap(false, Ordering::SeqCst)
+    }
+
+    fn steps(&self) -> bool {
+        self.steps.load(Ordering::SeqCst)
+    }
+
+    /// Lets one blocked submission pass while the gate stays closed. Returns when it has passed; if none is blocked, or
+    /// the gate is closed for another reason as well, none passes after `limit`.
+    pub fn step(&self, limit: Duration) {
+        {
+            let _guard = self.lock();
+            // The owner gets to know the submissions that wait afterwards.
+            self.told.store(false, Ordering::SeqCst);
+            self.steps.store(self.is_held(), Ordering::SeqCst);
+            self.opened.notify_all();
+        }
+        let since = Instant::now();
+        while self.steps() && since.elapsed() < limit {
+            std::thread::sleep(Duration::from_micros(20));
+        }
+        self.steps.store(false, Ordering::SeqCst);
     }
 
     /// Counts this thread as outside again.
@@ -192,13 +221,13 @@ impl Held<'_> {
     pub fn wait(&self) -> Wake {
         let gate = self.0;
         let mut guard = gate.lock();
-        while gate.is_closed() {
+        while gate.is_closed() && !gate.steps() {
             if gate.closed.load(Ordering::SeqCst) & NO_SLICE != 0 && !gate.told.swap(true, Ordering::SeqCst) {
                 return Wake::NotifyOwner;
             }
             if gate.is_soon() && !gate.looks.swap(true, Ordering::SeqCst) {
                 drop(guard);
-                while gate.is_closed() && gate.is_soon() {
+                while gate.is_closed() && gate.is_soon() && !gate.steps() {
                     std::thread::yield_now();
                 }
                 gate.looks.store(false, Ordering::SeqCst);

@@ -44,7 +44,7 @@ pub use config::Labels;
 pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
-pub use tenant::{GivenUp, GroupState, MpsState, Program, Tenant, TenantList, TenantPatch, Unaccounted};
+pub use tenant::{GivenUp, GroupState, MpsState, Program, Tenant, TenantCard, TenantList, TenantPatch, Unaccounted};
 pub use work::{WaitKind, WaitReason, WorkState};
 
 /// The response to `GET /v1/vms`.

@@ -30,15 +30,24 @@ pub struct Program {
 pub struct Tenant {
     /// Its name.
     pub name: String,
-    /// Card that the tenant shares.
+    /// Card that the tenant shares; the first one if it has several.
     pub card: String,
+    /// All cards of a tenant with several cards, in the order of its configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<String>,
     /// Profile from which the tenant was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
     /// True if the card's owner responds, so that programs can be served.
     pub served: bool,
-    /// Path of the tenant's socket.
+    /// Path of the tenant's socket; that of the first card if it has several.
     pub socket: PathBuf,
+    /// Path of the socket for each card of a tenant with several cards, in the order of the cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sockets: Vec<PathBuf>,
+    /// State of each card of a tenant with several cards, in the order of the cards.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub card_states: Vec<TenantCard>,
     /// MiB of memory that the tenant's programs see.
     pub vram_mib: u64,
     /// Share of the card's memory: a `[tenant.memory]` table.
@@ -125,6 +134,89 @@ pub struct Tenant {
     /// Labels for placement software.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
+}
+
+impl Tenant {
+    /// Returns the names of the tenant's cards, with commas between them.
+    #[must_use]
+    pub fn all_cards(&self) -> String {
+        if self.cards.is_empty() { self.card.clone() } else { self.cards.join(",") }
+    }
+
+    /// Describes the turns on each card of a tenant with several cards, with the name of the card.
+    pub fn cards_in_words(&self) -> impl Iterator<Item = (&str, String)> {
+        self.card_states.iter().map(|state| {
+            let TenantCard { turns, cancelled, gather_ns, rest_ns, on_card_bytes, .. } = state;
+            let (gathered, rested) = (gather_ns / 1_000_000, rest_ns / 1_000_000);
+            let words = format!(
+                "{turns} turns, {cancelled} cancelled, {gathered} ms ready too early, {rested} ms without work, {} MiB",
+                on_card_bytes >> 20
+            );
+            (state.card.as_str(), if state.served { words } else { "NOT SERVED".to_owned() })
+        })
+    }
+
+    /// Describes the tenant's share group, and the way in which the tenant shares the card within the group. Returns
+    /// `None` without a group.
+    #[must_use]
+    pub fn sharing_in_words(&self) -> Option<String> {
+        if self.share_group.is_empty() {
+            return None;
+        }
+        let group = format!("{}, {}", self.share_group, self.sharing.name());
+        let Some(state) = &self.group_state else { return Some(group) };
+        if let Some(why) = &state.mps_error {
+            return Some(format!("{group}: turns: {why}"));
+        }
+        Some(match (state.together, state.takes_part) {
+            (false, _) => format!("{group}: turns"),
+            (true, false) if state.mps == MpsState::Starting => format!("{group}: turns until its MPS server serves"),
+            (true, true) => format!("{group}: together"),
+            (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
+            (true, false) => {
+                let programs = state.not_clients.iter().map(|one| format!("{} ({})", one.name, one.pid));
+                let programs: Vec<_> = programs.collect();
+                format!("{group}: turns until the next start of {}: no MPS client", programs.join(" "))
+            }
+        })
+    }
+}
+
+/// State of one card of a tenant with several cards. Its turns begin and end on all of its cards together.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct TenantCard {
+    /// Name of the card.
+    pub card: String,
+    /// True if the card's owner responds.
+    pub served: bool,
+    /// Cards of the tenant whose owners the card's owner cannot reach. The tenant gets no turn meanwhile.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreachable: Vec<String>,
+    /// True if the tenant has work on this card.
+    pub has_work: bool,
+    /// True if this card is free for the tenant, or the tenant uses it.
+    pub is_ready: bool,
+    /// Bytes of the tenant's memory on the card.
+    pub on_card_bytes: u64,
+    /// Bytes of the tenant's memory in host memory.
+    pub in_host_bytes: u64,
+    /// Time of this card charged to the tenant, in ns.
+    pub used_ns: u64,
+    /// Received share of this card in the last second, in thousandths.
+    pub received_permille: u32,
+    /// Number of turns.
+    pub turns: u64,
+    /// Number of turns that did not begin, because other cards were not free in time.
+    pub cancelled: u64,
+    /// Time for which this card was free for the tenant and waited for its other cards, in ns. It is charged to the
+    /// tenant.
+    pub gather_ns: u64,
+    /// Longest such wait, in ns.
+    pub longest_gather_ns: u64,
+    /// Time in the tenant's turns for which it had no work on this card, in ns.
+    pub rest_ns: u64,
+    /// 99th percentile of the waits for a turn, in ns.
+    pub wait_p99_ns: u64,
 }
 
 /// A process of a tenant with memory of the card outside the tenant's account.

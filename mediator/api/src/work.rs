@@ -27,7 +27,7 @@ pub enum WorkState {
 pub struct WaitReason {
     /// The kind of the reason.
     pub kind: WaitKind,
-    /// Holder of the quantum of the card's memory.
+    /// Holder of the quantum of the card's memory, or the card that is not free yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<String>,
 }
@@ -50,6 +50,8 @@ pub enum WaitKind {
     Quarantine,
     /// The owner of the card does not respond.
     Owner,
+    /// Another card of the tenant, which is its `holder`, is not free yet.
+    Card,
 }
 
 impl From<WaitKind> for WaitReason {
@@ -71,6 +73,7 @@ impl WaitReason {
             (WaitKind::Stopped, _) => "its programs, which are stopped".to_owned(),
             (WaitKind::Quarantine, _) => "its release from quarantine".to_owned(),
             (WaitKind::Owner, _) => "the owner of its card".to_owned(),
+            (WaitKind::Card, _) => "another of its cards".to_owned(),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The tenants of a CUDA card, and other processes on it.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::Path;
 
 use api::WaitKind;
 use config::TenantSpec;
@@ -11,6 +11,8 @@ use sched::Engine;
 use tenancy::Window;
 
 use super::time::{state, wait_reason, waits_for};
+
+mod gang;
 
 /// Engine to which slices are charged. A slice grants the whole card.
 const ENGINE: Engine = Engine::Compute;
@@ -31,9 +33,23 @@ fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
-/// Converts a tenant to an API object. `seen` is `None` if the owner does not respond.
+/// Converts a tenant to an API object. `seen_on` returns `None` for a card whose owner does not respond.
 #[must_use]
-pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
+pub fn tenant<'a>(
+    spec: &TenantSpec,
+    socket_dir: &Path,
+    seen_on: impl Fn(&str) -> Option<&'a Seen>,
+    window_ns: u64,
+) -> api::Tenant {
+    let mut shown = on_card(spec, spec.first_card(), socket_dir, seen_on(spec.first_card()), window_ns);
+    if !spec.cards.is_empty() {
+        gang::add_cards(&mut shown, spec, socket_dir, seen_on, window_ns);
+    }
+    shown
+}
+
+/// Converts a tenant to an API object, with the state of one of its cards.
+fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>, window_ns: u64) -> api::Tenant {
     let view = seen.and_then(|seen| Some((&seen.card, seen.tenant(&spec.name)?)));
     let shown = view.map_or_else(TenantView::default, |(_, (_, view))| view.clone());
     let time = view.and_then(|(card, (id, _))| card.time.tenants.get(&id));
@@ -48,10 +64,13 @@ pub fn tenant(spec: &TenantSpec, socket: PathBuf, seen: Option<&Seen>, window_ns
     };
     api::Tenant {
         name: spec.name.clone(),
-        card: spec.card.clone(),
+        card: card.to_owned(),
+        cards: spec.cards.clone(),
         profile: spec.profile.clone(),
         served: view.is_some(),
-        socket,
+        socket: spec.socket_on(card, socket_dir),
+        sockets: spec.cards.iter().map(|card| spec.socket_on(card, socket_dir)).collect(),
+        card_states: Vec::new(),
         vram_mib: spec.vram_mib,
         memory: spec.memory.clone(),
         time: spec.time.params(None).into(),

@@ -224,23 +224,42 @@ pub fn tenant(
     if let Err(what) = tenant.labels.check() {
         say(RefusalKind::Invalid, "labels", what);
     }
-    let socket = tenant.socket_path(&daemon.socket_dir);
-    if let Err(what) = socket_path_is_good(&socket) {
-        say(RefusalKind::Invalid, "socket", what);
+    if !tenant.cards.is_empty() && daemon.socket_dir.as_os_str().as_encoded_bytes().contains(&b':') {
+        let what = format!(
+            "programs get the sockets of several cards with `:` between them, expected a `daemon.socket_dir` without \
+             `:` instead of `{}`",
+            daemon.socket_dir.display()
+        );
+        say(RefusalKind::Invalid, "cards", what);
     }
-    let user = others.iter().find(|other| other.socket_path(&daemon.socket_dir) == socket);
-    if let Some(other) = user.filter(|other| other.name != tenant.name) {
-        let what = format!("`{}` is the socket of tenant `{}`, expected another path", socket.display(), other.name);
-        say(RefusalKind::Conflict, "socket", what);
-    } else {
-        let paths = others.iter().map(|other| (other.name.as_str(), other.socket_path(&daemon.socket_dir)));
-        if let Some(what) = intrudes(&tenant.name, &socket, paths, daemon) {
-            say(RefusalKind::Conflict, "socket", what);
+    for card in &tenant.cards {
+        if let Err(what) = socket_path_is_good(&daemon.socket_dir.join(super::cuda::owner_socket(card))) {
+            say(RefusalKind::Invalid, "cards", what);
         }
     }
-    if socket == daemon.admin_socket || daemon.read_socket.as_ref() == Some(&socket) {
-        let what = format!("`{}` is the daemon's own socket, expected another path", socket.display());
-        say(RefusalKind::Conflict, "socket", what);
+    for socket in tenant.socket_paths(&daemon.socket_dir) {
+        if let Err(what) = socket_path_is_good(&socket) {
+            say(RefusalKind::Invalid, "socket", what);
+        }
+        let paths = || {
+            let all = |other: &&TenantSpec| (other.name.clone(), other.socket_paths(&daemon.socket_dir));
+            others.iter().map(all).filter(|(name, _)| *name != tenant.name)
+        };
+        if let Some((other, _)) = paths().find(|(_, paths)| paths.contains(&socket)) {
+            let what = format!("`{}` is the socket of tenant `{other}`, expected another path", socket.display());
+            say(RefusalKind::Conflict, "socket", what);
+        } else {
+            let all = others.iter().flat_map(|other| {
+                other.socket_paths(&daemon.socket_dir).into_iter().map(|path| (other.name.as_str(), path))
+            });
+            if let Some(what) = intrudes(&tenant.name, &socket, all, daemon) {
+                say(RefusalKind::Conflict, "socket", what);
+            }
+        }
+        if socket == daemon.admin_socket || daemon.read_socket.as_ref() == Some(&socket) {
+            let what = format!("`{}` is the daemon's own socket, expected another path", socket.display());
+            say(RefusalKind::Conflict, "socket", what);
+        }
     }
     refusals.extend(super::cuda::tenant(tenant, cards, vms, others));
     refusals

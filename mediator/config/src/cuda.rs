@@ -8,11 +8,11 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use vram::victim::VictimPolicy;
 
-use super::refusal::{Refusal, RefusalKind};
 use super::{CardKind, CardSpec, Labels, SocketMode, TimeShare, VmMemory};
 
-/// Maximum length of the name of a share group, in bytes.
-const MAX_GROUP_NAME: usize = 64;
+mod tenant;
+
+pub use tenant::tenant;
 
 /// Maximum number of users for the workers of a card.
 const MAX_WORKER_USERS: u32 = 1 << 16;
@@ -97,10 +97,14 @@ pub struct TenantSpec {
     /// Name of the card, of `kind = "cuda"`; by default, the card with the most room.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub card: String,
+    /// Names of the cards of a tenant with several CUDA cards, instead of `card`. Its turns begin on all of them
+    /// together.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cards: Vec<String>,
     /// Name of the profile that provides the keys that are not set here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// Memory that the tenant's programs see, in MiB; required here or in the profile.
+    /// Memory that the tenant's programs see on each card, in MiB; required here or in the profile.
     #[serde(default)]
     #[serde(deserialize_with = "crate::size::key")]
     pub vram_mib: u64,
@@ -125,7 +129,7 @@ pub struct TenantSpec {
     #[serde(default)]
     pub on_remove: OnRemove,
     /// Path of the socket; by default `tenants/NAME/cuda.sock` in the daemon's socket folder. The daemon creates the
-    /// folder with the tenant's name.
+    /// folder with the tenant's name. A tenant with several cards has a socket `CARD.sock` for each card there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// Access rights of the socket. Users that may connect act as the tenant.
@@ -180,19 +184,20 @@ impl TenantSpec {
     #[must_use]
     pub fn whole(&self, socket_dir: &Path) -> Self {
         let time = self.time.params(None).into();
-        Self { time, socket: Some(self.socket_path(socket_dir)), ..self.clone() }
+        let socket = self.cards.is_empty().then(|| self.socket_path(socket_dir));
+        Self { time, socket, ..self.clone() }
     }
 
     /// Assigns a tenant that names no card to the card with the most room, among the cards that accept it, given
     /// `others`.
     #[must_use]
     pub fn placed(mut self, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Self {
-        if !self.card.is_empty() {
+        if !self.card.is_empty() || !self.cards.is_empty() {
             return self;
         }
         // Memory that the tenants of a card see, in thousandths of the card's memory. Overcommit is possible.
         let load = |card: &CardSpec| {
-            let there = others.iter().filter(|other| other.card == card.name).map(|other| other.vram_mib);
+            let there = others.iter().filter(|other| other.uses(&card.name)).map(|other| other.vram_mib);
             there.fold(self.vram_mib, u64::saturating_add).saturating_mul(1000) / card.vram_mib.max(1)
         };
         let fits = |card: &&CardSpec| {
@@ -208,13 +213,63 @@ impl TenantSpec {
         self
     }
 
-    /// Returns the socket's path: the configured path, or the path in the tenant's folder in `socket_dir`.
+    /// Returns the names of the tenant's cards, in the order of the configuration.
+    #[must_use]
+    pub fn card_names(&self) -> Vec<&str> {
+        match self.cards.as_slice() {
+            [] => vec![&self.card],
+            cards => cards.iter().map(String::as_str).collect(),
+        }
+    }
+
+    /// Returns the name of the tenant's first card.
+    #[must_use]
+    pub fn first_card(&self) -> &str {
+        self.cards.first().unwrap_or(&self.card)
+    }
+
+    /// Returns true if a card is one of the tenant's cards.
+    #[must_use]
+    pub fn uses(&self, card: &str) -> bool {
+        self.card_names().contains(&card)
+    }
+
+    /// Returns the socket's path: the configured path, or the path in the tenant's folder in `socket_dir`. With several
+    /// cards, this is the path of the first card's socket.
     ///
     /// The folder is exclusive to the tenant: containers mount it, and find the socket of the next owner in it.
     #[must_use]
     pub fn socket_path(&self, socket_dir: &Path) -> PathBuf {
-        self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join("cuda.sock"))
+        self.socket_on(self.cards.first().map_or("", String::as_str), socket_dir)
     }
+
+    /// Returns the path of the tenant's socket for one of its cards.
+    #[must_use]
+    pub fn socket_on(&self, card: &str, socket_dir: &Path) -> PathBuf {
+        let file = if self.cards.is_empty() { "cuda.sock".to_owned() } else { format!("{card}.sock") };
+        self.socket.clone().unwrap_or_else(|| socket_dir.join(TENANTS).join(&self.name).join(file))
+    }
+
+    /// Returns the path of the tenant's socket for each of its cards, in the order of the cards.
+    #[must_use]
+    pub fn socket_paths(&self, socket_dir: &Path) -> Vec<PathBuf> {
+        self.card_names().into_iter().map(|card| self.socket_on(card, socket_dir)).collect()
+    }
+}
+
+/// Returns the number by which the owners of several cards know a card or a tenant of these cards. It depends only on
+/// the name, so that owners agree on it across restarts and changes of the configuration.
+#[must_use]
+pub fn gang_number(name: &str) -> u32 {
+    // The 32-bit FNV-1a hash. The configuration is refused if two names have the same one.
+    name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+}
+
+/// Returns the name of the file on which the owner of a card listens for the owners of other cards, in the daemon's
+/// socket folder.
+#[must_use]
+pub fn owner_socket(card: &str) -> String {
+    format!("{card}.owner.gangs")
 }
 
 impl CardSpec {
@@ -336,76 +391,6 @@ pub fn scheduler(config: &sched::Config) -> Vec<(&'static str, String)> {
     wrong
 }
 
-/// Returns all reasons to refuse a tenant, given the names of virtual machines and the tenants `others`.
-#[must_use]
-pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&TenantSpec]) -> Vec<Refusal> {
-    let mut refusals = Vec::new();
-    let mut say = |kind, field, what| refusals.push(Refusal { kind, field, what });
-    if others.iter().any(|other| other.name == tenant.name) || vms.contains(&tenant.name.as_str()) {
-        let what = format!("`{}` is the name of another tenant or VM, expected a new one", tenant.name);
-        say(RefusalKind::Conflict, "name", what);
-    }
-    let Some(card) = cards.iter().find(|card| card.name == tenant.card && card.kind == CardKind::Cuda) else {
-        let known = cards.iter().filter(|card| card.kind == CardKind::Cuda);
-        let known: Vec<_> = known.map(|card| format!("`{}`", card.name)).collect();
-        let known =
-            if known.is_empty() { "a [[card]] table of that kind first".to_owned() } else { known.join(" or ") };
-        let what = match tenant.card.as_str() {
-            "" => format!("this host has no card of kind = \"cuda\", expected {known}"),
-            card => format!("`{card}` is not a card of kind = \"cuda\", expected {known}"),
-        };
-        say(RefusalKind::UnknownCard, "card", what);
-        return refusals;
-    };
-    let chunk = card.cuda().chunk_mib.max(1);
-    if tenant.vram_mib < chunk || tenant.vram_mib > 16 << 20 || !tenant.vram_mib.is_multiple_of(chunk) {
-        let what = match tenant.vram_mib {
-            0 => "missing, expected MiB of memory or a `profile` that contains it".to_owned(),
-            mib => format!("{mib} MiB, expected a multiple of the chunk of {chunk} MiB"),
-        };
-        say(RefusalKind::Invalid, "vram_mib", what);
-    }
-    let whole = card.vram_mib.saturating_add(card.memory.host_mib);
-    if tenant.vram_mib > whole {
-        let what = format!(
-            "{} MiB, expected at most {whole}: card `{}` has {} MiB, and `memory.host_mib` of it is {}",
-            tenant.vram_mib, card.name, card.vram_mib, card.memory.host_mib
-        );
-        say(RefusalKind::Quota, "vram_mib", what);
-    }
-    let as_cut = CardSpec { chunk_kib: chunk << 10, ..card.clone() };
-    for (field, what) in tenant.memory.check(&as_cut) {
-        say(RefusalKind::Invalid, field, what);
-    }
-    if !tenant.memory.ram.is_silent() {
-        let what = "expected no such table: a tenant of a CUDA card lends no RAM".to_owned();
-        say(RefusalKind::Invalid, "memory.ram", what);
-    }
-    let beside = others.iter().filter(|other| other.card == tenant.card);
-    let promised: u64 = beside.map(|other| other.memory.guarantee_mib.unwrap_or(0)).fold(0, u64::saturating_add);
-    let left = card.vram_mib.saturating_sub(promised);
-    if let Some(guarantee) = tenant.memory.guarantee_mib.filter(|&guarantee| guarantee > left) {
-        let what = format!(
-            "{guarantee} MiB, expected at most the {left} MiB of card `{}` that are not guaranteed to others",
-            card.name
-        );
-        say(RefusalKind::Quota, "memory.guarantee_mib", what);
-    }
-    let group = &tenant.share_group;
-    if group.len() > MAX_GROUP_NAME || group.chars().any(|c| c.is_control() || c.is_whitespace()) {
-        let what = format!("{group:?}, expected a name of at most {MAX_GROUP_NAME} bytes without spaces");
-        say(RefusalKind::Invalid, "share_group", what);
-    }
-    if let Err(error) = tenant.time.params(None).check() {
-        say(RefusalKind::Invalid, "time", error.to_string());
-    }
-    if !tenant.time.copies.is_silent() {
-        let what = "expected no such table: a tenant has one share of all engines of its card".to_owned();
-        say(RefusalKind::Invalid, "time.copies", what);
-    }
-    refusals
-}
-
 #[cfg(test)]
 mod tests {
     use crate::Config;
@@ -476,6 +461,20 @@ mod tests {
                 "tenant[0].vram_mib: 81936 MiB, expected at most 81920: card `h100` has 40960 MiB",
             ),
             ("[[vm]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n", "vm[0].card: `h100` is of kind = \"cuda\""),
+            ("[[tenant]]\nname = \"a\"\ncards = [\"h100\"]\nvram_mib = 16\n", "tenant[0].cards: only `h100`"),
+            (
+                "[[tenant]]\nname = \"a\"\ncards = [\"h100\", \"h100\"]\nvram_mib = 16\n",
+                "m.toml:8:9: tenant[0].cards: `h100` is listed twice",
+            ),
+            (
+                "[[tenant]]\nname = \"a\"\ncards = [\"h100\", \"x\"]\nvram_mib = 16\n",
+                "tenant[0].cards: `x` is not a card of kind = \"cuda\", expected `h100`",
+            ),
+            (
+                "[[card]]\nname = \"vm\"\nkind = \"simgpu\"\n\
+                 [[tenant]]\nname = \"a\"\ncards = [\"h100\", \"vm\"]\nvram_mib = 16\n",
+                "tenant[0].cards: `vm` is not a card of kind = \"cuda\"",
+            ),
             (
                 "[[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n\
                  [[tenant]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 16\n",
@@ -485,6 +484,39 @@ mod tests {
             let found = mistakes(more);
             assert!(found.contains(expected), "{more}: {found}");
         }
+    }
+
+    #[test]
+    fn tenant_with_several_cards_is_checked_on_each() {
+        let second = CARD.replace("h100", "b").replace("40960", "20480");
+        let tenant = |more: &str| {
+            let text = format!("{second}[[tenant]]\nname = \"a\"\ncards = [\"h100\", \"b\"]\nvram_mib = 16384\n{more}");
+            mistakes(&text)
+        };
+        assert_eq!(tenant("memory.guarantee_mib = 16384\n"), "");
+        for (more, expected) in [
+            ("card = \"b\"\n", "tenant[0].card: `b`, expected no such key with `cards`"),
+            ("share_group = \"g\"\n", "tenant[0].share_group: `g`, expected no such key with `cards`"),
+            ("socket = \"/run/a.sock\"\n", "tenant[0].socket: expected no such key with `cards`"),
+            ("memory.guarantee_mib = 32768\n", "expected at most the 20480 MiB of card `b`"),
+            (
+                "memory.guarantee_mib = 16384\n\
+                 [[tenant]]\nname = \"c\"\ncard = \"b\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n",
+                "tenant[1].memory.guarantee_mib: 8192 MiB, expected at most the 4096 MiB of card `b`",
+            ),
+        ] {
+            let found = tenant(more);
+            assert!(found.contains(expected), "{more}: {found}");
+        }
+    }
+
+    #[test]
+    fn tenant_with_several_cards_has_socket_for_each() {
+        let table = serde_json::json!({ "name": "a", "cards": ["y", "x"], "vram_mib": 16 });
+        let spec = crate::TenantSpec::from_table(table.as_object().expect("a table")).expect("it is good");
+        let paths = ["/run/tenants/a/y.sock", "/run/tenants/a/x.sock"].map(std::path::PathBuf::from);
+        assert_eq!(spec.socket_paths("/run".as_ref()), paths);
+        assert_eq!((spec.uses("x"), spec.uses(""), spec.whole("/run".as_ref()).socket), (true, false, None));
     }
 
     #[test]

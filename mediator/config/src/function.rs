@@ -39,6 +39,7 @@ impl VmSpec {
         TenantSpec {
             name: self.name.clone(),
             card: self.card.clone(),
+            cards: Vec::new(),
             profile: None,
             vram_mib: self.vram_mib.unwrap_or(0),
             memory: self.memory.clone(),

@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 use sched::groups::Sharing;
 use serde_json::{Map, Value};
 
-use api::{MpsState, Tenant, TenantPatch, Unaccounted};
+use api::{Tenant, TenantPatch, Unaccounted};
 use config::patch::table;
 use config::{OnRemove, OnStuck, SocketMode, TenantSpec, VmMemory};
 
@@ -57,6 +57,9 @@ pub(super) struct Add {
     /// CUDA card of the tenant; by default, the card with the most room
     #[arg(long, value_name = "NAME", default_value = "", hide_default_value = true)]
     card: String,
+    /// Cards of a tenant with several cards, with commas between them
+    #[arg(long, value_name = "NAME,NAME", value_delimiter = ',', conflicts_with = "card")]
+    cards: Vec<String>,
     /// Profile with the values of options that are not given
     #[arg(long, value_name = "NAME")]
     profile: Option<String>,
@@ -109,6 +112,7 @@ impl From<Add> for TenantSpec {
         let Add {
             name,
             card,
+            cards,
             profile,
             vram_mib,
             memory,
@@ -124,6 +128,7 @@ impl From<Add> for TenantSpec {
         Self {
             name,
             card,
+            cards,
             profile,
             vram_mib: vram_mib.unwrap_or_default(),
             memory: memory.into(),
@@ -231,7 +236,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
         let programs = if tenant.served { tenant.programs.len().to_string() } else { "NOT SERVED".to_owned() };
         let mut row = vec![
             tenant.name.clone(),
-            tenant.card.clone(),
+            tenant.all_cards(),
             programs,
             tenant.vram_mib.to_string(),
             mib(tenant.on_card_bytes),
@@ -268,7 +273,7 @@ fn show(tenant: &Tenant) -> String {
     let guarantee = tenant.memory.guarantee_mib.map_or_else(|| NOTHING.to_owned(), |mib| format!("{mib} MiB"));
     let rows = [
         ("name", tenant.name.clone()),
-        ("card", tenant.card.clone()),
+        ("card", tenant.all_cards()),
         ("profile", tenant.profile.clone().unwrap_or_else(|| NOTHING.to_owned())),
         ("served", if tenant.served { "yes" } else { "NO" }.to_owned()),
         ("socket", tenant.socket.display().to_string()),
@@ -278,7 +283,7 @@ fn show(tenant: &Tenant) -> String {
         ("  in host memory", format!("{} MiB", mib(tenant.in_host_bytes))),
         ("  quota", quota),
         ("  guarantee", guarantee),
-        ("share group", sharing(tenant)),
+        ("share group", tenant.sharing_in_words().unwrap_or_else(|| NOTHING.to_owned())),
         ("weight", tenant.time.weight.to_string()),
         ("entitled", percent(tenant.entitled_permille)),
         ("received", percent(tenant.received_permille)),
@@ -297,30 +302,9 @@ fn show(tenant: &Tenant) -> String {
         ),
     ];
     let labels = tenant.labels.iter().map(|(key, value)| vec![format!("label {key}"), value.to_owned()]);
+    let cards = tenant.cards_in_words().map(|(card, words)| vec![format!("on {card}"), words]);
     let rows = rows.into_iter().map(|(name, value)| vec![name.to_owned(), value]);
-    output::table(rows.chain(labels).collect(), &[])
-}
-
-/// Returns the tenant's group, and the way in which the tenant shares the card within the group.
-fn sharing(tenant: &Tenant) -> String {
-    if tenant.share_group.is_empty() {
-        return NOTHING.to_owned();
-    }
-    let group = format!("{}, {}", tenant.share_group, tenant.sharing.name());
-    let Some(state) = &tenant.group_state else { return group };
-    if let Some(why) = &state.mps_error {
-        return format!("{group}: turns: {why}");
-    }
-    match (state.together, state.takes_part) {
-        (false, _) => format!("{group}: turns"),
-        (true, false) if state.mps == MpsState::Starting => format!("{group}: turns until its MPS server serves"),
-        (true, true) => format!("{group}: together"),
-        (true, false) if state.not_clients.is_empty() => format!("{group}: turns, no program is an MPS client"),
-        (true, false) => {
-            let programs = programs(&state.not_clients);
-            format!("{group}: turns until the next start of {programs}: no MPS client")
-        }
-    }
+    output::table(rows.chain(cards).chain(labels).collect(), &[])
 }
 
 /// Returns the amount of the card's memory that a tenant uses outside its account.

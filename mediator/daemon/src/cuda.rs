@@ -15,18 +15,19 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use cuda_control::{Answer, MemoryShare, MpsSettings, Quanta, Request, Rules, Settings, Tenant, TimeShare};
+use cuda_control::{Answer, Request, Tenant};
 use cuda_status::{Seen, StatusCell};
 use events::Log;
 use locks::{Guard, Mutex, rank};
 use vmm_glue::{IrqCounts, Link};
 
-use super::account;
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use config::{CardSpec, CudaSpec, OnStuck, TenantSpec, VmSpec};
-use overrides::Tuning;
-use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
+use config::{CardSpec, TenantSpec, VmSpec};
+use listening::account;
+use owner_process::{
+    CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor, requests,
+};
 
 pub(super) mod function;
 mod handing_over;
@@ -35,12 +36,8 @@ pub(super) use handing_over::GivenOwner;
 
 /// Size of a MiB in bytes.
 const MIB: u64 = 1 << 20;
-/// Number of nanoseconds per millisecond.
-const MS: u64 = 1_000_000;
 /// Maximum number of waiting changes to one card, so that changes of other cards get a permit.
 const CHANGES: usize = 16;
-/// Default length of a quantum, as a multiple of the duration of the copies at its start (decision 120).
-const QUANTUM_FACTOR: u32 = 80;
 
 /// A card with its owner.
 pub(super) struct CudaCard {
@@ -84,7 +81,7 @@ impl CudaCard {
     /// # Errors
     /// If the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
-        let settings = settings(spec, folder);
+        let settings = requests::settings(spec, folder);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
@@ -265,95 +262,11 @@ impl CardBackend for Backend {
     }
 }
 
-fn settings(spec: &CardSpec, folder: &Path) -> Settings {
-    let cuda = spec.cuda();
-    let CudaSpec {
-        device,
-        driver,
-        worker: _,
-        worker_users: _,
-        sandbox: _,
-        chunk_mib,
-        host_ready_mib,
-        slice_ms,
-        run_ahead_us,
-        strangers,
-        margin_mib,
-        mps_control,
-        orphan_timeout_s: _,
-    } = cuda;
-    Settings {
-        driver,
-        device,
-        card_bytes: spec.vram_mib * MIB,
-        host_bytes: spec.memory.host_mib * MIB,
-        host_ready_bytes: host_ready_mib.min(spec.memory.host_mib) * MIB,
-        chunk_bytes: chunk_mib * MIB,
-        slice_ns: slice_ms * MS,
-        run_ahead_us,
-        kills_strangers: strangers == config::OnStranger::Kill,
-        margin_bytes: margin_mib * MIB,
-        rules: rules(spec, &Tuning::from_spec(spec)),
-        journal: folder.join(format!("{}.programs", spec.name)),
-        mps: Some(MpsSettings { program: mps_control, folder: folder.join(format!("{}.mps", spec.name)) }),
-    }
-}
-
-/// Returns the rules for sharing a card, in the owner's format.
-pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
-    let Tuning { scheduler, memory, .. } = *tuning;
-    let quanta = memory.quanta;
-    Rules {
-        scheduler,
-        host_bytes: memory.host_mib.min(spec.memory.host_mib) * MIB,
-        low_water_bytes: memory.low_water_mib * MIB,
-        victims: memory.victims.name().to_owned(),
-        return_ns: memory.return_ms * MS,
-        settle_ns: memory.settle_ms * MS,
-        idle_ns: memory.idle_ms * MS,
-        quanta: Quanta {
-            mode: quanta.mode.to_string(),
-            window_ns: quanta.window_ms * MS,
-            on_permille: quanta.on_permille,
-            margin_permille: quanta.margin_permille,
-            factor: quanta.factor.unwrap_or(QUANTUM_FACTOR),
-            min_ns: quanta.min_ms * MS,
-            max_ns: quanta.max_ms * MS,
-        },
-    }
-}
-
-/// Returns a tenant in the format of its card's owner.
+/// Returns a tenant in the format of the owner of one of its cards.
 ///
 /// # Errors
 /// If a user or a group of the tenant's socket does not exist.
 pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-    let (memory, time) = (&spec.memory, spec.time.params(None));
-    let class = serde_json::to_value(time.class).ok().and_then(|name| name.as_str().map(str::to_owned));
-    Ok(Tenant {
-        name: spec.name.clone(),
-        memory_bytes: spec.vram_mib * MIB,
-        memory: MemoryShare {
-            quota: memory.quota_mib.map(|mib| mib * MIB),
-            guarantee: memory.guarantee_mib.unwrap_or(0) * MIB,
-            swap_cap: memory.swap_cap_mib.map(|mib| mib * MIB),
-            weight: memory.weight.unwrap_or(vram::Limits::default().weight),
-            on_full: memory.policy(card).to_string(),
-        },
-        time: TimeShare {
-            weight: time.weight,
-            guarantee_permille: time.guarantee_permille,
-            cap_permille: time.cap_permille,
-            class: class.unwrap_or_default(),
-            max_run_ns: time.max_run_ns,
-        },
-        suspends: spec.on_stuck == OnStuck::Suspend,
-        socket: spec.socket_path(socket_dir),
-        mode: spec.mode.0,
-        uid: rights.uid,
-        gid: rights.gid,
-        share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),
-        sharing: spec.sharing,
-    })
+    Ok(Tenant { uid: rights.uid, gid: rights.gid, ..requests::tenant(spec, card, socket_dir) })
 }

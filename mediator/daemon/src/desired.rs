@@ -11,13 +11,14 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::draining::Arrival;
-use super::{Daemon, DaemonError, State, account};
+use super::{Daemon, DaemonError, State};
 use api::{Action, Applied, CardSettings, Comparison, Desired, ErrorCode, EventKind, Exported, KeyChange, Kind, Step};
 use config::check::{self, MAX_TENANTS, MAX_VMS, RefusalKind};
 use config::patch::{Difference, differences, patched, table, with};
 use config::profile::Of;
 use config::{CardKind, CardSpec, TenantSpec, VmSpec, live};
 use events::NewEvent;
+use listening::account;
 use overrides::Tuning;
 
 /// The key of a card that accepts no new tenants.
@@ -265,14 +266,14 @@ impl Daemon {
             let tenant = tenant.clone().placed(&cards, &vms, &others);
             let of = described(Kind::Tenant, &tenant.name);
             let mut refusals = check::tenant(&tenant, &self.spec, &cards, &vms, &others);
-            refusals.extend(arrival.refused(&tenant.card, &cards));
+            refusals.extend(tenant.card_names().iter().filter_map(|card| arrival.refused(card, &cards)));
             obstacles.extend(refusals.into_iter().map(|refusal| Obstacle {
                 code: code_of(refusal.kind),
                 of: of.clone(),
                 what: format!("{}: {}", refusal.field, refusal.what),
             }));
             if let Err(error) = account::socket_options(tenant.mode, tenant.owner.as_deref(), tenant.group.as_deref()) {
-                obstacles.push(Obstacle { code: error.code(), of, what: error.to_string() });
+                obstacles.push(Obstacle { code: ErrorCode::Invalid, of, what: error.to_string() });
             }
             there.push(tenant);
         }
@@ -315,7 +316,7 @@ impl Daemon {
                 told.then(|| say(code_of(refusal.kind), format!("{}: {}", refusal.field, refusal.what)))
             }));
             if let Err(error) = account::socket_options(vm.mode, vm.owner.as_deref(), vm.group.as_deref()) {
-                obstacles.push(say(error.code(), error.to_string()));
+                obstacles.push(say(ErrorCode::Invalid, error.to_string()));
             }
             placed.push(vm);
         }

@@ -186,7 +186,7 @@ impl Daemon {
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
             let vms: Vec<String> = state.vms.values().filter(of_card).map(|entry| entry.spec.name.clone()).collect();
-            let tenants = state.tenants.values().filter(|tenant| tenant.card == card);
+            let tenants = state.tenants.values().filter(|tenant| tenant.uses(card));
             (vms, tenants.map(tenant_left).collect::<Vec<_>>())
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));

@@ -11,8 +11,8 @@ use xen_device::{DomainName, XenOptions, XenServer};
 
 use config::VmSpec;
 
-use super::account;
 use super::error::DaemonError;
+use listening::account;
 use listening::{Listening, SocketPath, Sockets, folders};
 
 /// An open endpoint that serves no client yet.

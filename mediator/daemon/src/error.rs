@@ -4,6 +4,7 @@ use vmm_glue::socket::BindError;
 
 use api::ErrorCode;
 use config::check::{Refusal, RefusalKind};
+use listening::account::NoAccount;
 use listening::folders::FolderError;
 
 /// A failed request. The text is for people, and [`DaemonError::code`] is for programs.
@@ -77,13 +78,8 @@ pub enum DaemonError {
     #[error("{0}")]
     Folder(#[from] FolderError),
     /// A user or a group does not exist.
-    #[error("there is no {what} `{name}` on this host")]
-    NoAccount {
-        /// `user` or `group`.
-        what: &'static str,
-        /// Name of the user or group.
-        name: String,
-    },
+    #[error(transparent)]
+    NoAccount(#[from] NoAccount),
     /// The card has too little of a resource.
     #[error("{of}: {what}")]
     Quota {

@@ -31,7 +31,6 @@ use vmm_glue::{Link, ParkError, StopHandle, SuspendedClient};
 use config::check::{self, MAX_VMS};
 use config::{CardKind, CardSpec, Config, DaemonSpec, ProfileSpec, RamSpec, TenantSpec, VmSpec};
 
-mod account;
 mod admin;
 mod backend;
 mod cards;
@@ -114,6 +113,8 @@ struct State {
     tenants: BTreeMap<String, TenantSpec>,
     /// Names of the tenants that are being added and may still be refused.
     coming: BTreeSet<String>,
+    /// Names of the tenants whose cards are being changed, one after the other.
+    changing_tenants: BTreeSet<String>,
     /// Limits that end with a process, by tenant.
     leases: BTreeMap<String, Lease>,
     /// Revision of the parts of `vms`, `tunings` and `tenants` that operators change.
@@ -251,6 +252,7 @@ impl Daemon {
             tunings,
             tenants: BTreeMap::new(),
             coming: BTreeSet::new(),
+            changing_tenants: BTreeSet::new(),
             leases: BTreeMap::new(),
             revision: Revision::first(),
             closing: false,
@@ -567,7 +569,7 @@ impl Daemon {
         };
         let tenants: Vec<TenantSpec> = {
             let state = self.state.lock();
-            state.tenants.values().filter(|tenant| tenant.card == spec.name).cloned().collect()
+            state.tenants.values().filter(|tenant| tenant.uses(&spec.name)).cloned().collect()
         };
         let drained = self.state.lock().tuning(spec).drained;
         let status = backend.status();

@@ -67,10 +67,10 @@ impl Daemon {
         tenants: &[TenantSpec],
     ) -> api::Capacity {
         let (mut vms, mut tenants) = (vms.to_vec(), tenants.to_vec());
-        let is_of = |card_name: &str, of: Option<&String>| card_name == card.name && of == Some(&profile.name);
-        let of_vms = vms.iter().filter(|vm| is_of(&vm.card, vm.profile.as_ref())).map(|vm| &vm.name);
-        let of_tenants =
-            tenants.iter().filter(|tenant| is_of(&tenant.card, tenant.profile.as_ref())).map(|tenant| &tenant.name);
+        let is_of = |uses_card: bool, of: Option<&String>| uses_card && of == Some(&profile.name);
+        let of_vms = vms.iter().filter(|vm| is_of(vm.card == card.name, vm.profile.as_ref())).map(|vm| &vm.name);
+        let of_tenants = tenants.iter().filter(|tenant| is_of(tenant.uses(&card.name), tenant.profile.as_ref()));
+        let of_tenants = of_tenants.map(|tenant| &tenant.name);
         let users = of_vms.chain(of_tenants).cloned().collect();
         let mut left = 0;
         let lacks = loop {

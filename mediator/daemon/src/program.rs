@@ -18,7 +18,8 @@ use crate::admin::Listeners;
 use crate::cards::Cards;
 use crate::upgrade::UpgradeChain;
 use crate::upgrade::receiver::Successor;
-use crate::{Daemon, account, serving};
+use crate::{Daemon, serving};
+use listening::account;
 
 /// Runs the program to its end.
 #[must_use]

@@ -21,6 +21,7 @@ use config::{CardSpec, OnRemove, TenantSpec};
 use events::{NewEvent, changed};
 use listening::folders;
 use overrides::Tuning;
+use owner_process::requests;
 
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
@@ -29,6 +30,18 @@ const WINDOW_NS: u64 = 1_000_000_000;
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The right to change the cards of a tenant, one after the other. Other changes of the tenant wait meanwhile.
+struct ChangingCards<'a> {
+    daemon: &'a Daemon,
+    name: String,
+}
+
+impl Drop for ChangingCards<'_> {
+    fn drop(&mut self) {
+        self.daemon.state.lock().changing_tenants.remove(&self.name);
+    }
+}
 
 impl State {
     /// Returns all reasons to refuse a tenant, given all other tenants.
@@ -105,7 +118,7 @@ impl Daemon {
     pub(super) fn tenant_specs(&self, card: Option<&str>) -> Vec<TenantSpec> {
         let state = self.state.lock();
         let all = state.tenants.values().cloned().chain(state.cuda_vms());
-        all.filter(|spec| card.is_none_or(|card| spec.card == card)).collect()
+        all.filter(|spec| card.is_none_or(|card| spec.uses(card))).collect()
     }
 
     /// Returns all tenants by name, without waiting for owners. If an owner does not respond, the tenants of its card
@@ -114,13 +127,12 @@ impl Daemon {
     pub fn tenants(&self) -> Vec<api::Tenant> {
         let specs = self.tenant_specs(None);
         let mut seen: BTreeMap<&str, Option<Arc<Seen>>> = BTreeMap::new();
-        for spec in &specs {
-            let of_card = || self.cuda(&spec.card).and_then(CudaCard::seen).ok();
-            seen.entry(&spec.card).or_insert_with(of_card);
+        for card in specs.iter().flat_map(TenantSpec::card_names) {
+            seen.entry(card).or_insert_with(|| self.cuda(card).and_then(CudaCard::seen).ok());
         }
         let shown = specs.iter().map(|spec| {
-            let seen = seen.get(spec.card.as_str()).and_then(Option::as_deref);
-            card_views::tenant(spec, spec.socket_path(&self.spec.socket_dir), seen, WINDOW_NS)
+            let of_card = |card: &str| seen.get(card).and_then(Option::as_deref);
+            card_views::tenant(spec, &self.spec.socket_dir, of_card, WINDOW_NS)
         });
         shown.collect()
     }
@@ -131,31 +143,114 @@ impl Daemon {
     /// If no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
-        let seen = self.cuda(&spec.card).and_then(CudaCard::seen).ok();
-        Ok(card_views::tenant(&spec, spec.socket_path(&self.spec.socket_dir), seen.as_deref(), WINDOW_NS))
+        let seen = |card: &str| self.cuda(card).and_then(CudaCard::seen).ok();
+        let seen: BTreeMap<&str, _> = spec.card_names().into_iter().map(|card| (card, seen(card))).collect();
+        let of_card = |card: &str| seen.get(card).and_then(Option::as_deref);
+        Ok(card_views::tenant(&spec, &self.spec.socket_dir, of_card, WINDOW_NS))
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
         self.state.lock().tenant(name).ok_or_else(|| DaemonError::NoTenant(name.to_owned()))
     }
 
-    /// Waits until no other thread changes the tenant's card. Also returns the tenant's state at that time.
+    /// Waits until no other thread changes the tenant's first card, or the tenant. Also returns the tenant's state at
+    /// that time.
     fn tenant_turn(&self, name: &str) -> Result<(TenantSpec, Change<'_>), DaemonError> {
         loop {
-            let card = self.tenant_spec(name)?.card;
-            let turn = self.cuda(&card)?.change()?;
+            let before = self.tenant_spec(name)?;
+            let turn = self.cuda(before.first_card())?.change()?;
             let spec = self.tenant_spec(name)?;
-            if self.state.lock().coming.contains(name) {
-                // The tenant is still being added: the addition waits for memory.
+            let is_changing = {
+                let state = self.state.lock();
+                state.coming.contains(name) || state.changing_tenants.contains(name)
+            };
+            if is_changing {
+                // The tenant is still being added, which waits for memory, or its other cards are being changed.
                 drop(turn);
                 locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
                 continue;
             }
             // The tenant may have been removed meanwhile, and added to another card.
-            if spec.card == card {
+            if spec.first_card() == before.first_card() {
                 return Ok((spec, turn));
             }
         }
+    }
+
+    /// Lets other changes of a tenant wait. The caller has the right to change the tenant's first card.
+    fn changing_cards(&self, name: &str) -> ChangingCards<'_> {
+        self.state.lock().changing_tenants.insert(name.to_owned());
+        ChangingCards { daemon: self, name: name.to_owned() }
+    }
+
+    /// Makes a change on each card of a tenant: with `turn` on the first card, and then on the others. Returns the
+    /// right to change the last card. If the change fails on a card, it is not made on the following cards.
+    fn on_cards<'a>(
+        &'a self,
+        spec: &TenantSpec,
+        mut turn: Change<'a>,
+        mut act: impl FnMut(&Change<'_>) -> Result<(), DaemonError>,
+    ) -> Result<(Change<'a>, ChangingCards<'a>), DaemonError> {
+        let changing = self.changing_cards(&spec.name);
+        act(&turn)?;
+        for card in spec.card_names().into_iter().skip(1) {
+            drop(turn);
+            turn = self.cuda(card)?.change()?;
+            act(&turn)?;
+        }
+        Ok((turn, changing))
+    }
+
+    /// Removes the folder of a tenant's sockets.
+    fn remove_folder(&self, spec: &TenantSpec) {
+        for socket in spec.socket_paths(&self.spec.socket_dir) {
+            folders::remove(&spec.name, &socket, &self.spec.socket_dir);
+        }
+    }
+
+    /// Adds a tenant to its other cards, after the first one. Returns true if one of them did not have the tenant.
+    fn add_to_others(&self, spec: &TenantSpec) -> Result<bool, DaemonError> {
+        let mut any_new = false;
+        for name in spec.card_names().into_iter().skip(1) {
+            let card = self.cuda(name)?;
+            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir)?;
+            let (_, is_new) = card.add(card.change()?, &format!("tenant `{}`", spec.name), told)?;
+            any_new |= is_new;
+        }
+        Ok(any_new)
+    }
+
+    /// Removes a tenant that one of its cards refused from the others.
+    fn withdraw_tenant(&self, spec: &TenantSpec) {
+        for card in spec.cards.iter().filter_map(|card| self.cuda(card).ok()) {
+            let request = Request::Remove { name: spec.name.clone(), kills: true };
+            let removed = card.change().and_then(|turn| turn.ask(&format!("tenant `{}`", spec.name), request));
+            if let Err(error) = removed {
+                tracing::warn!(tenant = spec.name, card = card.spec().name, %error, "a refused tenant is not removed");
+            }
+        }
+    }
+
+    /// Changes a tenant on its other cards, after the first one. If a card refuses, the earlier cards get the settings
+    /// `before` again.
+    fn change_on_others(&self, spec: &TenantSpec, before: &TenantSpec) -> Result<(), DaemonError> {
+        let of = format!("tenant `{}`", spec.name);
+        let change = |spec: &TenantSpec, name: &str| {
+            let card = self.cuda(name)?;
+            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir)?;
+            card.promise(card.change()?, &of, &Request::Change(told)).map(drop)
+        };
+        for (at, name) in spec.cards.iter().enumerate().skip(1) {
+            if let Err(error) = change(spec, name) {
+                for changed in spec.cards.iter().take(at) {
+                    if let Err(error) = change(before, changed) {
+                        tracing::warn!(tenant = spec.name, card = changed, %error, "a refused change is not undone");
+                    }
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
@@ -182,7 +277,7 @@ impl Daemon {
             state.placed(spec, &state.marked(&self.specs))
         };
         let refused = |refusals| DaemonError::TenantRefused { tenant: spec.name.clone(), refusals };
-        let Ok(card) = self.cuda(&spec.card) else {
+        let Ok(card) = self.cuda(spec.first_card()) else {
             return Err(refused(self.state.lock().refusals(&spec, self)));
         };
         let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
@@ -199,7 +294,8 @@ impl Daemon {
                 });
             }
             let mut refusals = state.refusals(&spec, self);
-            refusals.extend(arrival.refused(&spec.card, &state.marked(&self.specs)));
+            let marked = state.marked(&self.specs);
+            refusals.extend(spec.card_names().iter().filter_map(|card| arrival.refused(card, &marked)));
             if !refusals.is_empty() {
                 return Err(refused(refusals));
             }
@@ -210,9 +306,14 @@ impl Daemon {
         let socket = spec.socket_path(&self.spec.socket_dir);
         let added = folders::make(&spec.name, &socket, &self.spec.socket_dir)
             .map_err(DaemonError::from)
-            .and_then(|()| card.add(turn, &format!("tenant `{}`", spec.name), told));
+            .and_then(|()| card.add(turn, &format!("tenant `{}`", spec.name), told))
+            .and_then(|(turn, is_new)| {
+                drop(turn);
+                self.add_to_others(&spec).map(|others| is_new || others)
+            });
         if added.is_err() {
-            folders::remove(&spec.name, &socket, &self.spec.socket_dir);
+            self.withdraw_tenant(&spec);
+            self.remove_folder(&spec);
         }
         let mut state = self.state.lock();
         state.coming.remove(&spec.name);
@@ -221,14 +322,13 @@ impl Daemon {
         }
         state.revision.next();
         drop(state);
-        let (turn, is_new) = added?;
-        drop(turn);
-        if !is_new {
+        if !added? {
             return Ok(());
         }
-        tracing::info!(tenant = spec.name, card = spec.card, "tenant added");
-        let what = format!("added to card `{}`", spec.card);
-        self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(&spec.card));
+        let cards = spec.card_names().join("`, `");
+        tracing::info!(tenant = spec.name, card = cards, "tenant added");
+        let what = format!("added to card `{cards}`");
+        self.events.add(NewEvent::tenant(EventKind::Added, &spec.name, what).on(spec.first_card()));
         Ok(())
     }
 
@@ -254,16 +354,23 @@ impl Daemon {
         let (spec, turn) = self.tenant_turn(name)?;
         self.state.lock().expect(expected)?;
         let (of, kills, begin) = (format!("tenant `{name}`"), spec.on_remove == OnRemove::Kill, Instant::now());
-        let left = loop {
-            match turn.ask(&of, Request::Remove { name: name.to_owned(), kills })? {
-                Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
-                Answer::Leaving(pids) => break pids,
-                _ => break Vec::new(),
+        let mut left = Vec::new();
+        let _turn = self.on_cards(&spec, turn, |turn| {
+            loop {
+                match turn.ask(&of, Request::Remove { name: name.to_owned(), kills })? {
+                    Answer::Leaving(_) if begin.elapsed() < LEAVING => locks::sleep(POLL_INTERVAL),
+                    Answer::Leaving(pids) => break left.extend(pids),
+                    _ => break,
+                }
             }
-        };
+            Ok(())
+        })?;
+        // A process may have used several cards.
+        left.sort_unstable();
+        left.dedup();
         // Remove the folder while the name is reserved, because the next tenant with this name creates the folder
         // again.
-        folders::remove(name, &spec.socket_path(&self.spec.socket_dir), &self.spec.socket_dir);
+        self.remove_folder(&spec);
         {
             let mut state = self.state.lock();
             state.tenants.remove(name);
@@ -272,9 +379,9 @@ impl Daemon {
         if self.state.lock().leases.remove(name).is_some() {
             self.keep_leases()?;
         }
-        tracing::info!(tenant = name, card = spec.card, kills, "tenant removed");
+        tracing::info!(tenant = name, card = spec.first_card(), kills, "tenant removed");
         let what = if kills { "removed, its programs are killed" } else { "removed, its programs are disconnected" };
-        self.events.add(NewEvent::tenant(EventKind::Removed, name, what).on(&spec.card));
+        self.events.add(NewEvent::tenant(EventKind::Removed, name, what).on(spec.first_card()));
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
@@ -312,7 +419,7 @@ impl Daemon {
         if let Some(key) = other.filter(|_| self.state.lock().cuda_vm(name).is_some()) {
             return Err(wrong(format!("{key}: a VM has no such key, expected keys of `memory` or `time`")));
         }
-        let (spec, _turn) = loop {
+        let (now, spec, turn) = loop {
             let (now, turn) = self.tenant_turn(name)?;
             let spec = patched(&now, patch).map_err(wrong)?;
             {
@@ -323,16 +430,26 @@ impl Daemon {
                     return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
                 }
             }
-            let told = cuda::tenant(&spec, self.cuda(&spec.card)?.spec(), &self.spec.socket_dir)?;
+            let told = cuda::tenant(&spec, self.cuda(spec.first_card())?.spec(), &self.spec.socket_dir)?;
             if turn.moved(&of, &Request::Change(told), begin)? {
-                break (spec, turn);
+                break (now, spec, turn);
             }
             // The card, and this tenant, may change meanwhile.
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
+        // A tenant with one card keeps the right to change it until the settings are stored.
+        let (_turn, _changing) = match spec.cards.as_slice() {
+            [] => (Some(turn), None),
+            _ => {
+                let changing = self.changing_cards(name);
+                drop(turn);
+                (None, Some(changing))
+            }
+        };
+        self.change_on_others(&spec, &now)?;
         tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card has changed");
-        let (card, what) = (spec.card.clone(), changed(patch) + why);
+        let (card, what) = (spec.first_card().to_owned(), changed(patch) + why);
         let mut state = self.state.lock();
         let is_vm = state.store_tenant(spec);
         state.revision.next();
@@ -347,8 +464,10 @@ impl Daemon {
     /// Releases a tenant from quarantine, and forgets its strikes.
     pub(super) fn release_tenant(&self, name: &str) -> Result<(), DaemonError> {
         let (spec, turn) = self.tenant_turn(name)?;
-        turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned()))?;
-        self.events.add(NewEvent::tenant(EventKind::Released, name, RELEASED).on(&spec.card));
+        let release =
+            |turn: &Change<'_>| turn.ask(&format!("tenant `{name}`"), Request::Release(name.to_owned())).map(drop);
+        self.on_cards(&spec, turn, release)?;
+        self.events.add(NewEvent::tenant(EventKind::Released, name, RELEASED).on(spec.first_card()));
         Ok(())
     }
 
@@ -383,7 +502,7 @@ impl Daemon {
         if tuning.memory.host_mib > spec.memory.host_mib {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
-        turn.ask(&of, Request::Tune(Box::new(cuda::rules(spec, &tuning))))?;
+        turn.ask(&of, Request::Tune(Box::new(requests::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();

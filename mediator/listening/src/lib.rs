@@ -7,11 +7,12 @@
 //! The store also has copies of the VMMs' connections, and of the files that are needed to resume them (crate
 //! `fdstore`).
 //!
-//! Parts: [`Sockets`], [`folders`] (folders of one tenant or VM), [`descriptors`] (the limit of open files),
-//! `activation` (descriptors of the service manager).
+//! Parts: [`Sockets`], [`account`] (users and groups by name), [`folders`] (folders of one tenant or VM),
+//! [`descriptors`] (the limit of open files), `activation` (descriptors of the service manager).
 //!
 //! The crate does not accept connections; the daemon and its VMs' threads do.
 
+pub mod account;
 mod activation;
 pub mod descriptors;
 pub mod folders;

@@ -2,9 +2,9 @@
 
 use super::scheduler::Seconds;
 use super::{Metric, described, escaped, samples};
-use api::{Tenant, WorkState};
+use api::{Tenant, TenantCard, WorkState};
 
-const TENANT: [Metric<Tenant, String>; 15] = [
+const TENANT: [Metric<Tenant, String>; 17] = [
     ("gpu_mediator_tenant_served", "gauge", "1 while the owner of a tenant's card responds", |tenant| {
         one(u8::from(tenant.served))
     }),
@@ -88,6 +88,34 @@ const TENANT: [Metric<Tenant, String>; 15] = [
     ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant gets no slice until it is released", |tenant| {
         one(u8::from(tenant.quarantined))
     }),
+    (
+        "gpu_mediator_tenant_gang_turns_total",
+        "counter",
+        "Turns of a tenant with several cards, by `of` (the card) and `outcome`: `begun`, or `cancelled` because its other cards were not free in time",
+        |tenant| {
+            let counts = |state: &TenantCard| {
+                let sample = |(outcome, count): (&str, u64)| {
+                    (format!("of=\"{}\",outcome=\"{outcome}\"", escaped(&state.card)), count.to_string())
+                };
+                [("begun", state.turns), ("cancelled", state.cancelled)].map(sample)
+            };
+            tenant.card_states.iter().flat_map(counts).collect()
+        },
+    ),
+    (
+        "gpu_mediator_tenant_gang_loss_seconds_total",
+        "counter",
+        "Time charged to a tenant with several cards in which a card had no work of it, by `of` (the card) and `reason`: `gather` (waited for its other cards), `rest` (its programs had no work on the card)",
+        |tenant| {
+            let times = |state: &TenantCard| {
+                let sample = |(reason, ns): (&str, u64)| {
+                    (format!("of=\"{}\",reason=\"{reason}\"", escaped(&state.card)), Seconds(ns).to_string())
+                };
+                [("gather", state.gather_ns), ("rest", state.rest_ns)].map(sample)
+            };
+            tenant.card_states.iter().flat_map(times).collect()
+        },
+    ),
     (
         "gpu_mediator_tenant_labels",
         "gauge",

@@ -48,9 +48,10 @@ impl SavedOwner {
     /// # Errors
     /// If a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
-        // An owner of an earlier version serves without MPS until it is started again.
+        // An owner of an earlier version serves without MPS and links until it is started again.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
-        let same = Settings { rules: self.settings.rules.clone(), mps, ..settings.clone() } == self.settings;
+        let gangs = self.settings.gangs.as_ref().and(settings.gangs.clone());
+        let same = Settings { rules: self.settings.rules.clone(), mps, gangs, ..settings.clone() } == self.settings;
         let why = "the configuration of its owner has changed; restore it, or restart the daemon";
         if same { Ok(()) } else { Err(why.to_owned()) }
     }
@@ -86,6 +87,7 @@ impl Supervisor {
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
         let SavedOwner { settings, tenants } = saved;
         (self.settings.rules, self.tenants) = (settings.rules, tenants);
+        self.lacks_gangs = settings.gangs.is_none();
         if !descriptors.is_empty() {
             let descriptors = descriptors.try_into().map_err(|_| "an owner has three descriptors".to_owned())?;
             self.process = Some(Process::adopted(descriptors));

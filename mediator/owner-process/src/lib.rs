@@ -3,13 +3,15 @@
 //! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
-//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over).
+//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over),
+//! `requests` (settings and tenants of the configuration in the owner's form).
 //!
 //! The crate does not decide which tenants exist, and does not keep their settings across a restart of the daemon.
 
 mod handed_over;
 mod handle;
 mod incidents;
+pub mod requests;
 
 pub use handed_over::{HandedOver, HandingOver, SavedOwner};
 
@@ -92,6 +94,8 @@ pub struct Supervisor {
     /// Configured tenants, which are sent to each new process.
     tenants: BTreeMap<String, Tenant>,
     process: Option<Process>,
+    /// True if the process is of an earlier version, which serves no tenants with several cards.
+    lacks_gangs: bool,
     /// A killed process. The next one starts after it has ended.
     dying: Option<Handle>,
     /// Number of consecutive times that the process ended shortly after its start.
@@ -119,6 +123,7 @@ impl Supervisor {
             settings,
             tenants: BTreeMap::new(),
             process: None,
+            lacks_gangs: false,
             dying: None,
             failures: 0,
             retry: now,
@@ -139,7 +144,7 @@ impl Supervisor {
         if started.is_err() {
             self.dying = Some(process.kill());
         } else {
-            self.process = Some(process);
+            (self.process, self.lacks_gangs) = (Some(process), false);
             self.describe();
         }
         started
@@ -198,6 +203,11 @@ impl Supervisor {
     }
 
     fn ask(&mut self, request: &Request) -> Result<Answer, String> {
+        if self.lacks_gangs && matches!(request, Request::Add(tenant) if tenant.gang.is_some()) {
+            let why = "the owner of its card was started by an earlier version and serves no tenants with several cards: \
+                       restart the daemon without an upgrade";
+            return Ok(Answer::Failed(why.to_owned()));
+        }
         let answer = self.exchange(request)?;
         match (request, &answer) {
             (Request::Add(tenant) | Request::Change(tenant), Answer::Done) => {

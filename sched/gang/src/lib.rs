@@ -106,6 +106,8 @@ pub struct GangView {
     pub cards: BTreeSet<CardId>,
     /// Cards of the gang that this card cannot reach. The gang gets a turn only if its home can reach all cards.
     pub missing: BTreeSet<CardId>,
+    /// True if the gang has work on this card.
+    pub wants: bool,
     /// True if the gang's gate on this card is open.
     pub runs: bool,
     /// True if the accounts of this card have chosen the gang, and the gang waits for its other cards.
@@ -289,6 +291,28 @@ impl GangTurns {
         std::mem::take(&mut self.messages)
     }
 
+    /// Returns true if a tenant may open further gates, like [`GroupTurns::continues`].
+    #[must_use]
+    pub fn continues(&self, tenant: TenantId) -> bool {
+        match self.member_of(tenant) {
+            Some(member) => matches!(member.stage, Stage::Running { open: true, .. }),
+            None => self.turns.continues(tenant),
+        }
+    }
+
+    /// Returns true if a tenant has waiting or running work on this card.
+    #[must_use]
+    pub fn is_busy(&self, tenant: TenantId) -> bool {
+        match self.member_of(tenant) {
+            Some(member) => member.wants || matches!(member.stage, Stage::Ending { .. } | Stage::Stuck),
+            None => self.turns.is_busy(tenant),
+        }
+    }
+
+    fn member_of(&self, tenant: TenantId) -> Option<&Member> {
+        self.members.values().find(|member| member.tenant == tenant)
+    }
+
     /// Returns the gang of a tenant.
     #[must_use]
     pub fn gang_of(&self, tenant: TenantId) -> Option<GangId> {
@@ -303,6 +327,7 @@ impl GangTurns {
         Some(GangView {
             cards: member.cards.clone(),
             missing,
+            wants: member.wants,
             runs: matches!(member.stage, Stage::Running { open: true, .. }),
             is_offered: member.stage == Stage::Offered,
             counts: member.counts.clone(),

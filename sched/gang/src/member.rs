@@ -48,7 +48,7 @@ pub(super) struct Member {
     competes: bool,
     paused: bool,
     /// True if the gang has work on this card.
-    wants: bool,
+    pub(super) wants: bool,
     /// True if an older gang waits for the card.
     contested: bool,
     /// True if work of an earlier turn is still in flight.

@@ -173,6 +173,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
         time: sched::VgpuParams { class, ..sched::VgpuParams::weight(weight) },
         on_stuck: OnStuck::Kill,
         share_group,
+        gang: None,
     })
 }
 

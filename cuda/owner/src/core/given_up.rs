@@ -152,9 +152,10 @@ impl Core {
         }
         let name = tenant.spec.name.clone();
         if reason.is_strike() {
-            let before = self.turns.scheduler().strikes(tenant_id);
-            self.turns.strike(tenant_id, self.now());
-            let after = self.turns.scheduler().strikes(tenant_id).filter(|after| Some(*after) != before);
+            let before = self.turns.turns().scheduler().strikes(tenant_id);
+            let now = self.now();
+            self.turns.with_turns(now, |turns| turns.strike(tenant_id, now));
+            let after = self.turns.turns().scheduler().strikes(tenant_id).filter(|after| Some(*after) != before);
             after.into_iter().for_each(|(strikes, _)| self.incidents.add(&name, Action::Struck(strikes)));
         }
     }

@@ -68,7 +68,8 @@ impl Core {
         };
         let is_culprit = |pid: u32, tenant: TenantId| {
             let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns);
-            limit.is_some_and(|limit| exceeds(pid, limit)) && self.turns.holders().any(|holder| holder != tenant)
+            limit.is_some_and(|limit| exceeds(pid, limit))
+                && self.turns.turns().holders().any(|holder| holder != tenant)
         };
         let culprits: Vec<(SessionId, u32)> = self
             .sessions

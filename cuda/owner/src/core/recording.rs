@@ -8,11 +8,13 @@ impl Core {
     /// state does not fit.
     pub fn start_record(&mut self, limit: usize) -> bool {
         let names = self.tenants.iter().map(|(&id, tenant)| (id, tenant.spec.name.clone())).collect();
-        self.turns.start_record(&names, limit, Nanos(self.clock))
+        let now = Nanos(self.clock);
+        self.turns.with_turns(now, |turns| turns.start_record(&names, limit, now))
     }
 
     /// Ends the recording and returns it, or returns `None` if no recording is in progress.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
-        self.turns.end_record()
+        let now = Nanos(self.clock);
+        self.turns.with_turns(now, sched::groups::GroupTurns::end_record)
     }
 }

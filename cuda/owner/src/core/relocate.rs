@@ -223,7 +223,8 @@ impl Core {
     fn note_copy(&mut self, tenant: TenantId, bytes: u64, to: Tier, ns: u64) {
         self.machine.residency.moved(self.clock, bytes, ns);
         let (from, until) = (Nanos(self.clock.saturating_sub(ns)), Nanos(self.clock));
-        self.turns.note_move(MemoryMove { from, until, vgpu: tenant, bytes, to_card: to == Tier::Card });
+        let moved = MemoryMove { from, until, vgpu: tenant, bytes, to_card: to == Tier::Card };
+        self.turns.with_turns(until, |turns| turns.note_move(moved));
     }
 
     pub(super) fn quiet(&mut self, id: SessionId, order: u32) {

@@ -12,7 +12,8 @@ impl Core {
     pub(super) fn renew_share_group(&mut self, id: TenantId) {
         let Some(tenant) = self.tenants.get(&id) else { return };
         let group = tenant.spec.share_group.as_ref().map(|group| (group.name.as_str(), group.sharing));
-        self.turns.set_group(id, group, Nanos(self.clock));
+        let now = Nanos(self.clock);
+        self.turns.with_turns(now, |turns| turns.set_group(id, group, now));
         self.renew_servers();
         self.renew_clients_of(id);
     }
@@ -21,12 +22,13 @@ impl Core {
     pub(super) fn renew_concurrency(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         let concurrent = of_it().any(|session| session.concurrent) && of_it().all(|s| s.concurrent || !s.has_asked);
-        self.turns.set_concurrent(tenant, concurrent, self.now());
+        let now = self.now();
+        self.turns.with_turns(now, |turns| turns.set_concurrent(tenant, concurrent, now));
     }
 
     /// Returns the programs that keep a group's member from running concurrently with others.
     pub(super) fn not_concurrent(&self, tenant: TenantId) -> Vec<(u32, String)> {
-        if self.turns.membership(tenant).is_none() {
+        if self.turns.turns().membership(tenant).is_none() {
             return Vec::new();
         }
         let of_it = self.sessions.values().filter(|session| session.tenant == Some(tenant));

@@ -20,7 +20,7 @@ impl Core {
         let idle = std::mem::take(&mut self.idle_overruns);
         let mut now_idle = BTreeSet::new();
         for (&id, session) in self.sessions.iter().filter(|(_, session)| session.run.is_some() && !session.stuck) {
-            let overruns = session.tenant.is_some_and(|tenant| self.turns.overruns(tenant));
+            let overruns = session.tenant.is_some_and(|tenant| self.turns.turns().overruns(tenant));
             if overruns && !occupants.contains(&session.pid) {
                 now_idle.insert(id);
             }

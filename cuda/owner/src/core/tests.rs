@@ -3,6 +3,7 @@
 mod accounts;
 mod bounds;
 mod empty;
+mod gangs;
 mod given_up;
 mod outside;
 mod quanta;

@@ -2,7 +2,8 @@
 
 use super::Core;
 use super::types::{Action, SessionId};
-use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_HANDOVER};
+use cuda_protocol::{FromOwner, Run, Usage, VERSION_CONCURRENT, VERSION_GANGS, VERSION_HANDOVER};
+use gang::GangOrder;
 use sched::turns::Order;
 use std::collections::BTreeMap;
 use tenancy::Deadline;
@@ -31,9 +32,16 @@ impl Core {
         loop {
             let orders = self.turns.take_orders();
             if orders.is_empty() {
-                return;
+                return self.tell_other_cards();
             }
             for order in orders {
+                let order = match order {
+                    GangOrder::Turn(order) => order,
+                    GangOrder::Step(tenant) => {
+                        self.step(tenant);
+                        continue;
+                    }
+                };
                 match order {
                     Order::Grant(tenant) => self.grant(tenant),
                     Order::Recall(tenant) => self.recall(tenant),
@@ -50,7 +58,7 @@ impl Core {
     }
 
     fn grant(&mut self, tenant: TenantId) {
-        if !self.turns.has_turn(tenant) {
+        if !self.turns.turns().has_turn(tenant) {
             // The tenant was removed after the order was given.
             return;
         }
@@ -83,7 +91,7 @@ impl Core {
 
     /// Returns the current terms of a tenant's turns. A lone process with all its memory on the card is not measured
     /// and limits itself, because memory that returns from the host waits for all work in flight.
-    fn terms(&self, tenant: TenantId) -> Run {
+    pub(super) fn terms(&self, tenant: TenantId) -> Run {
         let present = || self.sessions.values().filter_map(|session| session.tenant);
         let away = self.table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
         let alone = present().count() < 2 && !away;
@@ -100,8 +108,8 @@ impl Core {
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
         // A member that has had more than its part of the group's work leaves the card to the other members sooner.
-        let ahead = if self.turns.is_ahead(tenant) { ahead.min(urgently) } else { ahead };
-        let report_us = if self.turns.is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
+        let ahead = if self.turns.turns().is_ahead(tenant) { ahead.min(urgently) } else { ahead };
+        let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us }
     }
@@ -136,9 +144,12 @@ impl Core {
     fn recall(&mut self, tenant: TenantId) {
         let sessions: Vec<_> = self.sessions_of(tenant).collect();
         for id in sessions {
-            if let Some(turn) = self.sessions.get(&id).and_then(|session| session.run) {
+            let open = self.sessions.get(&id).and_then(|session| Some((session.run?, session.version)));
+            if let Some((turn, version)) = open {
                 tracing::trace!(session = id.0, turn, "a turn is recalled");
-                self.send(id, FromOwner::Stop { card: 0, turn });
+                let drains = version >= VERSION_GANGS && self.turns.gang_of(tenant).is_some();
+                let (stop, drain) = (FromOwner::Stop { card: 0, turn }, FromOwner::Drain { card: 0, turn });
+                self.send(id, if drains { drain } else { stop });
             }
         }
         self.look_whether_ended(tenant);
@@ -177,7 +188,7 @@ impl Core {
         if self.turns.continues(tenant) {
             return self.run(id);
         }
-        if !self.turns.has_turn(tenant) {
+        if self.turns.gang_of(tenant).is_some() || !self.turns.turns().has_turn(tenant) {
             self.turns.wants(tenant, self.now());
         }
     }
@@ -213,7 +224,7 @@ impl Core {
         if !is_it || open > 1 {
             return;
         }
-        let next = self.turns.next_after(tenant, self.now());
+        let next = self.turns.turns().next_after(tenant, self.now());
         if next.is_empty() {
             return;
         }
@@ -240,13 +251,14 @@ impl Core {
         known.busy_ns += busy;
         known.copy_ns += usage.copy_ns.min(busy);
         known.launches += u64::from(usage.launches);
-        self.turns.used(tenant, busy, usage.launches.into(), self.now());
+        let now = self.now();
+        self.turns.with_turns(now, |turns| turns.used(tenant, busy, usage.launches.into(), now));
     }
 
     /// Records a report during a turn. The report may change the terms.
     pub(super) fn reports(&mut self, id: SessionId, tenant: TenantId, usage: Usage) {
         self.used(id, tenant, usage);
-        if self.turns.is_joined(tenant) {
+        if self.turns.turns().is_joined(tenant) {
             self.renew_terms_of(&[tenant]);
         }
     }
@@ -258,7 +270,7 @@ impl Core {
             return;
         }
         let more = of_it().any(|session| session.waiting && session.stopped_in.is_none());
-        if self.turns.is_busy(tenant) {
+        if self.turns.gang_of(tenant).is_some() || self.turns.is_busy(tenant) {
             let now = self.now();
             self.turns.ended(tenant, now, more, now);
             self.is_not_spared_any_more(tenant);
@@ -295,7 +307,7 @@ impl Core {
             if self.turns.is_busy(tenant) || waits {
                 working.push(tenant);
             }
-            if self.turns.has_turn(tenant) {
+            if self.turns.turns().has_turn(tenant) {
                 // Reads of kernels over the link are not counted, so assume at each poll that they read all memory in
                 // host memory. Memory beyond the tenant's quota cannot return, with or without quanta.
                 let may_return = account.limits.quota.saturating_sub(account.placed);
@@ -327,12 +339,13 @@ impl Core {
     pub(super) fn set_time_params(&mut self) {
         let now = self.now();
         for (&id, tenant) in &self.tenants {
-            if self.turns.params(id) != Some(&tenant.spec.time) {
-                self.turns.change(id, tenant.spec.time, now);
+            let time = tenant.spec.time;
+            if self.turns.turns().params(id) != Some(&time) {
+                self.turns.with_turns(now, |turns| turns.change(id, time, now));
             }
         }
-        for (id, params) in self.machine.changed_competitors(self.turns.scheduler()) {
-            self.turns.compete(id, params, now);
+        for (id, params) in self.machine.changed_competitors(self.turns.turns().scheduler()) {
+            self.turns.with_turns(now, |turns| turns.compete(id, params, now));
         }
     }
 

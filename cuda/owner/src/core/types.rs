@@ -1,7 +1,10 @@
 //! Events and actions of the owner's state machine.
 
+use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
+use gang::{CardId, Message};
 use owner_driver::Memory;
+use owner_host::LinkEvent;
 use sched::VgpuParams;
 use sched::groups::Sharing;
 use vram::{Limits, TenantId};
@@ -45,6 +48,8 @@ pub struct TenantSpec {
     pub on_stuck: OnStuck,
     /// Group of tenants whose programs may use the card at the same time.
     pub share_group: Option<ShareGroup>,
+    /// The tenant's cards, if it has several.
+    pub gang: Option<Gang>,
 }
 
 /// A tenant's group.
@@ -157,6 +162,8 @@ pub enum Event {
         /// The change.
         report: cuda_mps::Report,
     },
+    /// The connection to the owner of another card has begun or ended, or a message has come from it.
+    Link(LinkEvent),
     /// Time has passed.
     Tick,
 }
@@ -293,6 +300,13 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
+    /// Send a message to the owner of another card.
+    Tell {
+        /// The other card.
+        card: CardId,
+        /// The message.
+        message: Message,
+    },
     /// Close a connection after the queued messages were sent.
     Close {
         /// The process's connection.
@@ -317,6 +331,9 @@ pub enum TenantError {
         /// Number of its processes.
         sessions: usize,
     },
+    /// The cards of a tenant with several cards do not fit this owner.
+    #[error("tenant `{0}` cannot have these cards: {1}")]
+    Cards(String, &'static str),
     /// The memory cannot be divided in this way.
     #[error(transparent)]
     Memory(#[from] vram::Error),

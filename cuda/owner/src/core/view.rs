@@ -1,6 +1,7 @@
 //! Views of the state of a card and its tenants.
 
 use super::{Core, GivenUp, TenantSpec, Unaccounted};
+use gang::GangView;
 use owner_driver::Memory;
 use sched::groups::Membership;
 use sched::{Engine, Nanos};
@@ -43,6 +44,8 @@ pub struct TenantView {
     pub over_quota_bytes: u64,
     /// State of the tenant within its group.
     pub membership: Option<Membership>,
+    /// State of a tenant with several cards.
+    pub gang: Option<GangView>,
     /// Process ID and name of each program that keeps a group's member from running concurrently with others.
     pub not_concurrent: Vec<(u32, String)>,
     /// State of the MPS server of the tenant's group.
@@ -77,18 +80,19 @@ impl Core {
     /// `since_ns`.
     #[must_use]
     pub fn view(&self, since_ns: u64) -> CardView {
-        let mut time = TimeView::new(self.turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
+        let turns = self.turns.turns();
+        let mut time = TimeView::new(turns.scheduler(), &[ENGINE], self.now(), Nanos(since_ns));
         let settings = |id| self.tenants.get(&id).map(|tenant| tenant.spec.time);
-        time.divide_among(settings, self.turns.scheduler().config().queues);
+        time.divide_among(settings, turns.scheduler().config().queues);
         // A member of a group has an account of its own work.
         for (&id, of_it) in &mut time.tenants {
-            if self.turns.membership(id).is_some() {
+            if turns.membership(id).is_some() {
                 if let Some(engine) = of_it.engines.get_mut(&ENGINE) {
-                    engine.account = self.turns.account(id).unwrap_or_default();
+                    engine.account = turns.account(id).unwrap_or_default();
                 }
-                of_it.recent = self.turns.used_since(id, Nanos(since_ns));
+                of_it.recent = turns.used_since(id, Nanos(since_ns));
             }
-            let runs = self.turns.has_turn(id);
+            let runs = self.runs(id);
             of_it.has_work = self.turns.is_busy(id);
             (of_it.queued, of_it.in_flight) = (usize::from(of_it.has_work && !runs), usize::from(runs));
             of_it.wait = self.wait(id);
@@ -97,7 +101,7 @@ impl Core {
             memory: self.machine.residency.view(&self.table, self.clock),
             time,
             pieces: (self.pieces.count(Memory::Device), self.pieces.count(Memory::Host)),
-            turns: self.turns.switches(),
+            turns: turns.switches(),
             relocations: self.machine.relocations.moved(),
             declined: self.machine.relocations.declined_orders(),
             looks: self.looks(),
@@ -132,11 +136,12 @@ impl Core {
             kill_failures: tenant.kill_failures,
             suspended: tenant.suspended,
             given_up: tenant.given_up.iter().cloned().collect(),
-            overrun_ns: self.turns.overrun_ns(id, self.now()),
+            overrun_ns: self.turns.turns().overrun_ns(id, self.now()),
             unaccounted: self.unaccounted(id),
             kept_bytes: tenant.past.kept,
             over_quota_bytes: tenant.past.over,
-            membership: self.turns.membership(id),
+            membership: self.turns.turns().membership(id),
+            gang: self.turns.gang_of(id).and_then(|gang| self.turns.view(gang)),
             not_concurrent: self.not_concurrent(id),
             server: self.server_state(id),
         })

@@ -9,14 +9,14 @@ impl Core {
     pub(super) fn wait(&self, id: TenantId) -> Option<Wait> {
         let tenant = self.tenants.get(&id)?;
         let mut sessions = self.sessions.values().filter(|session| session.tenant == Some(id));
-        let strikes = self.turns.scheduler().strikes(id);
+        let strikes = self.turns.turns().scheduler().strikes(id);
         let standing = Standing {
             is_quarantined: strikes.is_some_and(|(_, state)| state != sched::Quarantine::Free),
             has_work: self.turns.is_busy(id),
-            runs: self.turns.has_turn(id),
+            runs: self.runs(id),
             lacks_memory: self.waits_for_memory(id),
             missing_bytes: Some(tenant.wanted.saturating_mul(self.config.chunk_bytes)),
-            holder: self.turns.holders().find(|holder| *holder != id),
+            holder: self.turns.turns().holders().find(|holder| *holder != id),
             is_stopped: sessions.any(|session| session.stopped_in.is_some()),
         };
         self.machine.wait_reason(id, self.clock, &standing)

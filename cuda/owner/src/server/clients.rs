@@ -3,8 +3,8 @@
 //! The serving thread does a bounded amount of work for each tenant before it serves the other tenants, however many
 //! connections the tenant has.
 
+use super::Cause;
 use super::limits::{Admission, FULL_NS, SILENT_NS};
-use super::lines::Cause;
 use super::outbox::Connection;
 use super::peers::Peer;
 use super::{Event, PieceId, Serving, SessionId};

@@ -1,6 +1,6 @@
 //! Limits on descriptors and connections.
 
-use super::lines::Cause;
+use super::Cause;
 use super::outbox::{Connection, Unread};
 use crate::core::SessionId;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

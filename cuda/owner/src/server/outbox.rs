@@ -9,7 +9,7 @@
 //! UNSAFETY: queries the unread bytes of a socket, which no library supports.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-use super::lines::Cause;
+use super::Cause;
 use crate::core::SessionId;
 use cuda_protocol::{FromOwner, Link, LinkError};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

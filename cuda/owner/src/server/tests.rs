@@ -35,6 +35,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
             time: sched::VgpuParams::default(),
             on_stuck: OnStuck::Kill,
             share_group: None,
+            gang: None,
         };
         server.call(move |core| core.add_tenant(spec)).expect("it serves").expect("the request is valid");
     }

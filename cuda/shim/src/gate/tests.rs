@@ -70,3 +70,43 @@ fn no_thread_is_within_a_closed_gate() {
     assert!(gate.close(ORDER, Some(soon)));
     gate.open(ORDER);
 }
+
+#[test]
+fn step_lets_one_waiting_submission_pass_a_closed_gate() {
+    let gate = Gate::new();
+    let passed = AtomicU64::new(0);
+    assert!(gate.close(NO_SLICE, None));
+    let submit = || {
+        loop {
+            if let Some(stripe) = gate.pass() {
+                passed.fetch_add(1, Ordering::SeqCst);
+                return gate.done(stripe);
+            }
+            let held = gate.hold();
+            while held.wait() == Wake::NotifyOwner {}
+        }
+    };
+    let limit = Duration::from_secs(20);
+    gate.step(limit);
+    assert_eq!(gate.pass(), None, "a step without a waiting submission is over");
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..3).map(|_| scope.spawn(submit)).collect();
+        for steps in 1..=2 {
+            while (gate.held.load(Ordering::SeqCst) as u64) < 4 - steps {
+                std::thread::yield_now();
+            }
+            gate.step(limit);
+            assert!(gate.close(NO_SLICE, None), "the submission is over");
+            assert_eq!(passed.load(Ordering::SeqCst), steps);
+        }
+        // A step does not overrule a move of chunks.
+        assert!(gate.close(ORDER, None));
+        gate.step(Duration::from_millis(10));
+        assert_eq!(passed.load(Ordering::SeqCst), 2);
+        assert!(gate.close(NO_SLICE, None));
+        gate.open(ORDER | NO_SLICE);
+        threads.into_iter().for_each(|thread| thread.join().expect("passes"));
+    });
+    assert_eq!(passed.load(Ordering::SeqCst), 3);
+    assert!(gate.close(NO_SLICE, None) && !gate.is_told());
+}

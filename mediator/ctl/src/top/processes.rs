@@ -51,7 +51,7 @@ fn of_tenant(tenant: &Tenant) -> Vec<Line> {
             tone: if state.is_some() { Tone::Odd } else { Tone::Good },
             state,
         };
-        process.line(&tenant.card, &tenant.name)
+        process.line(&tenant.all_cards(), &tenant.name)
     });
     programs.collect()
 }

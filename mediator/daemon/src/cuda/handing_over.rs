@@ -9,9 +9,9 @@ use std::time::Instant;
 use cuda_control::{Request, Tenant};
 use cuda_status::StatusCell;
 use events::Log;
-use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor};
+use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor, requests};
 
-use super::{Change, CudaCard, rules, settings};
+use super::{Change, CudaCard};
 use crate::error::DaemonError;
 use config::CardSpec;
 use overrides::Tuning;
@@ -57,7 +57,7 @@ impl CudaCard {
     ) -> Result<Self, String> {
         let GivenOwner { model, uuid, owner, descriptors } = given;
         let saved: SavedOwner = serde_json::from_str(&owner).map_err(|error| error.to_string())?;
-        let settings = settings(spec, folder);
+        let settings = requests::settings(spec, folder);
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
             return Err(format!(
@@ -75,7 +75,7 @@ impl CudaCard {
     /// # Errors
     /// Same as for [`Change::ask`].
     pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
-        let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
+        let rules = requests::rules(&self.spec, &Tuning::from_spec(&self.spec));
         let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
         match request {
             Some(request) => self.change()?.ask(&format!("card `{}`", self.spec.name), request).map(drop),

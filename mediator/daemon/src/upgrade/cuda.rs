@@ -110,7 +110,7 @@ pub(super) fn restored(
     })?;
     let descriptors = successor.descriptors.take(&format!("{OWNER}{name}"));
     let given = GivenOwner { model, uuid, owner, descriptors };
-    let tenants = config.tenants.iter().filter(|tenant| tenant.card == name).map(|tenant| tenant.name.as_str());
+    let tenants = config.tenants.iter().filter(|tenant| tenant.uses(&name)).map(|tenant| tenant.name.as_str());
     let functions = config.vms.iter().filter(|vm| vm.card == name && vm.cuda.is_some()).map(|vm| vm.name.as_str());
     let names: Vec<&str> = tenants.chain(functions).collect();
     let dir = &config.daemon.socket_dir;

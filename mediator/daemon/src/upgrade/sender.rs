@@ -162,8 +162,8 @@ impl Daemon {
         // Other threads that use the table do not wait for responses of cards and VMs.
         let table: Vec<_> = {
             let state = self.state.lock();
-            if let Some(tenant) = state.coming.first() {
-                return Err(no(format!("tenant `{tenant}` is being added")));
+            if let Some(tenant) = state.coming.iter().chain(&state.changing_tenants).next() {
+                return Err(no(format!("tenant `{tenant}` is being added or changed")));
             }
             state.vms.values().map(|entry| (entry.spec.clone(), entry.life.clone())).collect()
         };

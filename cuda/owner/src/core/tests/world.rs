@@ -98,6 +98,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
         time: sched::VgpuParams::default(),
         on_stuck: OnStuck::Kill,
         share_group: None,
+        gang: None,
     }
 }
 
@@ -193,7 +194,7 @@ impl World {
             |program: &Program| program.answers.iter().any(|answer| matches!(answer, FromTenant::Stopped { .. }));
         let open = self.programs.values().filter(|program| program.run.is_some() && !told(program));
         let party = |tenant: u32| {
-            let group = self.core.turns.membership(TenantId(tenant)).filter(|state| state.joined);
+            let group = self.core.turns.turns().membership(TenantId(tenant)).filter(|state| state.joined);
             (group.map(|state| state.group), if group.is_some() { 0 } else { tenant })
         };
         let parties: BTreeSet<_> = open.map(|program| program.tenant.map(party)).collect();
@@ -285,6 +286,8 @@ impl World {
             FromOwner::Resume { order } => {
                 assert_eq!(program.quiet.take(), Some(order));
             }
+            // No tenant has several cards here.
+            FromOwner::Step(_) | FromOwner::Drain { .. } => {}
             FromOwner::Run(run) => program.run = Some(run),
             FromOwner::Stop { card, turn } => {
                 let usage = Usage { busy_ns: u64::MAX, copy_ns: 5, launches: 3 };
@@ -379,7 +382,8 @@ impl World {
             | Action::LookAt { .. }
             | Action::StartServer { .. }
             | Action::RetireServer { .. }
-            | Action::PollServer { .. } => {}
+            | Action::PollServer { .. }
+            | Action::Tell { .. } => {}
             Action::KillStranger { .. } | Action::Adopted { .. } => {}
         }
     }

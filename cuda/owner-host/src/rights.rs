@@ -1,12 +1,21 @@
 //! Sockets with access rights that an operator sets.
 
-use super::ServerError;
 use cuda_protocol::{Link, LinkError};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Uid};
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+
+/// A socket that cannot be created.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen at {path}: {source}")]
+pub struct ListenError {
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// The system's error.
+    pub source: LinkError,
+}
 
 /// Access rights of a socket. Unset rights keep the system's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,7 +30,7 @@ pub struct Rights {
 
 /// The file of a socket that this owner has created.
 #[derive(Debug)]
-pub(super) struct Bound {
+pub struct Bound {
     path: PathBuf,
     /// Device and inode of the file.
     id: (u64, u64),
@@ -32,14 +41,15 @@ impl Bound {
         Ok(Self { path: path.to_owned(), id: id(path)? })
     }
 
-    #[cfg(test)]
-    pub(super) fn path(&self) -> &Path {
+    /// Returns the path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// Removes the file, unless the next owner has replaced it. An owner whose daemon was killed may exit after the
     /// next owner has started.
-    pub(super) fn remove(&self) {
+    pub fn remove(&self) {
         if id(&self.path).is_ok_and(|id| id == self.id) {
             let _ = std::fs::remove_file(&self.path);
         }
@@ -52,8 +62,11 @@ fn id(path: &Path) -> io::Result<(u64, u64)> {
 
 impl Rights {
     /// Listens at `path` and replaces an existing file. Processes cannot connect before the rights are set.
-    pub(super) fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ServerError> {
-        let failed = |source| ServerError::Listen { path: path.to_owned(), source };
+    ///
+    /// # Errors
+    /// If the socket cannot be created, or its rights cannot be set.
+    pub fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ListenError> {
+        let failed = |source| ListenError { path: path.to_owned(), source };
         let hidden = path.with_extension("new");
         let _ = std::fs::remove_file(&hidden);
         let listener = Link::listen(&hidden).map_err(failed)?;
@@ -66,8 +79,8 @@ impl Rights {
         Ok((listener, Bound { path: path.to_owned(), ..bound }))
     }
 
-    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user who may write
-    /// to the folder could replace the file in the meantime.
+    /// Sets the rights of the socket at `path`. Uses one descriptor for all steps, because another user with the
+    /// right to write to the folder could replace the file in the meantime.
     fn give(&self, path: &Path) -> io::Result<()> {
         let file = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
         let there = rustix::fs::fstat(&file)?;

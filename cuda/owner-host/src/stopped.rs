@@ -5,7 +5,8 @@ use std::path::Path;
 
 /// Returns true if no thread of a process runs: a signal or a debugger has stopped it (proc_pid_stat(5), states `T` and
 /// `t`), or its control group is frozen (`cgroup.events` of cgroup v2). Returns false if the files cannot be read.
-pub(super) fn is_stopped(pid: u32) -> bool {
+#[must_use]
+pub fn is_stopped(pid: u32) -> bool {
     let process = format!("/proc/{pid}");
     let read = |name: &str| fs::read_to_string(format!("{process}/{name}")).unwrap_or_default();
     is_stopped_state(&read("stat")) || is_frozen(&read("cgroup"), Path::new("/sys/fs/cgroup"))

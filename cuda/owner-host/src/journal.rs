@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// A file with one line per process: its process ID, and its start time in the kernel's units.
 #[derive(Debug)]
-pub(super) struct Journal {
+pub struct Journal {
     path: PathBuf,
     /// Served processes, each with its start time, which is read once per process.
     kept: BTreeMap<u32, Option<String>>,
@@ -17,7 +17,8 @@ pub(super) struct Journal {
 
 impl Journal {
     /// Reads the journal of the previous owner, if any.
-    pub(super) fn open(path: &Path) -> Self {
+    #[must_use]
+    pub fn open(path: &Path) -> Self {
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let alive = text.lines().filter_map(|line| {
             let (pid, started) = line.split_once(' ')?;
@@ -29,12 +30,12 @@ impl Journal {
     }
 
     /// Returns the processes of the earlier owner that are still running.
-    pub(super) fn alive(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn alive(&self) -> impl Iterator<Item = u32> + '_ {
         self.alive.iter().copied()
     }
 
     /// Writes the processes that this owner serves to the file, if they have changed.
-    pub(super) fn keep(&mut self, pids: impl Iterator<Item = u32>) {
+    pub fn keep(&mut self, pids: impl Iterator<Item = u32>) {
         let pids: BTreeSet<u32> = pids.collect();
         if self.kept.keys().eq(&pids) {
             return;

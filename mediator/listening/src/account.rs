@@ -3,18 +3,21 @@
 use nix::unistd::{Group, User};
 use vmm_glue::socket::SocketOptions;
 
-use super::DaemonError;
 use config::SocketMode;
+
+/// A user or a group that does not exist.
+#[derive(Debug, thiserror::Error)]
+#[error("there is no {what} `{name}` on this host")]
+pub struct NoAccount {
+    what: &'static str,
+    name: String,
+}
 
 /// Returns the options of a socket, with its user and group names resolved on this host.
 ///
 /// # Errors
 /// If a user or a group does not exist.
-pub(crate) fn socket_options(
-    mode: SocketMode,
-    owner: Option<&str>,
-    group: Option<&str>,
-) -> Result<SocketOptions, DaemonError> {
+pub fn socket_options(mode: SocketMode, owner: Option<&str>, group: Option<&str>) -> Result<SocketOptions, NoAccount> {
     let user = |name: &str| User::from_name(name).ok().flatten().map(|user| user.uid.as_raw());
     let members = |name: &str| Group::from_name(name).ok().flatten().map(|group| group.gid.as_raw());
     Ok(SocketOptions {
@@ -24,10 +27,10 @@ pub(crate) fn socket_options(
     })
 }
 
-fn number(what: &'static str, name: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, DaemonError> {
+fn number(what: &'static str, name: &str, find: impl Fn(&str) -> Option<u32>) -> Result<u32, NoAccount> {
     // `u32::MAX` means "leave it as it is" to the kernel.
     let plain = name.parse().ok().filter(|&number| number != u32::MAX);
-    plain.or_else(|| find(name)).ok_or_else(|| DaemonError::NoAccount { what, name: name.to_owned() })
+    plain.or_else(|| find(name)).ok_or_else(|| NoAccount { what, name: name.to_owned() })
 }
 
 #[cfg(test)]

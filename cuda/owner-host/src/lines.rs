@@ -2,23 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use vram::TenantId;
-
 /// Maximum number of lines in a burst.
 const AT_ONCE: u64 = 10;
 /// Interval after which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
 /// Maximum number of distinguished causes. Beyond it, the cause with the oldest last line is forgotten.
 const CAUSES_MOST: usize = 1024;
-
-/// Cause of a log line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Cause {
-    /// A tenant's programs.
-    Tenant(TenantId),
-    /// Programs of a user that belong to no tenant.
-    User(u32),
-}
 
 #[derive(Clone, Copy, Debug)]
 struct Count {
@@ -28,12 +17,18 @@ struct Count {
 }
 
 /// Log lines by cause.
-#[derive(Debug, Default)]
-pub(super) struct Lines(BTreeMap<Cause, Count>);
+#[derive(Debug)]
+pub struct Lines<C>(BTreeMap<C, Count>);
 
-impl Lines {
+impl<C> Default for Lines<C> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<C: Copy + Ord> Lines<C> {
     /// Returns the number of previously omitted lines if one more line with this cause may be written at `now`.
-    pub(super) fn may_write(&mut self, cause: Cause, now: u64) -> Option<u64> {
+    pub fn may_write(&mut self, cause: C, now: u64) -> Option<u64> {
         if !self.0.contains_key(&cause) && self.0.len() >= CAUSES_MOST {
             let quietest = self.0.iter().min_by_key(|(_, count)| count.until).map(|(&cause, _)| cause);
             if let Some(cause) = quietest {
@@ -58,7 +53,7 @@ mod tests {
     #[test]
     fn log_rate_limit_applies_only_to_its_cause() {
         let mut lines = Lines::default();
-        let (one, two) = (Cause::Tenant(vram::TenantId(1)), Cause::User(1));
+        let (one, two) = (1, 2);
         let written = (0..1000).filter(|_| lines.may_write(one, 5).is_some()).count();
         assert_eq!(written as u64, AT_ONCE);
         assert_eq!(lines.may_write(two, 5), Some(0));
@@ -71,7 +66,7 @@ mod tests {
     fn users_without_number_take_no_memory_without_bound() {
         let mut lines = Lines::default();
         for user in 0..10 * CAUSES_MOST as u32 {
-            assert_eq!(lines.may_write(Cause::User(user), u64::from(user)), Some(0));
+            assert_eq!(lines.may_write(user, u64::from(user)), Some(0));
         }
         assert_eq!(lines.0.len(), CAUSES_MOST);
     }

@@ -1,0 +1,23 @@
+//! The host around the owner of a CUDA card, without its driver and its state machine.
+//!
+//! - `rights`: sockets with access rights that an operator sets.
+//! - `links`: connections to the owners of other cards, for the turns of tenants with several cards.
+//! - `journal`: the processes that an owner serves, for the next owner.
+//! - `lines`: limits the rate of log lines.
+//! - `stopped`: detects stopped processes.
+//!
+//! The crate starts no threads, and no function waits for another process. Read `links` first.
+
+#![forbid(unsafe_code)]
+
+mod journal;
+mod lines;
+mod links;
+mod rights;
+mod stopped;
+
+pub use journal::Journal;
+pub use lines::Lines;
+pub use links::{LinkEvent, MAX_CLOCK, OwnerLinks};
+pub use rights::{Bound, ListenError, Rights};
+pub use stopped::is_stopped;

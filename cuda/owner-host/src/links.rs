@@ -1,0 +1,311 @@
+//! Connections between the owners of the cards that tenants use together.
+//!
+//! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the card with
+//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. So the owners need no other
+//! process to find each other again, for example after the restart of one of them.
+//!
+//! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its
+//! messages, or sends anything else loses its connection, which is opened again later. No function waits for another
+//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each.
+
+use crate::rights::{Bound, ListenError, Rights};
+use gang::{CardId, Message};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+/// Version of the packets. Owners of different versions do not connect.
+const VERSION: u16 = 1;
+/// Maximum size of a packet in bytes.
+const MAX_PACKET: usize = 64;
+/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error; it would make the clocks
+/// of all other cards useless.
+pub const MAX_CLOCK: u64 = 1 << 56;
+/// Maximum number of messages of one owner that are handled before programs are served.
+const MESSAGES_AT_ONCE: usize = 64;
+/// Maximum number of accepted connections without a greeting.
+const MAX_UNKNOWN: usize = 16;
+/// Time between two attempts to connect, in ns.
+// TIMEOUT: an owner that has ended is started again after 100 ms at the earliest.
+const RETRY_NS: u64 = 200_000_000;
+/// Time limit for a greeting, in ns.
+// TIMEOUT: a working owner answers within a millisecond; a stopped owner does not answer.
+const GREETING_NS: u64 = 2_000_000_000;
+/// Time for which no connections are accepted after the system had no descriptor left, in ns.
+const FULL_NS: u64 = 100_000_000;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Packet {
+    Greeting { version: u16, card: CardId },
+    Gang(Message),
+}
+
+/// News about another owner. Messages of a card come after it was reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkEvent {
+    /// Messages to the owner of this card arrive from now on.
+    Reached(CardId),
+    /// The connection to the owner of this card has ended.
+    Lost(CardId),
+    /// The owner of this card has sent a message.
+    Said(CardId, Message),
+}
+
+/// A connection, before or after its greeting.
+#[derive(Debug)]
+struct Connection {
+    socket: OwnedFd,
+    since: u64,
+    is_greeted: bool,
+}
+
+/// An owner to which this one must be connected.
+#[derive(Debug)]
+struct Peer {
+    path: PathBuf,
+    connection: Option<Connection>,
+    /// Time of the next attempt to connect, in ns.
+    retry_at: u64,
+}
+
+/// The connections of one owner.
+#[derive(Debug)]
+pub struct OwnerLinks {
+    card: CardId,
+    listener: OwnedFd,
+    bound: Bound,
+    /// Time from which connections are accepted.
+    accepts_from: u64,
+    peers: BTreeMap<CardId, Peer>,
+    /// Accepted connections without a greeting, oldest first.
+    unknown: Vec<Connection>,
+    events: Vec<LinkEvent>,
+}
+
+impl OwnerLinks {
+    /// Listens for other owners at `path`. `card` is the number of this owner's card.
+    ///
+    /// # Errors
+    /// If the socket cannot be created.
+    pub fn listen(card: CardId, path: &Path) -> Result<Self, ListenError> {
+        let (listener, bound) = Rights { mode: Some(0o600), ..Rights::default() }.listen(path)?;
+        let failed = |error: Errno| ListenError { path: path.to_owned(), source: io::Error::from(error).into() };
+        rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
+        let (peers, unknown, events) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events })
+    }
+
+    /// Sets the cards to whose owners this owner must be connected, each with the path of the owner's socket.
+    pub fn set_peers(&mut self, wanted: &BTreeMap<CardId, PathBuf>) {
+        let Self { card: own, peers, events, .. } = self;
+        peers.retain(|card, peer| {
+            let stays = wanted.get(card) == Some(&peer.path);
+            if !stays && peer.connection.as_ref().is_some_and(|connection| connection.is_greeted) {
+                events.push(LinkEvent::Lost(*card));
+            }
+            stays
+        });
+        for (&card, path) in wanted.iter().filter(|(card, _)| *card != own) {
+            peers.entry(card).or_insert_with(|| Peer { path: path.clone(), connection: None, retry_at: 0 });
+        }
+    }
+
+    /// Returns the descriptors that [`Self::serve`] must be called for.
+    pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
+        let listener = (now >= self.accepts_from).then_some(&self.listener);
+        let connections = self.peers.values().filter_map(|peer| peer.connection.as_ref()).chain(&self.unknown);
+        let all = listener.into_iter().chain(connections.map(|connection| &connection.socket));
+        all.map(|fd| PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN))
+    }
+
+    /// Returns the time until [`Self::serve`] must be called even if no descriptor is ready, in ns.
+    #[must_use]
+    pub fn next_due(&self, now: u64) -> Option<u64> {
+        let peers = self.peers.iter().filter_map(|(card, peer)| match &peer.connection {
+            Some(connection) if connection.is_greeted => None,
+            Some(connection) => Some(connection.since + GREETING_NS),
+            None => (*card < self.card).then_some(peer.retry_at),
+        });
+        let unknown = self.unknown.iter().map(|connection| connection.since + GREETING_NS);
+        let accepts = (self.accepts_from > now).then_some(self.accepts_from);
+        let events = (!self.events.is_empty()).then_some(now);
+        peers.chain(unknown).chain(accepts).chain(events).min().map(|at| at.saturating_sub(now))
+    }
+
+    /// Connects, accepts and receives. `is_ready` is false if no descriptor is ready. Returns the news, in order.
+    pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
+        if is_ready {
+            self.accept(now);
+            self.hear_unknown(now);
+            let cards: Vec<CardId> = self.peers.keys().copied().collect();
+            cards.into_iter().for_each(|card| self.hear(card, now));
+        }
+        self.unknown.retain(|connection| now < connection.since + GREETING_NS);
+        let late =
+            |peer: &Peer| peer.connection.as_ref().is_some_and(|c| !c.is_greeted && now >= c.since + GREETING_NS);
+        let silent: Vec<CardId> = self.peers.iter().filter(|(_, peer)| late(peer)).map(|(&card, _)| card).collect();
+        silent.into_iter().for_each(|card| self.lose(card, "it does not answer", now));
+        let (own, greeting) = (self.card, Packet::Greeting { version: VERSION, card: self.card });
+        let due = self
+            .peers
+            .iter_mut()
+            .filter(|(card, peer)| **card < own && peer.connection.is_none() && now >= peer.retry_at);
+        for (_, peer) in due {
+            peer.retry_at = now + RETRY_NS;
+            let connected = connect(&peer.path).filter(|socket| transmit(socket, &greeting).is_ok());
+            peer.connection = connected.map(|socket| Connection { socket, since: now, is_greeted: false });
+        }
+        std::mem::take(&mut self.events)
+    }
+
+    /// Sends a message to the owner of a card, or ends the connection if the owner does not read its messages. Does
+    /// nothing without a connection.
+    pub fn send(&mut self, card: CardId, message: Message, now: u64) {
+        let Some(connection) = self.peers.get(&card).and_then(|peer| peer.connection.as_ref()) else { return };
+        if connection.is_greeted
+            && let Err(error) = transmit(&connection.socket, &Packet::Gang(message))
+        {
+            let why = if error == Errno::AGAIN { "it does not read its messages" } else { "the connection failed" };
+            self.lose(card, why, now);
+        }
+    }
+
+    fn accept(&mut self, now: u64) {
+        if now < self.accepts_from {
+            return;
+        }
+        for _ in 0..MAX_UNKNOWN {
+            match rustix::net::accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                Ok(socket) => {
+                    let user = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid);
+                    if user != Ok(rustix::process::geteuid()) {
+                        tracing::warn!(?user, "a process of another user connects as the owner of a card; refused");
+                        continue;
+                    }
+                    if self.unknown.len() >= MAX_UNKNOWN {
+                        self.unknown.remove(0);
+                    }
+                    self.unknown.push(Connection { socket, since: now, is_greeted: false });
+                }
+                Err(Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM) => {
+                    self.accepts_from = now + FULL_NS;
+                    return;
+                }
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Reads the greetings of accepted connections.
+    fn hear_unknown(&mut self, now: u64) {
+        for connection in std::mem::take(&mut self.unknown) {
+            match receive(&connection.socket) {
+                Err(Errno::AGAIN) => self.unknown.push(connection),
+                Ok(Some(Packet::Greeting { version: VERSION, card })) if card > self.card => {
+                    self.greeted(card, connection, now);
+                }
+                Ok(Some(Packet::Greeting { version, card })) => {
+                    tracing::warn!(
+                        ?card,
+                        version,
+                        "the owner of another card has another version; its link is refused"
+                    );
+                }
+                Ok(Some(Packet::Gang(_)) | None) | Err(_) => {}
+            }
+        }
+    }
+
+    /// Uses an accepted connection, which replaces an earlier one of the same card.
+    fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
+        // An owner that this one does not know yet tries again.
+        if !self.peers.contains_key(&card) {
+            return;
+        }
+        self.lose(card, "its owner connects again", now);
+        let greeting = Packet::Greeting { version: VERSION, card: self.card };
+        if transmit(&connection.socket, &greeting).is_ok()
+            && let Some(peer) = self.peers.get_mut(&card)
+        {
+            peer.connection = Some(Connection { is_greeted: true, ..connection });
+            tracing::info!(?card, "linked with the owner of another card");
+            self.events.push(LinkEvent::Reached(card));
+        }
+    }
+
+    /// Reads the messages of one owner.
+    fn hear(&mut self, card: CardId, now: u64) {
+        for _ in 0..MESSAGES_AT_ONCE {
+            let Some(connection) = self.peers.get_mut(&card).and_then(|peer| peer.connection.as_mut()) else { return };
+            match (receive(&connection.socket), connection.is_greeted) {
+                (Err(Errno::AGAIN), _) => return,
+                (Ok(Some(Packet::Greeting { version: VERSION, card: of })), false) if of == card => {
+                    connection.is_greeted = true;
+                    tracing::info!(?card, "linked with the owner of another card");
+                    self.events.push(LinkEvent::Reached(card));
+                }
+                (Ok(Some(Packet::Gang(message))), true) if message.clock <= MAX_CLOCK => {
+                    self.events.push(LinkEvent::Said(card, message));
+                }
+                (Ok(None), _) => return self.lose(card, "it has closed the connection", now),
+                (Ok(Some(_)), _) => return self.lose(card, "it sends invalid messages", now),
+                (Err(_), _) => return self.lose(card, "the connection failed", now),
+            }
+        }
+    }
+
+    fn lose(&mut self, card: CardId, why: &str, now: u64) {
+        let Some(peer) = self.peers.get_mut(&card) else { return };
+        peer.retry_at = now + RETRY_NS;
+        if peer.connection.take().is_some_and(|connection| connection.is_greeted) {
+            tracing::warn!(?card, why, "the link with the owner of another card has ended");
+            self.events.push(LinkEvent::Lost(card));
+        }
+    }
+}
+
+impl Drop for OwnerLinks {
+    fn drop(&mut self) {
+        self.bound.remove();
+    }
+}
+
+/// Connects to an owner's socket without waiting. Returns `None` if no owner of this user listens there.
+fn connect(path: &Path) -> Option<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).ok()?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path).ok()?).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    (peer.uid == rustix::process::geteuid()).then_some(socket)
+}
+
+fn transmit(socket: &OwnedFd, packet: &Packet) -> Result<(), Errno> {
+    let mut buffer = [0; MAX_PACKET];
+    let bytes = postcard::to_slice(packet, &mut buffer).map_err(|_| Errno::MSGSIZE)?;
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::io::retry_on_intr(|| rustix::net::send(socket, bytes, flags)).map(drop)
+}
+
+/// Receives a packet without waiting. Returns `None` if the other side has closed the connection.
+fn receive(socket: &OwnedFd) -> Result<Option<Packet>, Errno> {
+    let mut buffer = [0; MAX_PACKET];
+    // With `TRUNC`, the call returns the full length of a packet that is too long.
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    let (_, length) = rustix::io::retry_on_intr(|| rustix::net::recv(socket, &mut buffer[..], flags))?;
+    if length == 0 {
+        return Ok(None);
+    }
+    let bytes = buffer.get(..length).ok_or(Errno::MSGSIZE)?;
+    match postcard::take_from_bytes(bytes) {
+        Ok((packet, [])) => Ok(Some(packet)),
+        Ok(_) | Err(_) => Err(Errno::BADMSG),
+    }
+}
+
+#[cfg(test)]
+mod tests;

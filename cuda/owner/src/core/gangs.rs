@@ -1,0 +1,83 @@
+//! Tenants with several cards: their turns on this card, and messages to the owners of their other cards.
+//!
+//! [`gang::GangTurns`] decides. A gang's processes on this card are sessions like all others. In a *step*, each process
+//! lets one submission pass and then reports the end of its work, like after a recall.
+
+use super::types::{Action, SessionId};
+use super::{Core, TenantError, TenantSpec};
+use cuda_protocol::{FromOwner, Run, VERSION_GANGS};
+use owner_host::LinkEvent;
+use vram::TenantId;
+
+impl Core {
+    /// Checks the cards of a new tenant.
+    pub(super) fn check_gang(&self, spec: &TenantSpec) -> Result<(), TenantError> {
+        let Some(gang) = &spec.gang else { return Ok(()) };
+        let wrong = |why| Err(TenantError::Cards(spec.name.clone(), why));
+        if !gang.cards.contains_key(&self.config.number) || gang.cards.len() < 2 {
+            return wrong("this card and at least one other must be among them");
+        }
+        if spec.share_group.is_some() {
+            return wrong("a share group shares one card");
+        }
+        if self.turns.view(gang.number).is_some() {
+            return wrong("another tenant has the same number");
+        }
+        Ok(())
+    }
+
+    /// Lets a new tenant get its turns on all of its cards together.
+    pub(super) fn join_gang(&mut self, id: TenantId) {
+        let gang = self.tenants.get(&id).and_then(|tenant| tenant.spec.gang.clone());
+        if let Some(gang) = gang {
+            let now = self.now();
+            let has_joined = self.turns.join(gang.number, id, &gang.card_numbers(), now);
+            debug_assert!(has_joined, "the cards were checked");
+            self.follow_up();
+        }
+    }
+
+    pub(super) fn link_changed(&mut self, news: LinkEvent) {
+        let now = self.now();
+        match news {
+            LinkEvent::Reached(card) => self.turns.reached(card, now),
+            LinkEvent::Lost(card) => self.turns.lost(card, now),
+            LinkEvent::Said(card, message) => self.turns.receive(card, message, now),
+        }
+    }
+
+    /// Sends the messages that the turns have for the owners of other cards.
+    pub(super) fn tell_other_cards(&mut self) {
+        let messages = self.turns.take_messages().into_iter();
+        self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
+    }
+
+    /// Returns true if a tenant has the turn. While a tenant with several cards waits for its other cards, it does not
+    /// have the turn, although this card is kept for it.
+    pub(super) fn runs(&self, tenant: TenantId) -> bool {
+        let gang = self.turns.gang_of(tenant).and_then(|gang| self.turns.view(gang));
+        gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)
+    }
+
+    /// Lets one submission of each process of a tenant pass.
+    pub(super) fn step(&mut self, tenant: TenantId) {
+        let terms = self.terms(tenant);
+        // Work of a process with an earlier version of the library waits for the tenant's next turn.
+        let can_step = |id: &SessionId| {
+            self.sessions.get(id).is_some_and(|session| {
+                session.version >= VERSION_GANGS && !session.stuck && session.stopped_in.is_none()
+            })
+        };
+        let sessions: Vec<SessionId> = self.sessions_of(tenant).filter(can_step).collect();
+        let clock = self.clock;
+        for id in sessions {
+            let Some(session) = self.sessions.get_mut(&id) else { continue };
+            session.turn += 1;
+            (session.run, session.run_since, session.waiting) = (Some(session.turn), clock, false);
+            let run = Run { turn: session.turn, ..terms };
+            tracing::trace!(session = id.0, turn = run.turn, "a step");
+            self.send(id, FromOwner::Step(run));
+        }
+        self.look_whether_ended(tenant);
+    }
+}

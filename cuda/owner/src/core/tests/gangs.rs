@@ -1,0 +1,380 @@
+//! Owners of several cards, with programs whose kernels wait for their peers on other cards.
+//!
+//! A tenant has one process (a *rank*) for each of its cards. All ranks submit the same kernels, and a kernel runs when
+//! all ranks have submitted it; until then, it spins. The owners exchange messages with a latency.
+
+use super::*;
+use cuda_control::Gang;
+use cuda_protocol::{Hello, VERSION, VERSION_CONCURRENT};
+use gang::{GangId, Message};
+use owner_host::LinkEvent;
+
+/// Length of a step of the simulation, in ns.
+const STEP: u64 = 100_000;
+/// Latency of a message between owners, in steps.
+const TRANSIT: u64 = 1;
+/// Number of kernels that a rank submits in advance.
+const AHEAD: u64 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Gate {
+    Closed,
+    Open(u32),
+    /// The rank reports the end of this turn after this number of further submissions.
+    Closing(u32, u64),
+}
+
+#[derive(Debug)]
+struct Rank {
+    session: SessionId,
+    gate: Gate,
+    submitted: u64,
+    has_told: bool,
+    /// Number of steps in which the rank has submitted.
+    steps: u64,
+}
+
+/// The program of a tenant.
+#[derive(Debug)]
+struct Program {
+    name: &'static str,
+    ranks: BTreeMap<usize, Rank>,
+    /// Number of completed kernels, and the remaining time of the running kernel.
+    done: u64,
+    left: u64,
+    kernel_ns: u64,
+}
+
+struct Host {
+    cores: Vec<Core>,
+    /// Cards without an owner.
+    dead: BTreeSet<usize>,
+    programs: Vec<Program>,
+    /// Messages in transit: arrival, sender, receiver.
+    links: VecDeque<(u64, usize, usize, Message)>,
+    step: u64,
+    next: u64,
+    version: u16,
+}
+
+fn number(card: usize) -> CardId {
+    CardId(card as u32)
+}
+
+/// Tenants: name, cards, weight.
+type Tenants = &'static [(&'static str, &'static [usize], u32)];
+
+fn gang_of(id: u32, cards: impl Iterator<Item = u32>) -> Gang {
+    Gang { number: GangId(id), cards: cards.map(|card| (CardId(card), Default::default())).collect() }
+}
+
+fn core(card: usize, seed: u32, tenants: Tenants) -> Core {
+    let config = CardConfig { number: number(card), chunk_bytes: CHUNK, ..CardConfig::new(16 * CHUNK) };
+    let mut core = Core::new(config, seed).expect("in bounds");
+    for (id, (name, cards, weight)) in (1..).zip(tenants) {
+        if cards.contains(&card) {
+            let gang = gang_of(id, cards.iter().map(|&card| card as u32));
+            let gang = Some(gang).filter(|gang| gang.cards.len() > 1);
+            let time = sched::VgpuParams::weight(*weight);
+            core.add_tenant(TenantSpec { gang, time, ..spec(name, 8, Limits::default()) }).expect("valid");
+        }
+    }
+    core
+}
+
+impl Host {
+    fn new(cards: usize, tenants: Tenants) -> Self {
+        let cores = (0..cards).map(|card| core(card, 1, tenants)).collect();
+        let (dead, links, version) = (BTreeSet::new(), VecDeque::new(), VERSION);
+        let mut host = Self { cores, dead, programs: Vec::new(), links, step: 0, next: 0, version };
+        for card in 0..cards {
+            host.link(card);
+        }
+        for (name, cards, _) in tenants {
+            host.start(name, cards, 1_000_000);
+        }
+        host
+    }
+
+    /// Connects the owner of a card with the other owners.
+    fn link(&mut self, card: usize) {
+        let others: Vec<usize> = (0..self.cores.len()).filter(|at| *at != card && !self.dead.contains(at)).collect();
+        for other in others {
+            self.event(card, Event::Link(LinkEvent::Reached(number(other))));
+            self.event(other, Event::Link(LinkEvent::Reached(number(card))));
+        }
+    }
+
+    fn start(&mut self, name: &'static str, cards: &[usize], kernel_ns: u64) {
+        let program = Program { name, ranks: BTreeMap::new(), done: 0, left: kernel_ns, kernel_ns };
+        self.programs.push(program);
+        for &card in cards {
+            self.connect(self.programs.len() - 1, card);
+        }
+    }
+
+    /// Starts a rank, or connects it to the next owner of its card.
+    fn connect(&mut self, at: usize, card: usize) {
+        self.next += 1;
+        let (session, name) = (SessionId(self.next), self.programs[at].name);
+        let submitted = self.programs[at].ranks.get(&card).map_or(0, |rank| rank.submitted);
+        let rank = Rank { session, gate: Gate::Closed, submitted, has_told: false, steps: 0 };
+        self.programs[at].ranks.insert(card, rank);
+        let (pid, version) = (self.next as u32, self.version);
+        self.event(card, Event::Connected { session, pid, uid: 0, tenant: None });
+        let hello = Hello { version, pid, instance: 1, tenant: name.into(), program: name.into(), adopts: false };
+        self.say(card, session, FromTenant::Hello(hello));
+    }
+
+    fn say(&mut self, card: usize, session: SessionId, message: FromTenant) {
+        self.event(card, Event::Said { session, message, pieces: Vec::new() });
+    }
+
+    fn event(&mut self, card: usize, event: Event) {
+        if self.dead.contains(&card) {
+            return;
+        }
+        self.cores[card].handle(self.step * STEP, event);
+        for action in self.cores[card].take_actions() {
+            match action {
+                Action::Tell { card: to, message } => {
+                    self.links.push_back((self.step + TRANSIT, card, to.0 as usize, message));
+                }
+                Action::Send { session, message, .. } => self.hear(card, session, &message),
+                _ => {}
+            }
+        }
+    }
+
+    fn hear(&mut self, card: usize, session: SessionId, message: &FromOwner) {
+        let ranks = self.programs.iter_mut().filter_map(|program| program.ranks.get_mut(&card));
+        let Some(rank) = ranks.into_iter().find(|rank| rank.session == session) else { return };
+        match message {
+            FromOwner::Run(run) => (rank.gate, rank.has_told) = (Gate::Open(run.turn), false),
+            FromOwner::Stop { turn, .. } | FromOwner::Drain { turn, .. } => rank.gate = Gate::Closing(*turn, 0),
+            FromOwner::Step(run) => {
+                assert!(self.version > VERSION_CONCURRENT, "the library knows no steps");
+                assert_eq!(rank.gate, Gate::Closed, "a step at an open gate");
+                (rank.gate, rank.has_told) = (Gate::Closing(run.turn, 1), false);
+            }
+            _ => {}
+        }
+    }
+
+    /// Lets a rank submit, report or ask once. Returns false if it does nothing.
+    fn act(&mut self, at: usize, card: usize) -> bool {
+        let program = &mut self.programs[at];
+        let done = program.done;
+        let Some(rank) = program.ranks.get_mut(&card) else { return false };
+        let session = rank.session;
+        let may = rank.submitted < done + AHEAD;
+        match rank.gate {
+            Gate::Open(_) if may => rank.submitted += 1,
+            Gate::Closing(turn, left @ 1..) if may => {
+                (rank.gate, rank.submitted, rank.steps) =
+                    (Gate::Closing(turn, left - 1), rank.submitted + 1, rank.steps + 1);
+            }
+            Gate::Closing(turn, _) if rank.submitted <= done => {
+                (rank.gate, rank.has_told) = (Gate::Closed, true);
+                let usage = Usage::default();
+                self.say(card, session, FromTenant::Stopped { card: 0, turn, usage, waiting: true });
+            }
+            Gate::Closed if !rank.has_told => {
+                rank.has_told = true;
+                self.say(card, session, FromTenant::Waiting { card: 0 });
+            }
+            _ => return false,
+        }
+        true
+    }
+
+    /// Runs for a time in ms.
+    fn run(&mut self, ms: u64) {
+        let until = self.step + ms * MS / STEP;
+        while self.step < until {
+            while self.links.front().is_some_and(|(at, ..)| *at <= self.step) {
+                let Some((_, from, to, message)) = self.links.pop_front() else { break };
+                self.event(to, Event::Link(LinkEvent::Said(number(from), message)));
+            }
+            for card in 0..self.cores.len() {
+                self.event(card, Event::Tick);
+            }
+            for at in 0..self.programs.len() {
+                let cards: Vec<usize> = self.programs[at].ranks.keys().copied().collect();
+                for card in cards {
+                    // A rank that is slower acts in every third step.
+                    while (card + at + self.step as usize) % 3 > 0 && self.act(at, card) {}
+                }
+                let program = &mut self.programs[at];
+                if !program.ranks.is_empty() && program.ranks.values().all(|rank| rank.submitted > program.done) {
+                    program.left = program.left.saturating_sub(STEP);
+                    if program.left == 0 {
+                        (program.done, program.left) = (program.done + 1, program.kernel_ns);
+                    }
+                }
+            }
+            self.check();
+            self.step += 1;
+        }
+    }
+
+    /// Checks that one tenant at most uses a card, except tenants whose end the others do not wait for.
+    fn check(&self) {
+        for (card, core) in self.cores.iter().enumerate().filter(|(card, _)| !self.dead.contains(card)) {
+            let open = self.programs.iter().filter(|program| {
+                let is_open = program.ranks.get(&card).is_some_and(|rank| rank.gate != Gate::Closed);
+                is_open && core.tenant(program.name).is_some_and(|id| !core.turns.turns().overruns(id))
+            });
+            let open: Vec<_> = open.map(|program| program.name).collect();
+            assert!(open.len() <= 1, "{open:?} use card {card} at once");
+        }
+    }
+
+    /// Ends the owner of a card. Its peers lose their connections; programs on the card run without an owner.
+    fn kill_owner(&mut self, card: usize) {
+        self.dead.insert(card);
+        self.links.retain(|(_, from, to, _)| *from != card && *to != card);
+        for other in 0..self.cores.len() {
+            self.event(other, Event::Link(LinkEvent::Lost(number(card))));
+        }
+        for rank in self.programs.iter_mut().filter_map(|program| program.ranks.get_mut(&card)) {
+            rank.gate = Gate::Open(0);
+        }
+    }
+
+    /// Starts another owner of a card.
+    fn start_owner(&mut self, card: usize, tenants: Tenants) {
+        self.cores[card] = core(card, 2, tenants);
+        self.dead.remove(&card);
+        self.link(card);
+        for at in 0..self.programs.len() {
+            if self.programs[at].ranks.contains_key(&card) {
+                self.connect(at, card);
+            }
+        }
+    }
+
+    /// Kills the processes of a program.
+    fn kill_program(&mut self, at: usize) {
+        for (card, rank) in std::mem::take(&mut self.programs[at].ranks) {
+            self.event(card, Event::Gone { session: rank.session });
+        }
+    }
+
+    /// Runs for a time, and returns the kernels of each program in it.
+    fn progress(&mut self, ms: u64) -> Vec<u64> {
+        let before: Vec<u64> = self.programs.iter().map(|program| program.done).collect();
+        self.run(ms);
+        self.programs.iter().zip(before).map(|(program, before)| program.done - before).collect()
+    }
+
+    fn view(&self, card: usize, name: &str) -> gang::GangView {
+        let tenants = self.cores[card].view(u64::MAX).tenants;
+        tenants.into_iter().find(|tenant| tenant.spec.name == name).and_then(|tenant| tenant.gang).expect("a gang")
+    }
+}
+
+const PAIR: Tenants = &[("a", &[0, 1], 300), ("b", &[0, 1], 100), ("c", &[0], 200), ("d", &[1], 200)];
+const FOUR: Tenants =
+    &[("a", &[0, 1], 100), ("b", &[1, 2, 3], 100), ("c", &[0, 3], 100), ("d", &[0, 1, 2, 3], 100), ("e", &[2], 100)];
+
+#[test]
+fn gangs_and_single_tenants_of_two_cards_get_their_weights() {
+    let mut host = Host::new(2, PAIR);
+    host.run(100);
+    let done = host.progress(3000);
+    let part = |at: usize, of: &[usize]| done[at] as f64 / of.iter().map(|&at| done[at]).sum::<u64>() as f64;
+    assert!((part(0, &[0, 1]) - 0.75).abs() < 0.08, "{done:?}");
+    assert!((part(2, &[2, 3]) - 0.5).abs() < 0.05, "{done:?}");
+    // A single tenant has a third of its card, and gangs lose a part of theirs.
+    assert!(done[2] > 900 && done[0] + done[1] > 1200, "{done:?}");
+    for card in 0..2 {
+        let view = host.view(card, "a");
+        assert!(view.counts.turns > 20 && view.missing.is_empty(), "{view:?}");
+    }
+}
+
+#[test]
+fn gangs_of_four_cards_all_make_progress() {
+    let mut host = Host::new(4, FOUR);
+    host.run(200);
+    for _ in 0..4 {
+        let done = host.progress(1000);
+        assert!(done.iter().all(|&kernels| kernels > 60), "{done:?}");
+    }
+    let steps: u64 = host.programs.iter().flat_map(|program| program.ranks.values()).map(|rank| rank.steps).sum();
+    assert!(steps > 0, "no kernel was behind a closed gate");
+}
+
+#[test]
+fn dead_owner_stops_only_its_gangs_until_the_next_one() {
+    let mut host = Host::new(4, FOUR);
+    host.run(500);
+    host.kill_owner(0);
+    host.run(200);
+    let done = host.progress(1000);
+    assert!(done[0] == 0 && done[2] == 0 && done[3] == 0, "{done:?}");
+    assert!(done[1] > 350 && done[4] > 350, "others use their cards: {done:?}");
+    assert_eq!(host.view(1, "a").missing, BTreeSet::from([number(0)]));
+    host.start_owner(0, FOUR);
+    host.run(500);
+    let done = host.progress(1000);
+    assert!(done.iter().all(|&kernels| kernels > 60), "{done:?}");
+}
+
+#[test]
+fn killed_program_leaves_the_cards_to_others() {
+    let mut host = Host::new(2, PAIR);
+    for ms in [40, 41, 43, 47, 53, 60] {
+        host.run(ms);
+        host.kill_program(0);
+        let done = host.progress(500);
+        assert!(done[0] == 0 && done[1] > 100 && done[2] > 150 && done[3] > 150, "{done:?}");
+        host.programs[0].done = 0;
+        (0..2).for_each(|card| host.connect(0, card));
+        let done = host.progress(500);
+        assert!(done.iter().all(|&kernels| kernels > 50), "{done:?}");
+    }
+}
+
+#[test]
+fn silent_owner_delays_only_its_gangs() {
+    let mut host = Host::new(4, FOUR);
+    host.run(500);
+    // The owner is stopped: it reads nothing, and its connections stay.
+    host.dead.insert(3);
+    host.run(200);
+    let done = host.progress(1000);
+    assert!(done[0] > 200 && done[4] > 300, "{done:?}");
+    assert_eq!([done[1], done[2], done[3]], [0; 3]);
+}
+
+#[test]
+fn earlier_libraries_get_no_steps() {
+    let mut host = Host::new(1, &[("c", &[0], 100)]);
+    host.version = VERSION_CONCURRENT;
+    host.cores = (0..2).map(|card| core(card, 3, PAIR)).collect();
+    host.programs.clear();
+    host.link(1);
+    for (name, cards, _) in PAIR {
+        host.start(name, cards, 1_000_000);
+    }
+    host.run(500);
+    let done = host.progress(1000);
+    assert!(done.iter().all(|&kernels| kernels > 50), "{done:?}");
+}
+
+#[test]
+fn impossible_cards_are_refused() {
+    let mut core = core(0, 4, PAIR);
+    let gang = |cards: &[u32], id: u32| gang_of(id, cards.iter().copied());
+    for gang in [gang(&[0], 9), gang(&[1, 2], 9), gang(&[0, 1], 1)] {
+        let refused = core.add_tenant(TenantSpec { gang: Some(gang), ..spec("x", 8, Limits::default()) });
+        assert!(matches!(refused, Err(TenantError::Cards(..))), "{refused:?}");
+    }
+    assert_eq!(core.tenant("x"), None);
+    let id = core.tenant("a").expect("there");
+    core.remove_tenant(id).expect("it has no programs");
+    let again = TenantSpec { gang: Some(gang(&[0, 1], 1)), ..spec("a", 8, Limits::default()) };
+    core.add_tenant(again).expect("the number is free again");
+}

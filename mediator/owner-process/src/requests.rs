@@ -1,0 +1,126 @@
+//! Converts the configuration to messages for owners: the settings of a card, its rules and its tenants.
+
+use std::path::{Path, PathBuf};
+
+use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, Settings, Tenant, TimeShare};
+use gang::{CardId, GangId};
+
+use config::cuda::gang_number;
+use config::{CardSpec, CudaSpec, OnStranger, OnStuck, TenantSpec};
+use overrides::Tuning;
+
+/// Size of a MiB in bytes.
+const MIB: u64 = 1 << 20;
+/// Number of nanoseconds per millisecond.
+const MS: u64 = 1_000_000;
+/// Default length of a quantum, as a multiple of the duration of the copies at its start (decision 120).
+const QUANTUM_FACTOR: u32 = 80;
+
+/// Returns the number of a card for the owners of other cards.
+fn card_number(card: &str) -> CardId {
+    CardId(gang_number(card))
+}
+
+/// Returns the socket on which the owner of a card listens for the owners of other cards.
+fn owner_socket(card: &str, folder: &Path) -> PathBuf {
+    folder.join(config::cuda::owner_socket(card))
+}
+
+/// Returns the settings of a card's owner. The owner has its files in `folder`.
+#[must_use]
+pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
+    let cuda = spec.cuda();
+    let CudaSpec {
+        device,
+        driver,
+        worker: _,
+        worker_users: _,
+        sandbox: _,
+        chunk_mib,
+        host_ready_mib,
+        slice_ms,
+        run_ahead_us,
+        strangers,
+        margin_mib,
+        mps_control,
+        orphan_timeout_s: _,
+    } = cuda;
+    Settings {
+        driver,
+        device,
+        card_bytes: spec.vram_mib * MIB,
+        host_bytes: spec.memory.host_mib * MIB,
+        host_ready_bytes: host_ready_mib.min(spec.memory.host_mib) * MIB,
+        chunk_bytes: chunk_mib * MIB,
+        slice_ns: slice_ms * MS,
+        run_ahead_us,
+        kills_strangers: strangers == OnStranger::Kill,
+        margin_bytes: margin_mib * MIB,
+        rules: rules(spec, &Tuning::from_spec(spec)),
+        journal: folder.join(format!("{}.programs", spec.name)),
+        mps: Some(MpsSettings { program: mps_control, folder: folder.join(format!("{}.mps", spec.name)) }),
+        gangs: Some(GangSettings { card: card_number(&spec.name), socket: owner_socket(&spec.name, folder) }),
+    }
+}
+
+/// Returns the rules for sharing a card, in the owner's format.
+#[must_use]
+pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
+    let Tuning { scheduler, memory, .. } = *tuning;
+    let quanta = memory.quanta;
+    Rules {
+        scheduler,
+        host_bytes: memory.host_mib.min(spec.memory.host_mib) * MIB,
+        low_water_bytes: memory.low_water_mib * MIB,
+        victims: memory.victims.name().to_owned(),
+        return_ns: memory.return_ms * MS,
+        settle_ns: memory.settle_ms * MS,
+        idle_ns: memory.idle_ms * MS,
+        quanta: Quanta {
+            mode: quanta.mode.to_string(),
+            window_ns: quanta.window_ms * MS,
+            on_permille: quanta.on_permille,
+            margin_permille: quanta.margin_permille,
+            factor: quanta.factor.unwrap_or(QUANTUM_FACTOR),
+            min_ns: quanta.min_ms * MS,
+            max_ns: quanta.max_ms * MS,
+        },
+    }
+}
+
+/// Returns a tenant in the format of the owner of one of its cards, without the owner and the group of its socket.
+#[must_use]
+pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Tenant {
+    let (memory, time) = (&spec.memory, spec.time.params(None));
+    let class = serde_json::to_value(time.class).ok().and_then(|name| name.as_str().map(str::to_owned));
+    let gang = (!spec.cards.is_empty()).then(|| Gang {
+        number: GangId(gang_number(&spec.name)),
+        cards: spec.cards.iter().map(|card| (card_number(card), owner_socket(card, socket_dir))).collect(),
+    });
+    Tenant {
+        name: spec.name.clone(),
+        memory_bytes: spec.vram_mib * MIB,
+        memory: MemoryShare {
+            quota: memory.quota_mib.map(|mib| mib * MIB),
+            guarantee: memory.guarantee_mib.unwrap_or(0) * MIB,
+            swap_cap: memory.swap_cap_mib.map(|mib| mib * MIB),
+            weight: memory.weight.unwrap_or(vram::Limits::default().weight),
+            on_full: memory.policy(card).to_string(),
+        },
+        time: TimeShare {
+            weight: time.weight,
+            guarantee_permille: time.guarantee_permille,
+            cap_permille: time.cap_permille,
+            class: class.unwrap_or_default(),
+            max_run_ns: time.max_run_ns,
+        },
+        suspends: spec.on_stuck == OnStuck::Suspend,
+        socket: spec.socket_on(&card.name, socket_dir),
+        mode: spec.mode.0,
+        uid: None,
+        gid: None,
+        share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),
+        sharing: spec.sharing,
+        gang,
+    }
+}
