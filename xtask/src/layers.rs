@@ -48,7 +48,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-mps", &[]),
     (
         "cuda-owner",
-        &["cuda-control", "cuda-mps", "cuda-protocol", "gang", "owner-driver", "owner-host", "sched", "tenancy", "vram"],
+        &[
+            "cuda-control",
+            "cuda-mps",
+            "cuda-protocol",
+            "gang",
+            "owner-driver",
+            "owner-host",
+            "sched",
+            "tenancy",
+            "vram",
+        ],
     ),
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),
