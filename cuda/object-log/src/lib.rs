@@ -1,7 +1,8 @@
 //! The log of a guest program's CUDA objects. A new worker executes its entries again, and the program continues there.
 //!
 //! - [`Log`] has one entry for each call that created or changed an object that exists, or that such an object depends
-//!   on. `cuda_calls::replay` has the treatment of each call. The log is compacted as it grows, and its size is bounded.
+//!   on. `cuda_calls::replay` has the treatment of each call. The log is compacted as it grows, and its size is
+//!   bounded.
 //! - [`SavedState`] is the log and the other state of a worker in a file. The next worker decodes it, and trusts it as
 //!   little as the guest's ring.
 //! - [`may_have_variables`] examines images of modules: the contents of variables cannot be saved.

@@ -1,7 +1,7 @@
 //! Continues a program from the file that its previous worker has saved.
 //!
-//! The previous worker may have run the guest's code, so the file is trusted as little as the ring: each step is checked
-//! like a message.
+//! The previous worker may have run the guest's code, so the file is trusted as little as the ring: each step is
+//! checked like a message.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};

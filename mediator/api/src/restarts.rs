@@ -30,7 +30,6 @@ pub struct WorkerRestart {
     pub pid: Option<u32>,
     /// Time until the program continued in a new worker, in ms; absent if it does not.
     pub pause_ms: Option<u64>,
-    /// Reason why it does not continue in a new worker. Unless the reason says otherwise, the program continues in its
-    /// worker.
+    /// Reason why it does not continue in a new worker. The program has not ended unless the reason says so.
     pub why: Option<String>,
 }

@@ -5,7 +5,8 @@
 //! `sched` (commands for the division of cards' time), [`report`] (a picture of this division), [`replay`] (repeats the
 //! decisions of a record), `top` (a live view), `desired` (a desired state in a file), `doctor` (checks of a host),
 //! `events` (the daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and
-//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
+//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), [`client`] (HTTP over
+//! the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]. So are `--output json` and `yaml`, which print the API's
 //! responses unchanged.

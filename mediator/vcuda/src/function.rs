@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,7 @@ use locks::{Mutex, rank};
 
 use crate::core::ProgramStatus;
 use crate::executor::Executor;
-use crate::restart::RestartRequest;
+use crate::restart::{RESTART_LIMIT, Restart, RestartError, RestartRequest};
 use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
 
@@ -151,10 +152,23 @@ impl CudaFunction {
         }
     }
 
-    /// Adds a request for restarts.
-    pub(crate) fn request_restart(&self, request: RestartRequest) {
-        self.0.shared.state.lock().restarts.push(request);
+    /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
+    /// guest. Returns the result for each program, which is an empty list if there is none.
+    ///
+    /// # Errors
+    /// If there is no result. A worker that responds later still restarts.
+    pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
+        let begin = Instant::now();
+        let ((counts, count), (results, result)) = (channel(), channel());
+        self.0.shared.state.lock().restarts.push(RestartRequest { pid, counts, results });
         self.0.shared.wake.wake();
+        let rest = || RESTART_LIMIT.saturating_sub(begin.elapsed());
+        let failed = |error| match error {
+            RecvTimeoutError::Timeout => RestartError::TimedOut,
+            RecvTimeoutError::Disconnected => RestartError::NotServed,
+        };
+        let count = count.recv_timeout(rest()).map_err(failed)?;
+        (0..count).map(|_| result.recv_timeout(rest()).map_err(failed)).collect()
     }
 
     /// Returns true if the guest allows the device to access guest memory.

@@ -1,14 +1,12 @@
 //! Restarts of workers, as the daemon requests them.
 
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::{Duration, Instant};
-
-use crate::function::CudaFunction;
+use std::sync::mpsc::Sender;
+use std::time::Duration;
 
 /// Time limit for all restarts of a request.
 // TIMEOUT: a worker waits for the work of its program for at most 10 s, and copies its memory to the host and back. A
 // worker that is under the guest's control may not respond at all.
-const RESTART_LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const RESTART_LIMIT: Duration = Duration::from_secs(120);
 
 /// Result of the restart of one program's worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,24 +38,4 @@ pub enum RestartError {
     /// The workers have not responded in time.
     #[error("a worker has not responded within {} s", RESTART_LIMIT.as_secs())]
     TimedOut,
-}
-
-impl CudaFunction {
-    /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
-    /// guest. Returns the result for each program, which is an empty list if there is none.
-    ///
-    /// # Errors
-    /// If there is no result. A worker that responds later still restarts.
-    pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
-        let until = Instant::now() + RESTART_LIMIT;
-        let ((counts, count), (results, result)) = (channel(), channel());
-        self.request_restart(RestartRequest { pid, counts, results });
-        let rest = || until.saturating_duration_since(Instant::now());
-        let failed = |error| match error {
-            RecvTimeoutError::Timeout => RestartError::TimedOut,
-            RecvTimeoutError::Disconnected => RestartError::NotServed,
-        };
-        let count = count.recv_timeout(rest()).map_err(failed)?;
-        (0..count).map(|_| result.recv_timeout(rest()).map_err(failed)).collect()
-    }
 }

@@ -169,7 +169,7 @@ fn node_that_was_removed_before_is_removed_again() {
 }
 
 #[test]
-fn changes_of_nodes_before_and_after_the_launchable_graph_are_kept() {
+fn changes_of_nodes_around_an_instantiation_are_kept() {
     let mut program = Program::default();
     let [graph, node, exec] = [Kind::Graph, Kind::Node, Kind::Exec].map(|kind| object(kind, 1));
     let set = |program: &mut Program, value| program.call("cuGraphMemsetNodeSetParams", &[node, value], &NONE);
@@ -231,7 +231,7 @@ fn references_are_taken_again_and_released() {
 }
 
 #[test]
-fn objects_that_cannot_be_created_again_are_named_until_they_end() {
+fn objects_that_cannot_be_replayed_are_named_until_they_end() {
     let mut program = Program::default();
     let memory = object(Kind::Memory, 1);
     program.create("cuMemCreate", memory, &[4096, 0, 0, 0, 0, 0]);
@@ -260,7 +260,7 @@ fn objects_that_cannot_be_created_again_are_named_until_they_end() {
 }
 
 #[test]
-fn captured_graph_is_an_obstacle_while_a_launchable_one_needs_it() {
+fn captured_graph_is_an_obstacle_while_another_needs_it() {
     let mut program = Program::default();
     let [stream, graph, exec] = [Kind::Stream, Kind::Graph, Kind::Exec].map(|kind| object(kind, 1));
     program.create("cuStreamCreate", stream, &[0]);
@@ -339,7 +339,7 @@ fn log_of_a_program_that_creates_and_destroys_stays_small() {
 }
 
 #[test]
-fn program_with_too_many_objects_is_refused_and_its_log_is_freed() {
+fn program_with_too_many_objects_is_refused_without_a_log() {
     let mut program = Program::default();
     for number in 1..=u32::try_from(MAX_ENTRIES).expect("small") {
         program.create("cuEventCreate", object(Kind::Event, number), &[2]);

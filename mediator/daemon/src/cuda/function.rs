@@ -178,7 +178,8 @@ fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
 }
 
 impl crate::Daemon {
-    /// Continues the guest's CUDA programs in new workers; with `pid`, only a program with this process ID in the guest.
+    /// Continues the guest's CUDA programs in new workers; with `pid`, only a program with this process ID in the
+    /// guest.
     ///
     /// # Errors
     /// If the virtual machine has no such program, or its workers do not respond.

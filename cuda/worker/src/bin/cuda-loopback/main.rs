@@ -3,8 +3,8 @@
 //!
 //! The workers inherit this program's environment: the owner's socket, the tenant's name, and the driver's location.
 //!
-//! With `--control`, it listens on a second socket for lines `restart PID`: the program of this worker continues in a new
-//! worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
+//! With `--control`, it listens on a second socket for lines `restart PID`: the program of this worker continues in a
+//! new worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
 
 mod control;
 mod programs;
