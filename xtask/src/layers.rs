@@ -40,7 +40,8 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-exports", &[]),
     ("cuda-fake", &["cuda-exports", "cuda-table"]),
     ("cuda-rig", &["cuda-protocol"]),
-    ("cuda-shim", &["cuda-driver", "cuda-protocol", "cuda-table"]),
+    ("chunk-arena", &[]),
+    ("cuda-shim", &["chunk-arena", "cuda-driver", "cuda-protocol", "cuda-table"]),
     ("guest-nvml", &["cuda-calls", "cuda-table"]),
     ("owner-driver", &[]),
     ("owner-host", &["cuda-protocol", "gang"]),
@@ -56,7 +57,8 @@ const LAYERS: &[(&str, &[&str])] = &[
         "cuda-guest",
         &["cuda-calls", "cuda-exports", "cuda-ring", "cuda-table", "guest-nvml", "render-node", "worker-link"],
     ),
-    ("cuda-worker", &["cuda-calls", "cuda-ring", "worker-link"]),
+    ("object-log", &["cuda-calls", "cuda-ring", "worker-link"]),
+    ("cuda-worker", &["cuda-calls", "cuda-ring", "object-log", "worker-link"]),
     ("locks", &[]),
     ("vfio-host", &["nvspec"]),
     ("vfio-card", &["card", "nvspec", "vfio-host"]),
@@ -140,7 +142,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("passthrough", &["bringup", "card", "devmodel", "locks", "nvspec", "vm-device", "vmm-glue"]),
     ("render-node", &["cuda-ring"]),
     ("cuda-probe", &["cuda-ring", "render-node"]),
-    ("vcuda", &["cuda-ring", "locks", "saved-state", "vmm-glue", "worker-link"]),
+    ("vcuda", &["cuda-ring", "locks", "object-log", "saved-state", "vmm-glue", "worker-link"]),
     (
         "rig",
         &[

@@ -3,7 +3,8 @@
 //! [`CALLS`] has the functions that guests can call; [`REFUSED`] names the others, which return 801. A description
 //! determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the return of
 //! results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
-//! memory) have separate messages: [`own`].
+//! memory) have separate messages: [`own`]. [`replay`] has the treatment of each call when a program continues in another
+//! worker.
 //!
 //! The crate does not call the driver and does not use rings: it works on slices of words.
 
@@ -13,6 +14,7 @@ mod describe;
 mod encode;
 pub mod own;
 mod refused;
+pub mod replay;
 mod table;
 
 pub use decode::{Arena, Fault, Handles, Prepared, checked_end, decode};

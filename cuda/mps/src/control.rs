@@ -370,15 +370,10 @@ impl MpsConfig {
     }
 }
 
-/// Returns the group of a user in the host's user database.
+/// Returns the group of a user in the host's user database, which can be a file or a service.
 fn group_of(user: u32) -> u32 {
-    let text = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let of = |line: &str| {
-        let fields: Vec<&str> = line.split(':').collect();
-        let is_it = fields.get(2)?.parse() == Ok(user);
-        fields.get(3).filter(|_| is_it)?.parse().ok()
-    };
-    text.lines().find_map(of).unwrap_or(NO_GROUP)
+    let found = nix::unistd::User::from_uid(user.into());
+    found.ok().flatten().map_or(NO_GROUP, |user| user.gid.as_raw())
 }
 
 /// Returns the start time of a process, in the units of proc_pid_stat(5).
@@ -402,6 +397,7 @@ fn numbers(answer: &str) -> Vec<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
 
     fn config(folder: &Path, program: &str) -> MpsConfig {
         MpsConfig { program: program.into(), folder: folder.join("group"), card: String::new(), user: None }
@@ -439,6 +435,42 @@ mod tests {
         fs::create_dir_all(&config.folder).expect("a folder");
         fs::write(config.folder.join(RECORD), format!("{} 1", std::process::id())).expect("written");
         assert!(Control::find(&config).is_none());
+    }
+
+    /// A program that serves until it is told to quit, and records its user and its group.
+    const CONTROL: &str = r#"#!/bin/sh
+if [ "$1" = -f ]; then
+    echo "$(id -u) $(id -g)" > "$CUDA_MPS_LOG_DIRECTORY/ids"
+    echo $$ > "$CUDA_MPS_PIPE_DIRECTORY/control"
+    exec sleep 600
+fi
+read -r command
+pid=$(cat "$CUDA_MPS_PIPE_DIRECTORY/control") && case $command in quit) kill "$pid" ;; esac
+"#;
+
+    #[test]
+    fn daemon_of_another_user_runs_as_this_user_and_ends() {
+        // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let program = folder.path().join("control");
+        fs::write(&program, CONTROL).expect("written");
+        for path in [folder.path(), &program] {
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("set");
+        }
+        // Debian's first user after root, and a user that no database lists.
+        for (user, group) in [(1, 1), (54_321, NO_GROUP)] {
+            let name = program.to_str().expect("a path");
+            let config = MpsConfig { user: Some(user), ..config(&folder.path().join(user.to_string()), name) };
+            let (control, is_new) = Control::open(&config).expect("it serves");
+            let ids = fs::read_to_string(config.folder.join("log/ids")).expect("written by the daemon");
+            assert_eq!((ids.trim(), is_new), (&*format!("{user} {group}"), true));
+            let found = Control::find(&config).expect("the next owner finds it");
+            control.quit();
+            assert!(is_ended(&found.pidfd) && !pipe_folder(&config.folder).exists());
+        }
     }
 
     #[test]

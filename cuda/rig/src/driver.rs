@@ -14,7 +14,10 @@ macro_rules! function {
 
 mod arrays;
 mod nodes;
+mod objects;
 mod registered;
+
+pub use objects::Objects;
 
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;

@@ -20,4 +20,4 @@ pub mod raw;
 pub mod runtime;
 pub mod stall;
 
-pub use driver::{Cuda, Failed, Ipc, Location};
+pub use driver::{Cuda, Failed, Ipc, Location, Objects};

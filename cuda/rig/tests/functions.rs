@@ -8,7 +8,9 @@ use std::path::PathBuf;
 use std::process::Child;
 use std::time::Duration;
 
-use cuda_ring::{BlobKind, control, ring, state};
+use cuda_calls::own::{self, Route, flags};
+use cuda_calls::{CALLS, Kind, handle};
+use cuda_ring::{BlobKind, Header, PINNED_ADDRESSES, control, ring, slots, state};
 use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::daemon::{card, get, good, json, signal, tenant};
@@ -142,7 +144,9 @@ fn workers(rig: &Rig) -> Vec<i32> {
     let named = rig.folder.path().join("card").display().to_string();
     let is_ours = |process: &std::fs::DirEntry| {
         let of = |file: &str| std::fs::read(process.path().join(file)).unwrap_or_default();
-        let is_worker = String::from_utf8_lossy(&of("comm")).trim() == "cuda-worker";
+        let name = of("comm");
+        // A worker whose program has started has the program's number in its name.
+        let is_worker = name.starts_with(b"cuda-worker") || name.starts_with(b"guest ");
         is_worker && String::from_utf8_lossy(&of("environ")).contains(&named)
     };
     let processes = std::fs::read_dir("/proc").expect("readable").flatten().filter(is_ours);
@@ -386,4 +390,107 @@ fn owner_of(service: &Service) -> i32 {
     let is_owner =
         |pid: &i32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name.trim() == "cuda-owner");
     children.into_iter().find(is_owner).expect("an owner")
+}
+
+/// The ring of the first program, whose messages have replies.
+#[derive(Default)]
+struct Calls {
+    head: u64,
+    count: u64,
+    context: u32,
+}
+
+/// Slot of the program's only thread.
+const SLOT: u16 = 1;
+
+impl Calls {
+    /// Sends a message, and returns the result and the first word of its reply.
+    fn send(&mut self, driver: &mut Driver, op: u16, words: &[u64]) -> (i32, u64) {
+        let header = Header { op, flags: flags::ANSWER, words: words.len() as u32 + 2 };
+        let route = Route { context: self.context, slot: SLOT, capture_mode: 0 };
+        for word in [header.word(), route.word()].iter().chain(words) {
+            driver.store(RING + self.head, *word);
+            self.head += 8;
+        }
+        driver.store(CONTROL + control::HEAD, self.head);
+        driver.execute(&doorbell(1));
+        self.count += 1;
+        until("a reply", || driver.load(CONTROL + slots::sequence(SLOT)) == self.count);
+        (driver.load(CONTROL + slots::result(SLOT)) as i32, driver.load(CONTROL + slots::data(SLOT)))
+    }
+
+    /// Executes a described call that must succeed. Returns the first word of its results.
+    fn call(&mut self, driver: &mut Driver, name: &str, words: &[u64]) -> u64 {
+        let op = CALLS.iter().position(|call| call.name == name).expect("described");
+        let (code, result) = self.send(driver, u16::try_from(op).expect("small"), words);
+        assert_eq!(code, 0, "{name}");
+        result
+    }
+
+    /// Starts a program with memory that contains a word. Returns the address.
+    fn start(driver: &mut Driver, word: u64) -> (Self, u64) {
+        let mut calls = Self::default();
+        let words = [cuda_ring::VERSION, CALLS.len() as u64, 4242];
+        assert_eq!(calls.send(driver, own::START, &words).0, 0);
+        calls.call(driver, "cuInit", &[0]);
+        calls.call(driver, "cuDevicePrimaryCtxRetain+", &[handle(Kind::Context, 1), 0]);
+        calls.context = 1;
+        assert_eq!(calls.send(driver, own::PIN, &[2, PINNED_ADDRESSES]).0, 0);
+        let address = calls.call(driver, "cuMemAlloc_v2+", &[4096]);
+        assert_eq!(calls.send(driver, own::COPY_INLINE, &[address, 8, 0, word]).0, 0);
+        (calls, address)
+    }
+
+    /// Copies a word of the card to pinned memory, and checks it.
+    fn check(&mut self, driver: &mut Driver, address: u64, word: u64) {
+        driver.store(PINNED + 8, 0);
+        self.call(driver, "cuMemcpyAsync+", &[PINNED_ADDRESSES + 8, address, 8, 0]);
+        assert_eq!(self.send(driver, own::WAIT_STREAM, &[0]).0, 0);
+        assert_eq!(driver.load(PINNED + 8), word);
+    }
+}
+
+#[test]
+fn guest_program_continues_in_new_workers_on_request() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    let (mut calls, address) = Calls::start(&mut driver, 77);
+    driver.post(5, &wait(1, 1, (2, 0), 1));
+    let [mut worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    for _ in 0..3 {
+        let done = json(&service.rig, &["vm", "restart-workers", "vm"]);
+        let program = &done["programs"][0];
+        assert!(program["pause_ms"].is_u64() && program["why"].is_null(), "{done} {}", service.log());
+        let [next] = workers(&service.rig)[..] else { panic!("one worker: {}", service.log()) };
+        assert_ne!(next, worker);
+        worker = next;
+        check(&service, &mut driver, worker);
+        calls.check(&mut driver, address, 77);
+    }
+    // An obstacle is named, and the program continues in its worker.
+    calls.call(&mut driver, "cuMemAddressReserve", &[2 << 20, 0, 0, 0]);
+    let refused = support::daemon::ctl(&service.rig, &["vm", "restart-workers", "vm"]);
+    let text = String::from_utf8_lossy(&refused.stdout).into_owned();
+    assert_eq!(refused.status.code(), Some(4), "{text}");
+    assert!(text.contains("it has an object of cuMemAddressReserve, which cannot be created again"), "{text}");
+    check(&service, &mut driver, worker);
+    calls.check(&mut driver, address, 77);
+    let none = support::daemon::bad(&service.rig, 4, &["vm", "restart-workers", "vm", "--pid", "1"]);
+    assert!(none.contains("no program with process ID 1 in the guest uses CUDA"), "{none}");
+    // The journal has the new worker, so that the next daemon finds it.
+    service.until_kept();
+    service.kill();
+    service.restart();
+    check(&service, &mut driver, worker);
+    calls.check(&mut driver, address, 77);
+    let next = service.upgrade();
+    check(&service, &mut driver, worker);
+    calls.check(&mut driver, address, 77);
+    driver.store(PINNED, 1);
+    assert_eq!(driver.answer().0, 5);
+    driver.execute(&destroy(1));
+    until("the worker has exited", || !is_alive(worker));
+    kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
+    until("the last daemon has exited", || !is_alive(next));
 }

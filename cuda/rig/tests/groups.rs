@@ -14,9 +14,14 @@ const MPS: &str = env!("CARGO_BIN_EXE_cuda-fake-mps");
 /// Kernels of each program that are compared.
 const KERNELS: usize = 150;
 
-/// Creates a rig with tenants of these names and groups.
+/// Creates a rig with tenants of these names and groups, whose programs work together.
 fn grouped(tenants: &[(&str, &str)]) -> Rig {
-    let group = |group: &str| format!("share_group = \"{group}\"\nsharing = \"together\"\n");
+    shared(tenants, "together")
+}
+
+/// Creates a rig with tenants of these names and groups, and this value of `sharing`.
+fn shared(tenants: &[(&str, &str)], sharing: &str) -> Rig {
+    let group = |group: &str| format!("share_group = \"{group}\"\nsharing = \"{sharing}\"\n");
     let mut rig = rig(|rig| {
         let tables = tenants.iter().map(|(name, of)| tenant(name, "fake", &group(of)));
         card(rig, "fake", &format!("cuda.mps_control = \"{MPS}\"\n")) + &tables.collect::<String>()
@@ -160,6 +165,23 @@ fn members_of_a_group_are_inside_kernels_at_once() {
     let shown = group_state(&rig, "a");
     assert_eq!((&shown["mps"], &shown["together"]), (&"serves".into(), &true.into()), "{shown}");
     assert!(good(&rig, &["tenant", "show", "a"]).contains("g, together: together"));
+    drop(programs.map(Program::end));
+}
+
+#[test]
+fn automatic_group_works_together_when_that_is_faster() {
+    let rig = shared(&[("a", "g"), ("b", "g")], "auto");
+    let _daemon = Daemon::start(&rig);
+    let programs = [count(&rig, "a"), count(&rig, "b")];
+    // A trial of two parts of 0.6 s runs at most 600 kernels of a program together, and the next one begins 30 s later.
+    awaited("the group works together after the trial", || {
+        let latest = programs.each_ref().map(|program| {
+            let all = kernels(&rig, program);
+            all[all.len().saturating_sub(1500)..].to_vec()
+        });
+        (concurrent(&latest[0], &latest[1]) > 1000).then_some(())
+    });
+    assert_eq!(group_state(&rig, "a")["together"], true, "{}", good(&rig, &["tenant", "show", "a"]));
     drop(programs.map(Program::end));
 }
 

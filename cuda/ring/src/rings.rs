@@ -132,7 +132,17 @@ pub struct Broken;
 impl<C: Words, R: Words> Consumer<C, R> {
     /// Returns the consumer of an unused ring.
     pub fn new(control: C, ring: R, geometry: Geometry) -> Self {
-        Self { control, ring, geometry, tail: 0 }
+        Self::resume(control, ring, geometry, 0)
+    }
+
+    /// Returns a consumer that continues at the position of a previous one ([`Self::position`]).
+    pub fn resume(control: C, ring: R, geometry: Geometry, tail: u64) -> Self {
+        Self { control, ring, geometry, tail }
+    }
+
+    /// Returns the position up to which the ring has been read.
+    pub fn position(&self) -> u64 {
+        self.tail
     }
 
     /// Returns true if the ring contains messages.

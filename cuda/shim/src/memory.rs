@@ -1,6 +1,6 @@
 //! Memory of the program.
 //!
-//! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`], [`arena`]);
+//! - [`chunks`]: allocations at addresses that never change, backed by the owner's chunks ([`region`]);
 //! - [`ordered`]: memory that is freed in the order of a stream's work;
 //! - [`handles`]: virtual memory that the program manages itself, backed by chunks;
 //! - [`opened`]: memory that processes of a tenant share;
@@ -13,7 +13,6 @@ use crate::captures::Captures;
 use crate::contexts::Contexts;
 use crate::link::Link;
 
-mod arena;
 pub mod chunks;
 pub mod fixed;
 #[cfg(test)]

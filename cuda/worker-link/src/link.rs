@@ -1,11 +1,15 @@
 //! One end of the connection.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+};
 
 use crate::message::{FromWorker, Malformed, PACKET, ToWorker};
 
@@ -86,6 +90,21 @@ impl Link {
         self.send(&message.encode(), SendFlags::DONTWAIT)
     }
 
+    /// Sends [`ToWorker::Save`] with its file.
+    ///
+    /// # Errors
+    /// [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    pub fn send_save(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        let files = [file];
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let packet = ToWorker::Save.encode();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        let sent = rustix::net::sendmsg(&self.0, &[IoSlice::new(&packet)], &mut ancillary, flags)?;
+        if sent == PACKET { Ok(()) } else { Err(LinkError::Malformed(Malformed)) }
+    }
+
     /// Sends a message to the device; waits while the queue is full.
     ///
     /// # Errors
@@ -102,6 +121,28 @@ impl Link {
         let mut packet = [0; PACKET];
         let length = self.receive(&mut packet, RecvFlags::empty())?;
         Ok(ToWorker::decode(packet.get(..length).unwrap_or_default())?)
+    }
+
+    /// Receives a message from the device without waiting, and the file that [`ToWorker::Save`] contains.
+    ///
+    /// # Errors
+    /// [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the device has closed the connection.
+    pub fn try_receive_in_worker(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut packet = [0; PACKET];
+        let mut parts = [IoSliceMut::new(&mut packet)];
+        let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC | RecvFlags::CMSG_CLOEXEC;
+        let received = rustix::io::retry_on_intr(|| rustix::net::recvmsg(&self.0, &mut parts, &mut ancillary, flags))?;
+        let file = ancillary.drain().find_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(mut files) => files.next(),
+            _ => None,
+        });
+        // Each packet has contents, so an empty one means that the connection has ended.
+        if received.bytes == 0 {
+            return Err(LinkError::Closed);
+        }
+        Ok((ToWorker::decode(packet.get(..received.bytes).unwrap_or_default())?, file))
     }
 
     /// Receives a message from the worker without waiting.
@@ -155,5 +196,25 @@ mod tests {
         let (device, worker) = Link::pair().expect("a pair");
         rustix::net::send(&device, &[1; PACKET + 1], SendFlags::empty()).expect("sent");
         assert!(matches!(worker.receive_in_worker(), Err(LinkError::Malformed(_))));
+    }
+
+    #[test]
+    fn file_of_a_save_arrives_with_it() {
+        let (device, worker) = Link::pair().expect("a pair");
+        let (reader, writer) = rustix::pipe::pipe().expect("a pipe");
+        device.send_save(writer.as_fd()).expect("sent");
+        device.send_to_worker(ToWorker::Doorbell).expect("sent");
+        drop(writer);
+        let (message, file) = worker.try_receive_in_worker().expect("received");
+        assert_eq!(message, ToWorker::Save);
+        rustix::io::write(file.expect("a file"), b"x").expect("written");
+        let mut byte = [0];
+        assert_eq!(rustix::io::read(&reader, &mut byte).expect("read"), 1);
+        assert!(matches!(worker.try_receive_in_worker(), Ok((ToWorker::Doorbell, None))));
+        assert!(matches!(worker.try_receive_in_worker(), Err(LinkError::WouldBlock)));
+        rustix::net::send(&device, &[1; PACKET + 1], SendFlags::empty()).expect("sent");
+        assert!(matches!(worker.try_receive_in_worker(), Err(LinkError::Malformed(_))));
+        drop(device);
+        assert!(matches!(worker.try_receive_in_worker(), Err(LinkError::Closed)));
     }
 }

@@ -1,5 +1,7 @@
 //! The messages and their encoding.
 
+use crate::obstacle::Obstacle;
+
 /// Length of each packet in bytes.
 pub const PACKET: usize = 32;
 
@@ -30,6 +32,9 @@ pub enum ToWorker {
     Doorbell,
     /// The guest program has ended, or the device does not know the worker.
     Goodbye,
+    /// The program continues in another worker: the worker saves its state in the file that the packet contains, and
+    /// ends. If a part of the state cannot be saved, it replies with `Refused` and continues to serve the program.
+    Save,
 }
 
 /// A message from a worker.
@@ -49,6 +54,15 @@ pub enum FromWorker {
         /// The cause.
         reason: Reason,
     },
+    /// The worker's state is in the file of `Save`; the worker ends.
+    Saved,
+    /// The worker has restored the state of the program's previous worker, and continues the program.
+    Restored,
+    /// The worker has not saved its state, and continues.
+    Refused {
+        /// The part of the state that cannot be saved.
+        obstacle: Obstacle,
+    },
 }
 
 /// Cause of a worker's end.
@@ -66,6 +80,8 @@ pub enum Reason {
     Sandbox,
     /// The worker made a system call that its sandbox forbids. Contains the number of the call.
     Forbidden(u32),
+    /// The state that another worker saved cannot be restored.
+    Restore,
     /// A reason that this version does not know.
     Unknown(u32),
 }
@@ -84,6 +100,7 @@ impl Reason {
             Self::Limit => 4,
             Self::Sandbox => 5,
             Self::Forbidden(_) => 6,
+            Self::Restore => 7,
             Self::Unknown(number) => number,
         }
     }
@@ -101,6 +118,7 @@ impl Reason {
             4 => Self::Limit,
             5 => Self::Sandbox,
             6 => Self::Forbidden(u32::try_from(detail).unwrap_or(u32::MAX)),
+            7 => Self::Restore,
             other => Self::Unknown(other),
         }
     }
@@ -136,6 +154,7 @@ impl ToWorker {
             Self::Remove { id, serial } => (2, id, 0, serial, 0, 0),
             Self::Doorbell => (3, 0, 0, 0, 0, 0),
             Self::Goodbye => (4, 0, 0, 0, 0, 0),
+            Self::Save => (5, 0, 0, 0, 0, 0),
         })
     }
 
@@ -149,6 +168,7 @@ impl ToWorker {
             (2, id, _, serial, ..) => Ok(Self::Remove { id, serial }),
             (3, ..) => Ok(Self::Doorbell),
             (4, ..) => Ok(Self::Goodbye),
+            (5, ..) => Ok(Self::Save),
             _ => Err(Malformed),
         }
     }
@@ -161,6 +181,12 @@ impl FromWorker {
             Self::Removed { id, serial } => (1, id, 0, serial, 0, 0),
             Self::Check => (2, 0, 0, 0, 0, 0),
             Self::Failed { reason } => (3, 0, reason.number(), 0, reason.detail(), 0),
+            Self::Saved => (4, 0, 0, 0, 0, 0),
+            Self::Restored => (6, 0, 0, 0, 0, 0),
+            Self::Refused { obstacle } => {
+                let (number, detail) = obstacle.numbers();
+                (5, 0, number, 0, detail, 0)
+            }
         })
     }
 
@@ -173,6 +199,9 @@ impl FromWorker {
             (1, id, _, serial, ..) => Ok(Self::Removed { id, serial }),
             (2, ..) => Ok(Self::Check),
             (3, _, reason, _, detail, _) => Ok(Self::Failed { reason: Reason::from_numbers(reason, detail) }),
+            (4, ..) => Ok(Self::Saved),
+            (6, ..) => Ok(Self::Restored),
+            (5, _, number, _, detail, _) => Ok(Self::Refused { obstacle: Obstacle::from_numbers(number, detail) }),
             _ => Err(Malformed),
         }
     }
@@ -189,16 +218,20 @@ mod tests {
             ToWorker::Remove { id: 7, serial: 9 },
             ToWorker::Doorbell,
             ToWorker::Goodbye,
+            ToWorker::Save,
         ];
         for message in to {
             assert_eq!(ToWorker::decode(&message.encode()), Ok(message));
         }
-        let reasons = [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox];
+        let reasons =
+            [Reason::Driver, Reason::Addresses, Reason::Malformed, Reason::Limit, Reason::Sandbox, Reason::Restore];
         let failed = reasons
             .into_iter()
             .chain([Reason::Forbidden(59), Reason::Unknown(99)])
             .map(|reason| FromWorker::Failed { reason });
-        for message in [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check].into_iter().chain(failed) {
+        let others =
+            [FromWorker::Removed { id: 3, serial: 8 }, FromWorker::Check, FromWorker::Saved, FromWorker::Restored];
+        for message in others.into_iter().chain(failed) {
             assert_eq!(FromWorker::decode(&message.encode()), Ok(message));
         }
     }

@@ -14,6 +14,21 @@ use crate::link::Link;
 /// Numbers of the descriptors in the worker.
 const WINDOW_FD: i32 = 3;
 const LINK_FD: i32 = 4;
+const STARTER_FD: i32 = 5;
+const RESTORE_FD: i32 = 6;
+
+/// Descriptors of a worker.
+#[derive(Debug)]
+pub struct WorkerFiles {
+    /// The window.
+    pub window: OwnedFd,
+    /// The connection to the device.
+    pub link: Link,
+    /// A connection for [`Save`](crate::ToWorker::Save), if the device is not the process that starts workers.
+    pub starter: Option<Link>,
+    /// The file with the state of the program's previous worker, if there was one.
+    pub restore: Option<OwnedFd>,
+}
 
 /// A worker that could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -96,8 +111,23 @@ impl WorkerOptions {
     /// # Errors
     /// If the program does not start.
     pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
+        self.start_of(WorkerFiles { window, link, starter: None, restore: None }, errors)
+    }
+
+    /// Like [`Self::start_with`], with further descriptors.
+    ///
+    /// # Errors
+    /// If the program does not start.
+    pub fn start_of(&self, files: WorkerFiles, errors: Stdio) -> Result<Child, StartError> {
+        let WorkerFiles { window, link, starter, restore } = files;
+        let mut mappings = vec![(window, WINDOW_FD), (link.into_fd(), LINK_FD)];
+        mappings.extend(starter.map(|starter| (starter.into_fd(), STARTER_FD)));
+        mappings.extend(restore.map(|file| (file, RESTORE_FD)));
+        let names = [(WINDOW_FD, "window"), (LINK_FD, "link"), (STARTER_FD, "starter"), (RESTORE_FD, "restore")];
         let mut command = Command::new(&self.program);
-        command.args(["--window-fd", &WINDOW_FD.to_string(), "--link-fd", &LINK_FD.to_string()]);
+        for (number, name) in names.iter().filter(|(number, _)| mappings.iter().any(|(_, fd)| fd == number)) {
+            command.args([format!("--{name}-fd"), number.to_string()]);
+        }
         if let Some(library) = &self.library {
             command.arg("--library").arg(library);
         }
@@ -107,9 +137,8 @@ impl WorkerOptions {
         command.env_clear().envs(self.environment.iter().map(|(name, value)| (name, value)));
         command.args(self.restrictions.arguments());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(errors);
-        let mappings = [(window, WINDOW_FD), (link.into_fd(), LINK_FD)];
-        let mappings = mappings.map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
-        command.fd_mappings(mappings.into()).map_err(|_| StartError::Descriptors)?;
+        let mappings = mappings.into_iter().map(|(parent_fd, child_fd)| FdMapping { parent_fd, child_fd });
+        command.fd_mappings(mappings.collect()).map_err(|_| StartError::Descriptors)?;
         command.spawn().map_err(|error| StartError::Program(self.program.clone(), error))
     }
 }

@@ -1,10 +1,11 @@
 //! The connection to the device. It survives a change of daemons.
 
 use std::io::Write as _;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, poll};
 use worker_link::{FromWorker, Link, LinkError, Rejoin, ToWorker};
 
 /// Interval between attempts to connect to the next daemon.
@@ -32,9 +33,17 @@ impl DeviceLink {
         let _ = self.current().send_from_worker(message);
     }
 
-    /// Waits for a message and returns it.
-    pub(crate) fn receive(&self) -> Result<ToWorker, LinkError> {
-        self.current().receive_in_worker()
+    /// Waits until a message has arrived, or the connection has ended.
+    pub(crate) fn wait(&self) {
+        let link = self.current();
+        let mut descriptors = [PollFd::new(&*link, PollFlags::IN)];
+        // After an error, the caller tries to receive and waits again.
+        let _ = poll(&mut descriptors, None);
+    }
+
+    /// Returns the next message, and the file that it contains.
+    pub(crate) fn try_receive(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
+        self.current().try_receive_in_worker()
     }
 
     /// Connects to the next daemon. The last message of the previous daemon was received before `lost`. Returns false

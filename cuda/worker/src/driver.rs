@@ -80,6 +80,8 @@ needed! {
 pub struct Driver {
     described: Vec<Option<Function>>,
     needed: Vec<Option<Function>>,
+    /// The shim's function that allocates memory at a given address.
+    allocate_at: Option<Function>,
 }
 
 /// Returns the symbol of a described call, without the mark for calls that the guest library completes.
@@ -118,7 +120,7 @@ impl Driver {
                 return Err(LoadError::Function(NEEDED.get(always as usize).copied().unwrap_or_default()));
             }
         }
-        Ok(Self { described, needed })
+        Ok(Self { described, needed, allocate_at: find("gpu_mediator_allocate_at") })
     }
 
     /// Returns a driver whose functions succeed without any effect.
@@ -161,7 +163,7 @@ impl Driver {
         for parameters in [Needed::FunctionParameter, Needed::KernelParameter] {
             needed[parameters as usize] = Some(none);
         }
-        Self { described: vec![Some(accept); CALLS.len()], needed }
+        Self { described: vec![Some(accept); CALLS.len()], needed, allocate_at: Some(accept) }
     }
 
     /// Initializes the library, if possible. The program's own call returns the result.
@@ -172,6 +174,14 @@ impl Driver {
     /// Calls a described function. Returns 801 if the library lacks it.
     pub fn call(&self, index: usize, values: &[u64; MAX_ARGUMENTS]) -> i32 {
         self.described.get(index).copied().flatten().map_or(NOT_SUPPORTED, |function| invoke(function, values))
+    }
+
+    /// Allocates memory of the current context at an address that an allocation of this size had in another worker.
+    /// With a size of 0, checks that the library can do this. Returns 801 if it cannot.
+    pub fn allocate_at(&self, address: u64, bytes: u64) -> i32 {
+        let mut values = [0; MAX_ARGUMENTS];
+        values[..2].copy_from_slice(&[address, bytes]);
+        self.allocate_at.map_or(NOT_SUPPORTED, |function| invoke(function, &values))
     }
 
     /// Calls a function that the worker itself needs, with up to 12 arguments. Returns 801 if the library lacks it.

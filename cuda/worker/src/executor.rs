@@ -6,6 +6,7 @@ use std::io::Write as _;
 use cuda_calls::own::{self, Route, flags};
 use cuda_calls::{Arena, CALLS, Fault, Handles as _, Kind, Prepared, Treatment, decode, handle};
 use cuda_ring::{ADDRESSES, Header, Shared, Words as _, control, slots, state};
+use object_log::{Log, Outcome};
 
 use crate::driver::{Driver, NOT_SUPPORTED, Needed};
 use crate::objects::{Objects, TooMany};
@@ -93,14 +94,22 @@ pub struct Executor {
     pub(crate) linked: Linked,
     /// Number of captures that may be open. If it is 0, no stream is capturing.
     pub(crate) captures: u64,
+    /// The log of the objects, with which the program continues in another worker.
+    pub(crate) log: Log,
+    /// Result of the last call.
+    pub(crate) last_code: i32,
+    /// True while steps of a log are executed. Calls send no reply.
+    pub(crate) is_replaying: bool,
+    /// Process of the program in the guest.
+    pub(crate) process: u32,
+    /// Number of replies so far, by slot.
+    pub(crate) counts: Vec<u64>,
+    pub(crate) next_reservation: u64,
+    pub(crate) started: bool,
     arena: Arena,
     effects: Vec<Effect>,
-    /// Number of replies so far, by slot.
-    counts: Vec<u64>,
     current: Option<u32>,
     mode: u16,
-    next_reservation: u64,
-    started: bool,
     /// Failures that were already reported, by message and error.
     reported: BTreeSet<(u16, i32)>,
 }
@@ -127,9 +136,13 @@ impl Executor {
             staging: None,
             linked: Linked::default(),
             captures: 0,
+            log: Log::default(),
+            last_code: 0,
+            is_replaying: false,
+            process: 0,
+            counts: vec![0; control::SLOT_COUNT as usize],
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
-            counts: vec![0; control::SLOT_COUNT as usize],
             // A new thread has no context. The driver would refuse to set one before `cuInit`.
             current: Some(0),
             mode: 0,
@@ -165,6 +178,23 @@ impl Executor {
             self.finish(origin, code, &[]);
             return Ok(());
         }
+        self.dispatch(origin, words)?;
+        // The results of described calls are recorded there.
+        let is_recorded = matches!(
+            origin.header.op,
+            own::FUNCTION_INFO | own::PIN | own::STAGING | own::GRAPH_KERNEL | own::GRAPH_HOST
+        );
+        if is_recorded && self.last_code == 0 {
+            let [_, graph, node, ..] = *words else {
+                self.log.own(origin.header.op, origin.route, words, None, None);
+                return Ok(());
+            };
+            self.log.own(origin.header.op, origin.route, words, Some(node), Some(graph));
+        }
+        Ok(())
+    }
+
+    fn dispatch(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         match origin.header.op {
             op if op < own::FIRST => self.described(usize::from(op), origin, words),
             own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT => self.wait(origin, words),
@@ -189,7 +219,8 @@ impl Executor {
 
     fn start(&mut self, origin: Origin, words: &[u64]) -> Result<(), Broken> {
         let [version, calls, process] = *words else { return Err(Broken::Malformed) };
-        processes::name_after(process as u32);
+        self.process = process as u32;
+        processes::name_after(self.process);
         let matches = version == cuda_ring::VERSION && calls == CALLS.len() as u64;
         self.started = matches;
         // The versions of the messages differ. The guest reports which side must be updated.
@@ -271,9 +302,11 @@ impl Executor {
         }
         let mut results: Vec<u64> = Vec::new();
         if code == 0 {
+            let mut ended = Vec::new();
             if let Some((_, dropped)) = prepared.dropped {
-                for ended in self.objects.remove(dropped) {
-                    self.parameters.remove(&ended);
+                ended = self.objects.remove(dropped);
+                for ended in &ended {
+                    self.parameters.remove(ended);
                 }
             }
             if let Some((kind, number)) = prepared.dropped_number {
@@ -286,7 +319,18 @@ impl Executor {
             if effect == Effect::ListsProcesses {
                 processes::translate(&mut results);
             }
-            self.record(effect, &prepared, &results, origin.route.context)?;
+            ended.extend(self.record(effect, &prepared, &results, origin.route.context)?);
+            let outcome = Outcome {
+                made: known.or(prepared.new.map(|(_, made, _)| made)),
+                is_known: known.is_some(),
+                owner: prepared.owner,
+                dropped: prepared.dropped.map(|(_, dropped)| dropped),
+                ended: &ended,
+                values: &prepared.values,
+                results: &results,
+                image: (&self.objects.image, self.objects.image_bytes),
+            };
+            self.log.described(index, origin.route, words, &outcome);
             results.extend(known);
         }
         self.finish(origin, code, &results);
@@ -304,7 +348,14 @@ impl Executor {
         }
     }
 
-    fn record(&mut self, effect: Effect, prepared: &Prepared, results: &[u64], context: u32) -> Result<(), Broken> {
+    /// Records the effect of a call. Returns the handles of objects that have ended.
+    fn record(
+        &mut self,
+        effect: Effect,
+        prepared: &Prepared,
+        results: &[u64],
+        context: u32,
+    ) -> Result<Vec<u64>, Broken> {
         let result = |at: usize| results.get(at).copied().unwrap_or_default();
         let value = |at: usize| prepared.values.get(at).copied().unwrap_or_default();
         match effect {
@@ -316,16 +367,20 @@ impl Executor {
             Effect::Frees => self.objects.remove_range(value(0)),
             // The guest's handle of a primary context contains the device's number plus one.
             Effect::EndsPrimary => {
-                self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1)));
+                return Ok(self.objects.remove(handle(Kind::Context, (value(0) as u32).wrapping_add(1))));
             }
             Effect::BeginsCapture => self.captures += 1,
             Effect::None | Effect::ChangesContext | Effect::ListsProcesses | Effect::EndsCapture => {}
         }
-        Ok(())
+        Ok(Vec::new())
     }
 
     /// Replies to a call with its results. If the call has no reply, records its error.
     pub(crate) fn finish(&mut self, origin: Origin, code: i32, results: &[u64]) {
+        self.last_code = code;
+        if self.is_replaying {
+            return;
+        }
         if is_sticky(code) {
             self.control.store(control::STICKY, u64::from(code.cast_unsigned()));
         }

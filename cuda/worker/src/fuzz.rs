@@ -4,6 +4,8 @@
 //! UNSAFETY: unmaps the window at the end of the run.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use cuda_calls::own::{self, Route};
 use cuda_calls::{CALLS, Kind, handle};
 use cuda_ring::{BlobKind, Consumer, Geometry, Header, PINNED_ADDRESSES, Words as _, control, ring, slots, staging};
@@ -11,6 +13,7 @@ use rustix::fs::MemfdFlags;
 
 use crate::driver::Driver;
 use crate::executor::{Broken, Executor};
+use crate::restore::read_state;
 use crate::window::Window;
 
 /// Size of the program's pinned memory in bytes.
@@ -46,7 +49,15 @@ struct Effects {
     result: i32,
 }
 
-fn run(input: &[u8]) -> Effects {
+/// Waits until no other thread has a program, because the programs of a process have the same addresses.
+fn alone() -> MutexGuard<'static, ()> {
+    /// Static: the addresses belong to the process.
+    static ADDRESSES: Mutex<()> = Mutex::new(());
+    ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns a window with the blobs of a program.
+fn window() -> Window {
     let total = BLOBS.iter().map(|(_, bytes)| bytes).sum();
     let descriptor = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
     rustix::fs::ftruncate(&descriptor, total).expect("memory");
@@ -56,6 +67,38 @@ fn run(input: &[u8]) -> Effects {
         window.add(id, kind.number(), 0, (offset, bytes)).expect("fits");
         offset += bytes;
     }
+    window
+}
+
+/// Restores a program from a file with these bytes. Returns true if all steps of the file were executed.
+///
+/// # Panics
+/// Panics if the system has no memory for the window, or if the worker has a bug.
+pub fn restore(input: &[u8]) -> bool {
+    let _alone = alone();
+    let file = rustix::fs::memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("memory");
+    let mut written = 0;
+    while written < input.len() {
+        written += rustix::io::pwrite(&file, &input[written..], written as u64).expect("memory");
+    }
+    let Ok((state, contents)) = read_state(&file) else { return false };
+    let mut window = window();
+    for blob in &state.blobs {
+        // The window refuses blobs that differ from the program's.
+        let _ = window.add(blob.id, blob.kind, blob.serial, (blob.offset, blob.bytes));
+    }
+    let control = window.first(BlobKind::Control).expect("added");
+    let mut executor = Executor::new(Driver::accepting(), control, window);
+    let is_restored = executor.restore(&state, &file, contents).is_ok();
+    executor.poll_waits();
+    // SAFETY: the executor is not used any longer.
+    unsafe { executor.window().unmap() };
+    is_restored
+}
+
+fn run(input: &[u8]) -> Effects {
+    let _alone = alone();
+    let window = window();
     let control = window.first(BlobKind::Control).expect("added");
     let memory = window.first(BlobKind::Ring).expect("added");
     let mut executor = Executor::new(Driver::accepting(), control, window);
@@ -89,8 +132,14 @@ fn run(input: &[u8]) -> Effects {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::os::fd::OwnedFd;
+
     use cuda_calls::boxes::{BoxCopy, DEVICE, End, HOST};
+    use cuda_ring::ADDRESSES;
+    use object_log::{SavedState, Step, StepKind};
+    use worker_link::Obstacle;
+
+    use super::*;
 
     fn bytes(messages: &[Vec<u64>]) -> Vec<u8> {
         messages.iter().flatten().flat_map(|word| word.to_le_bytes()).collect()
@@ -204,5 +253,165 @@ mod tests {
                 .collect();
             execute(&bytes(&messages));
         }
+    }
+
+    /// A program with objects of each kind of step, whose state is in a file.
+    fn saved(size: u64) -> Result<OwnedFd, Obstacle> {
+        let _alone = alone();
+        let window = window();
+        let control = window.first(BlobKind::Control).expect("added");
+        let mut executor = Executor::new(Driver::accepting(), control, window);
+        let find = |name: &str| CALLS.iter().position(|call| call.name == name).expect("described") as u16;
+        let context = handle(Kind::Context, 1);
+        let in_context = |op: u16, words: &[u64]| {
+            let mut message = message(op, words);
+            message[1] = Route { context: 1, slot: 1, capture_mode: 0 }.word();
+            message
+        };
+        let node = [0, handle(Kind::Graph, 1), handle(Kind::Node, 1), 7, 0];
+        for message in [
+            message(own::START, &[cuda_ring::VERSION, CALLS.len() as u64, 7]),
+            message(find("cuInit"), &[0]),
+            message(find("cuDevicePrimaryCtxRetain+"), &[context, 0]),
+            in_context(own::STAGING, &[3]),
+            in_context(own::PIN, &[4, PINNED_ADDRESSES]),
+            in_context(find("cuStreamCreate"), &[handle(Kind::Stream, 1), 0]),
+            in_context(find("cuGraphCreate"), &[handle(Kind::Graph, 1), 0]),
+            in_context(own::GRAPH_HOST, &node),
+        ] {
+            executor.execute(&message).expect("a valid message");
+        }
+        // The driver of this test returns the address 0 from an allocation.
+        let words = vec![ADDRESSES.start + 512, 20 << 20];
+        let route = Route { context: 1, slot: 0, capture_mode: 0 }.word();
+        executor.log.restored(&Step { kind: StepKind::Memory, op: find("cuMemAlloc_v2+"), route, words, image: None });
+        let file = rustix::fs::memfd_create("test", MemfdFlags::CLOEXEC).expect("memory");
+        rustix::fs::ftruncate(&file, size).expect("memory");
+        let done = executor.save(&file, 4096);
+        // SAFETY: the executor is not used any longer.
+        unsafe { executor.window().unmap() };
+        done.map(|()| file)
+    }
+
+    fn contents(file: &OwnedFd) -> Vec<u8> {
+        let mut bytes = vec![0; rustix::fs::fstat(file).expect("a file").st_size as usize];
+        let mut filled = 0;
+        while filled < bytes.len() {
+            filled += rustix::io::pread(file, &mut bytes[filled..], filled as u64).expect("read");
+        }
+        bytes
+    }
+
+    fn with_state(state: &SavedState, memory: usize) -> Vec<u8> {
+        let words = state.encode();
+        let words = [&[words.len() as u64][..], &words].concat();
+        let mut bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        bytes.resize(bytes.len() + memory, 0);
+        bytes
+    }
+
+    const MEMORY: usize = 20 << 20;
+
+    #[test]
+    fn saved_program_is_restored_with_the_same_steps() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (state, offset) = read_state(&file).expect("a state");
+        assert_eq!((state.process, state.tail, state.replies.len()), (7, 4096, 1));
+        assert_eq!(state.blobs.len(), BLOBS.len());
+        let alone = alone();
+        let window = window();
+        let control = window.first(BlobKind::Control).expect("added");
+        let mut executor = Executor::new(Driver::accepting(), control, window);
+        executor.restore(&state, &file, offset).expect("restored");
+        assert_eq!(executor.steps(), Ok(state.steps));
+        assert!(executor.is_started() && executor.staging == Some(3));
+        // SAFETY: the executor is not used any longer.
+        unsafe { executor.window().unmap() };
+        drop(alone);
+        assert!(restore(&contents(&file)));
+    }
+
+    #[test]
+    fn file_that_is_too_small_is_an_obstacle_and_has_no_state() {
+        let Err(Obstacle::Size(bytes)) = saved(1 << 20) else { panic!("an obstacle") };
+        assert!(bytes > MEMORY as u64 && saved(bytes).is_ok());
+        assert_eq!(saved(bytes - 8).err(), Some(Obstacle::Size(bytes)));
+    }
+
+    #[test]
+    fn restore_fails_at_each_step_that_cannot_be_executed() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (state, _) = read_state(&file).expect("a state");
+        assert!(restore(&with_state(&state, MEMORY)));
+        for number in 0..state.steps.len() {
+            let mut other = state.clone();
+            other.steps[number].words.push(1);
+            assert!(!restore(&with_state(&other, MEMORY)), "step {number} with another word");
+            let mut other = state.clone();
+            other.steps[number].op = own::START;
+            let is_memory = other.steps[number].kind == StepKind::Memory;
+            assert_eq!(restore(&with_state(&other, MEMORY)), is_memory, "step {number} with another message");
+            let mut other = state.clone();
+            let step = other.steps[number].clone();
+            other.steps.insert(number, step);
+            let restored = restore(&with_state(&other, 2 * MEMORY));
+            // The driver of this test accepts repeated calls without a new handle, and each address.
+            let op = state.steps[number].op;
+            let makes = CALLS.get(usize::from(op)).is_some_and(|call| cuda_calls::replay::created(call).is_some());
+            let is_once = makes || matches!(op, own::PIN | own::STAGING | own::GRAPH_HOST);
+            assert_eq!(restored, !is_once, "step {number} twice");
+        }
+        assert!(!restore(&with_state(&state, MEMORY - 8)), "a part of the memory is missing");
+    }
+
+    #[test]
+    fn memory_outside_the_cards_addresses_is_not_restored() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (state, _) = read_state(&file).expect("a state");
+        let at = state.steps.iter().position(|step| step.kind == StepKind::Memory).expect("memory");
+        for words in [
+            [0x7fff_0000_0000, 4096],
+            [PINNED_ADDRESSES, 4096],
+            [PINNED_ADDRESSES - 4096, 8192],
+            [u64::MAX, 8],
+            [ADDRESSES.start, 0],
+            [ADDRESSES.start, u64::MAX],
+        ] {
+            let mut other = state.clone();
+            other.steps[at].words = words.to_vec();
+            assert!(!restore(&with_state(&other, MEMORY)), "{words:x?}");
+        }
+    }
+
+    #[test]
+    fn changed_bytes_of_a_file_cause_no_fault() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (state, offset) = read_state(&file).expect("a state");
+        let bytes = with_state(&state, 0);
+        assert_eq!(bytes.len() as u64, offset);
+        for at in 0..bytes.len() {
+            for value in [0, 1, 0x7f, 0xff] {
+                let mut changed = bytes.clone();
+                changed[at] = value;
+                restore(&changed);
+            }
+        }
+    }
+
+    #[test]
+    fn seed_of_the_fuzz_target_is_a_whole_program() {
+        let file = saved(64 << 20).expect("no obstacle");
+        let (mut state, _) = read_state(&file).expect("a state");
+        let memory = state.steps.iter_mut().find(|step| step.kind == StepKind::Memory).expect("memory");
+        memory.words = vec![ADDRESSES.start + 512, 4096];
+        let bytes = with_state(&state, 4096);
+        assert!(restore(&bytes));
+        let seed =
+            std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/cuda_restore/program");
+        if std::env::var_os("UPDATE_SEEDS").is_some() {
+            std::fs::create_dir_all(seed.parent().expect("a folder")).expect("a folder");
+            std::fs::write(&seed, &bytes).expect("written");
+        }
+        assert!(std::fs::read(&seed).expect("a seed") == bytes, "UPDATE_SEEDS=1 writes the seed again");
     }
 }

@@ -25,9 +25,15 @@ struct Callbacks {
 /// Static: the driver passes only one word to the function, and may call it after any other value was dropped.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
-/// Prepares callbacks. `notify` wakes guest threads that sleep.
-pub(crate) fn prepare(control: Shared, notify: Box<dyn Fn() + Send + Sync>) {
-    let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(0) });
+/// Prepares callbacks, of which `posted` have run in previous workers of the program. `notify` wakes guest threads that
+/// sleep.
+pub(crate) fn prepare(control: Shared, posted: u64, notify: Box<dyn Fn() + Send + Sync>) {
+    let _ = CALLBACKS.set(Callbacks { control, notify, posted: Mutex::new(posted) });
+}
+
+/// Returns the number of callbacks that have run.
+pub(crate) fn posted() -> u64 {
+    CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Interval at which the worker checks whether the guest has finished a callback.

@@ -10,6 +10,7 @@
 //! - `executor` executes one message. It handles described calls itself; the modules `launches`, `copies`, `pinned`,
 //!   `host_functions`, `nodes` and `links` handle calls with messages of their own.
 //! - `waits` handles calls whose reply is sent when work of the card completes. They never block the ring.
+//! - `save` writes the state of a program to a file, and `restore` continues from it in another worker.
 //! - `device_link` connects to the next daemon after the connection to the present one has ended.
 //! - `objects` maps the guest's handles to the driver's; `window` contains the shared memory; `driver` is the library.
 //! - `sandbox` restricts the process, because a guest may run any code in its worker.
@@ -32,7 +33,9 @@ mod objects;
 mod pending;
 mod pinned;
 mod processes;
+mod restore;
 pub mod sandbox;
+mod save;
 mod serve;
 mod waits;
 mod window;
@@ -41,5 +44,5 @@ pub use arguments::SandboxArgs;
 pub use device_link::DeviceLink;
 pub use driver::{Driver, LoadError};
 pub use executor::{Broken, Executor};
-pub use serve::{ServeError, serve};
+pub use serve::{ServeError, Start, serve};
 pub use window::{Window, WindowError};

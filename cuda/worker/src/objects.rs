@@ -172,6 +172,11 @@ impl Objects {
         self.objects.iter().filter_map(of).collect()
     }
 
+    /// Returns the numbers of all contexts.
+    pub fn contexts(&self) -> Vec<u32> {
+        self.objects.keys().filter_map(|handle| index_of(Kind::Context, *handle)).collect()
+    }
+
     /// Records device memory of a context outside the shared address range.
     ///
     /// # Errors

@@ -49,6 +49,7 @@ impl Executor {
         let code = self.driver.invoke(Needed::Unregister, &[address]);
         self.objects.remove_pinned(address);
         self.window.unpin(id);
+        self.log.unpinned(id);
         code
     }
 

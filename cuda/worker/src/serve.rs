@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use cuda_calls::own;
 use cuda_ring::{BlobKind, Consumer, Geometry, Header, Shared, Words as _, control, sleep, state};
-use worker_link::{FromWorker, LinkError, Reason, ToWorker};
+use worker_link::{FromWorker, Link, LinkError, Obstacle, Reason, ToWorker};
 
 use crate::device_link::DeviceLink;
 use crate::driver::Driver;
 use crate::executor::{Broken, Executor};
 use crate::host_functions;
+use crate::restore::{RestoreError, read_state};
 use crate::window::{Window, WindowError};
 
 /// Time for which the worker polls after the last message before it sleeps.
@@ -25,6 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_micros(200);
 /// Maximum time until an announced blob reaches this thread.
 // TIMEOUT: only a guest that uses a blob which does not exist waits this long, and only that guest waits.
 const LONGEST_ANNOUNCEMENT: Duration = Duration::from_secs(2);
+/// Maximum time until the work of a program has ended, before its state is saved.
+// TIMEOUT: work that does not end in time prevents the save; the program continues.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Maximum number of consecutive messages before waiting calls are checked.
 const BATCH: usize = 32;
 
@@ -40,6 +44,9 @@ pub enum ServeError {
     /// A message was invalid.
     #[error("the guest program broke the rules of its ring: {0:?}")]
     Broken(Broken),
+    /// The program cannot continue in this worker.
+    #[error("cannot continue the program of another worker: {0}")]
+    Restore(#[from] RestoreError),
 }
 
 impl ServeError {
@@ -49,8 +56,18 @@ impl ServeError {
             Self::Broken(Broken::Limit) | Self::Window(WindowError::TooMany) => Reason::Limit,
             Self::Broken(Broken::Malformed) | Self::Window(_) => Reason::Malformed,
             Self::Ended => Reason::Driver,
+            Self::Restore(_) => Reason::Restore,
         }
     }
+}
+
+/// Descriptors with which a worker starts, in addition to the window and the connection to its device.
+#[derive(Debug, Default)]
+pub struct Start {
+    /// A further connection, on which the worker accepts only requests to save its state.
+    pub starter: Option<Link>,
+    /// The state that the program's previous worker has saved.
+    pub restore: Option<OwnedFd>,
 }
 
 /// Messages from the link that the loop has not handled yet.
@@ -58,6 +75,14 @@ impl ServeError {
 struct Inbox {
     messages: VecDeque<ToWorker>,
     rung: bool,
+    /// File for the state of the worker, and the connection for the reply.
+    save: Option<(OwnedFd, Arc<DeviceLink>)>,
+}
+
+impl Inbox {
+    fn is_empty(&self) -> bool {
+        self.messages.is_empty() && self.save.is_none()
+    }
 }
 
 /// The inbox. Two threads share it.
@@ -72,7 +97,7 @@ impl Mail {
     /// Waits for a message for at most `limit`.
     fn wait(&self, limit: Duration) {
         let inbox = self.lock();
-        drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.messages.is_empty()));
+        drop(self.1.wait_timeout_while(inbox, limit, |inbox| inbox.is_empty()));
     }
 }
 
@@ -83,29 +108,44 @@ fn end() -> ! {
 }
 
 /// Reads the link until the device sends `Goodbye` or no device is left. Exits in both cases.
-fn read_link(link: &DeviceLink, mail: &Mail) {
+fn read_link(link: &Arc<DeviceLink>, mail: &Mail) {
     let mut lost = None;
     loop {
-        let message = link.receive();
-        match &message {
-            Ok(ToWorker::Goodbye) => end(),
+        link.wait();
+        // A worker that saves its state keeps this lock, so that the next worker gets the remaining messages.
+        let mut inbox = mail.lock();
+        match link.try_receive() {
+            Ok((ToWorker::Goodbye, _)) => end(),
             Err(LinkError::Closed | LinkError::Socket(_)) => {
+                drop(inbox);
                 if !link.rejoin(*lost.get_or_insert_with(Instant::now)) {
                     end();
                 }
                 continue;
             }
-            Ok(_) => lost = None,
-            Err(LinkError::WouldBlock | LinkError::Malformed(_)) => {}
-        }
-        let mut inbox = mail.lock();
-        match message {
-            Ok(ToWorker::Doorbell) => inbox.rung = true,
+            Ok((ToWorker::Doorbell, _)) => inbox.rung = true,
+            Ok((ToWorker::Save, file)) => inbox.save = file.map(|file| (file, Arc::clone(link))),
             // The number of blobs is not checked, because the device is trusted; the window checks each blob.
-            Ok(message) => inbox.messages.push_back(message),
-            Err(_) => {}
+            Ok((message, _)) => inbox.messages.push_back(message),
+            Err(LinkError::WouldBlock | LinkError::Malformed(_)) => continue,
         }
+        lost = None;
         mail.1.notify_all();
+    }
+}
+
+/// Reads the connection to the process that started the worker, until it ends.
+fn read_starter(link: &Arc<DeviceLink>, mail: &Mail) {
+    loop {
+        link.wait();
+        match link.try_receive() {
+            Ok((ToWorker::Save, Some(file))) => {
+                mail.lock().save = Some((file, Arc::clone(link)));
+                mail.1.notify_all();
+            }
+            Err(LinkError::Closed | LinkError::Socket(_)) => return,
+            Ok(_) | Err(LinkError::WouldBlock | LinkError::Malformed(_)) => {}
+        }
     }
 }
 
@@ -122,18 +162,30 @@ fn notify(control: Shared, link: &DeviceLink) {
 ///
 /// # Errors
 /// Returns an error if the program breaks a rule, or ends before it starts.
-pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink) -> Result<(), ServeError> {
+pub fn serve(driver: Driver, window: OwnedFd, link: DeviceLink, start: Start) -> Result<(), ServeError> {
     let link = Arc::new(link);
-    let result = serve_over(driver, window, &link);
+    let result = serve_over(driver, window, &link, start);
     if let Err(error) = &result {
         link.send(FromWorker::Failed { reason: error.reason() });
     }
     result
 }
 
-fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>) -> Result<(), ServeError> {
+fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>, start: Start) -> Result<(), ServeError> {
     let mail = Arc::new(Mail::default());
     let mut window = Window::map(window)?;
+    let starter = start.starter.map(|starter| Arc::new(DeviceLink::new(starter, None)));
+    if let Some(starter) = &starter {
+        let (starter, mail) = (Arc::clone(starter), Arc::clone(&mail));
+        std::thread::spawn(move || read_starter(&starter, &mail));
+    }
+    let restored = start.restore.map(|file| read_state(&file).map(|(state, contents)| (file, state, contents)));
+    let restored = restored.transpose()?;
+    if let Some((_, state, _)) = &restored {
+        for blob in &state.blobs {
+            window.add(blob.id, blob.kind, blob.serial, (blob.offset, blob.bytes))?;
+        }
+    }
     std::thread::spawn({
         let (link, mail) = (Arc::clone(link), Arc::clone(&mail));
         move || read_link(&link, &mail)
@@ -142,9 +194,16 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>) -> Result
         if let (Some(control), Some(ring)) = (window.first(BlobKind::Control), window.first(BlobKind::Ring)) {
             break (control, ring);
         }
+        // The saved state of a program that has started contains these blobs.
+        if restored.is_some() {
+            return Err(RestoreError::File.into());
+        }
         let mut inbox = mail.lock();
-        while inbox.messages.is_empty() {
+        while inbox.is_empty() {
             inbox = mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
+        }
+        if let Some((_, link)) = inbox.save.take() {
+            link.send(FromWorker::Refused { obstacle: Obstacle::Starting });
         }
         match inbox.messages.pop_front() {
             Some(ToWorker::Blob { id, kind, serial, offset, size }) => window.add(id, kind, serial, (offset, size))?,
@@ -152,7 +211,8 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>) -> Result
             _ => {}
         }
     };
-    host_functions::prepare(control, {
+    let callbacks = restored.as_ref().map_or(0, |(_, state, _)| state.callbacks);
+    host_functions::prepare(control, callbacks, {
         let link = Arc::clone(link);
         Box::new(move || {
             if sleep::must_notify(&control) {
@@ -160,9 +220,23 @@ fn serve_over(driver: Driver, window: OwnedFd, link: &Arc<DeviceLink>) -> Result
             }
         })
     });
-    let executor = Executor::new(driver, control, window);
+    let mut executor = Executor::new(driver, control, window);
     let link = Arc::clone(link);
-    let result = Service { executor, mail, link, control, message: Vec::new() }.run(ring);
+    let tail = restored.as_ref().map_or(0, |(_, state, _)| state.tail);
+    let restore = |executor: &mut Executor| match restored {
+        // If the position in the ring differs, a message would be executed twice.
+        Some((_, state, _)) if control.load(control::TAIL) != state.tail => Err(RestoreError::File),
+        Some((file, state, contents)) => {
+            executor.restore(&state, &file, contents)?;
+            [Some(&link), starter.as_ref()].into_iter().flatten().for_each(|link| link.send(FromWorker::Restored));
+            Ok(())
+        }
+        None => Ok(()),
+    };
+    let result = restore(&mut executor).map_err(ServeError::from).and_then(|()| {
+        let ordered = Consumer::resume(control, ring, Geometry::ORDERED, tail);
+        Service { executor, mail, link, control, message: Vec::new() }.run(ordered)
+    });
     control.store(control::STATE, state::LOST);
     result
 }
@@ -176,13 +250,13 @@ struct Service {
 }
 
 impl Service {
-    fn run(&mut self, ring: Shared) -> Result<(), ServeError> {
-        let mut ordered = Consumer::new(self.control, ring, Geometry::ORDERED);
+    fn run(&mut self, mut ordered: Consumer<Shared, Shared>) -> Result<(), ServeError> {
         let mut last = Instant::now();
         self.executor.announce();
         self.notify_waiters();
         loop {
             self.take_mail()?;
+            self.save_on_request(&ordered)?;
             let busy = self.take_messages(&mut ordered)?;
             let had_waits = self.executor.has_waits();
             let waits = self.executor.poll_waits();
@@ -256,7 +330,52 @@ impl Service {
                     }
                     self.link.send(FromWorker::Removed { id, serial });
                 }
-                ToWorker::Doorbell | ToWorker::Goodbye => {}
+                ToWorker::Doorbell | ToWorker::Goodbye | ToWorker::Save => {}
+            }
+        }
+    }
+
+    /// If the device requests it, saves the program's state and ends the process. If an obstacle prevents this, the
+    /// program continues here.
+    fn save_on_request(&mut self, ordered: &Consumer<Shared, Shared>) -> Result<(), ServeError> {
+        let Some((file, link)) = self.mail.lock().save.take() else { return Ok(()) };
+        let mut found = self.executor.steps().map(drop);
+        if found.is_ok() {
+            found = self.drain()?;
+        }
+        if found.is_ok() {
+            let mail = Arc::clone(&self.mail);
+            // No message may be read from now on: the next worker reads it.
+            let mut inbox = mail.lock();
+            while !inbox.messages.is_empty() {
+                drop(inbox);
+                self.take_mail()?;
+                inbox = mail.lock();
+            }
+            found = self.executor.save(&file, ordered.position());
+            if found.is_ok() {
+                link.send(FromWorker::Saved);
+                end();
+            }
+        }
+        if let Err(obstacle) = found {
+            link.send(FromWorker::Refused { obstacle });
+        }
+        Ok(())
+    }
+
+    /// Waits until no work of the program is in flight. Its new messages stay in the ring.
+    fn drain(&mut self) -> Result<Result<(), Obstacle>, ServeError> {
+        let until = Instant::now() + DRAIN_LIMIT;
+        loop {
+            self.take_mail()?;
+            self.executor.poll_waits();
+            self.notify_waiters();
+            match self.executor.is_idle() {
+                Ok(true) => return Ok(Ok(())),
+                Ok(false) if Instant::now() < until => std::thread::sleep(LONGEST_PAUSE),
+                Ok(false) => return Ok(Err(Obstacle::Busy)),
+                Err(obstacle) => return Ok(Err(obstacle)),
             }
         }
     }
@@ -271,7 +390,7 @@ impl Service {
     fn pause(&self, limit: Option<Duration>) {
         let mut inbox = self.mail.lock();
         let until = limit.map(|limit| Instant::now() + limit);
-        while !inbox.rung && inbox.messages.is_empty() {
+        while !inbox.rung && inbox.is_empty() {
             let Some(until) = until else {
                 inbox = self.mail.1.wait(inbox).unwrap_or_else(PoisonError::into_inner);
                 continue;

@@ -92,6 +92,11 @@ impl Window {
         self.blobs.get(&id).copied()
     }
 
+    /// Returns all blobs with their identifiers.
+    pub fn blobs(&self) -> impl Iterator<Item = (u32, Blob)> {
+        self.blobs.iter().map(|(id, blob)| (*id, *blob))
+    }
+
     /// Removes a blob. The blob must not be mapped for the card.
     pub fn remove(&mut self, id: u32) {
         self.blobs.remove(&id);

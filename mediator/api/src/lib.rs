@@ -17,6 +17,7 @@ pub mod launch;
 mod memory;
 mod moving;
 mod profile;
+mod restarts;
 mod scheduler;
 pub mod schema;
 mod tenant;
@@ -32,6 +33,7 @@ pub use memory::{
 };
 pub use moving::{DrainReport, Left, MoveTo, Moved, PauseParts, Restored};
 pub use profile::{Capacity, Profile, ProfileList};
+pub use restarts::{RestartWorkers, WorkerRestart, WorkerRestarts};
 pub use scheduler::{
     CardScheduler, EngineUse, Overdue, Quarantine, SchedulerHistory, SchedulerList, UseSample, VmEngine, VmHistory,
     VmShare, VmTime,

@@ -94,7 +94,7 @@ const fn act(
 }
 
 /// All requests except `/metrics`, which has its own format.
-const OPERATIONS: [Operation; 44] = [
+const OPERATIONS: [Operation; 45] = [
     get("/v1/tenants", "All tenants of CUDA cards", NONE, schema_of::<crate::TenantList>),
     change(
         "post",
@@ -166,6 +166,13 @@ const OPERATIONS: [Operation; 44] = [
         NONE,
         None,
         (200, Some(schema_of::<crate::Restored>)),
+    ),
+    act(
+        "/v1/vms/{name}/workers/restart",
+        "Continues the CUDA programs of a virtual machine in new workers",
+        NONE,
+        Some(schema_of::<crate::RestartWorkers>),
+        (200, Some(schema_of::<crate::WorkerRestarts>)),
     ),
     get("/v1/daemon", "The daemon itself", NONE, schema_of::<crate::DaemonInfo>),
     act(

@@ -7,7 +7,7 @@ use super::Arguments;
 /// The path of a command, and two uses of the command without the program's name.
 type Examples = (&'static str, [&'static str; 2]);
 
-const EXAMPLES: [Examples; 51] = [
+const EXAMPLES: [Examples; 52] = [
     (
         "vm add",
         ["vm add web --card card0 --vram-mib 2G --weight 300", "vm add desk --profile desktop --label user=eva"],
@@ -16,6 +16,7 @@ const EXAMPLES: [Examples; 51] = [
     ("vm move", ["vm move web", "vm move web --card card1"]),
     ("vm save", ["vm save web web.saved", "vm save web web.saved --force"]),
     ("vm restore", ["vm restore web web.saved", "vm restore copy web.saved"]),
+    ("vm restart-workers", ["vm restart-workers web", "vm restart-workers web --pid 4242"]),
     ("vm list", ["vm list", "vm list --watch=5"]),
     ("vm show", ["vm show web", "vm show web --json"]),
     ("vm launch-args", ["vm launch-args web --memory 4G", "vm launch-args web --vmm libvirt --profile desktop"]),

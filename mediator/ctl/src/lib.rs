@@ -5,8 +5,7 @@
 //! `sched` (commands for the division of cards' time), [`report`] (a picture of this division), [`replay`] (repeats the
 //! decisions of a record), `top` (a live view), `desired` (a desired state in a file), `doctor` (checks of a host),
 //! `events` (the daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and
-//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), `colours` (on
-//! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
+//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes are part of the interface, see [`Code`]. So are `--output json` and `yaml`, which print the API's
 //! responses unchanged.
@@ -19,6 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use admin_client::AskError;
+use admin_client::colours::{Colours, Painted};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
@@ -29,7 +29,6 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, FunctionSpec, LabelMatch, Paravirt
 
 mod cdi;
 pub mod client;
-mod colours;
 mod daemon;
 mod desired;
 mod doctor;
@@ -61,7 +60,6 @@ mod watch;
 mod tests;
 
 use client::{Client, ClientError};
-use colours::{Colours, Painted};
 use forms::{Form, json};
 use watch::Watch;
 
@@ -214,6 +212,14 @@ enum VmCommand {
         name: String,
         /// File from `vm save`
         file: PathBuf,
+    },
+    /// Continues the CUDA programs of a virtual machine in new workers; each notices only a pause
+    RestartWorkers {
+        /// Name of the virtual machine
+        name: String,
+        /// Process ID of a program in the guest; by default, all programs
+        #[arg(long, value_name = "PID")]
+        pid: Option<u32>,
     },
     /// Lists the virtual machines
     List {
@@ -505,6 +511,10 @@ fn answer(form: Form, arguments: Arguments) -> Result<(String, Code), ClientErro
         Command::Vm(VmCommand::Move { name, card }) => moving::move_vm(client, form, &name, card)?,
         Command::Vm(VmCommand::Save { name, file, force }) => saving::save(client, form, &name, &file, force)?,
         Command::Vm(VmCommand::Restore { name, file }) => saving::restore(client, form, &name, &file)?,
+        Command::Vm(VmCommand::RestartWorkers { name, pid }) => {
+            let (text, code) = moving::restart_workers(client, form, &name, pid)?;
+            return Ok((text, code));
+        }
         Command::Card(CardCommand::Undrain { name }) => moving::undrain(&client, form, &name)?,
         Command::Card(CardCommand::Host(command)) => command.run(&client, form)?,
         Command::Card(CardCommand::Firmware(command)) => command.run(form)?,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::client::{self, Client, ClientError};
 use super::progress::Progress;
 use super::{Code, Form, output};
-use api::{DrainReport, MoveTo, Moved};
+use api::{DrainReport, MoveTo, Moved, RestartWorkers, WorkerRestart, WorkerRestarts};
 
 /// Time limit for moves.
 // TIMEOUT: a card with 64 virtual machines, each with some GiB that are copied through the host, takes minutes.
@@ -18,6 +18,34 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     let _progress = Progress::of_command(form, format!("moving VM {name}"));
     let done: Moved = client.waiting(MOVE_TIMEOUT).post(&path, &MoveTo { card })?;
     Ok(form.render(&done, moved))
+}
+
+/// Restarts workers of a virtual machine. Returns the output, and an exit code that depends on whether all programs
+/// continue in new workers.
+pub(super) fn restart_workers(
+    client: Client,
+    form: Form,
+    name: &str,
+    pid: Option<u32>,
+) -> Result<(String, Code), ClientError> {
+    let path = format!("/v1/vms/{}/workers/restart", client::segment(name));
+    let _progress = Progress::of_command(form, format!("restarting workers of VM {name}"));
+    let done: WorkerRestarts = client.waiting(MOVE_TIMEOUT).post(&path, &RestartWorkers { pid })?;
+    let code = if done.programs.iter().all(|program| program.why.is_none()) { Code::Good } else { Code::Conflict };
+    Ok((form.render(&done, restarted), code))
+}
+
+fn restarted(done: &WorkerRestarts) -> String {
+    if done.programs.is_empty() {
+        return format!("no program of VM {} uses CUDA\n", done.vm);
+    }
+    let mut rows = vec![output::heads(&["PROGRAM", "PID", "PAUSE MS", "WHY NOT"])];
+    rows.extend(done.programs.iter().map(|program| {
+        let WorkerRestart { name, pid, pause_ms, why } = program;
+        let number = |number: Option<u64>| number.map_or_else(|| "-".to_owned(), |number| number.to_string());
+        vec![name.clone(), number(pid.map(u64::from)), number(*pause_ms), why.clone().unwrap_or_default()]
+    }));
+    output::table(rows, &[1, 2])
 }
 
 /// Drains a card. Returns the output, and an exit code that depends on whether VMs or tenants remain.

@@ -1,9 +1,8 @@
 //! Cards that use NVIDIA's driver. Each card has an owner: a separate process that the daemon starts, restarts and
 //! configures.
 //!
-//! Parts: this file (the card from the daemon's point of view), `function` (VMs on the card), `users` (the users of
-//! their workers), `handing_over` (an upgrade). The crate `owner_process` runs the owner's process, and `cuda_status`
-//! stores its last status.
+//! Parts: this file (the card from the daemon's point of view), `function` (VMs on the card), `handing_over` (an
+//! upgrade). The crate `owner_process` runs the owner's process, and `cuda_status` stores its last status.
 //! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
@@ -32,7 +31,6 @@ use owner_process::{
 
 pub(super) mod function;
 mod handing_over;
-mod users;
 
 pub(super) use handing_over::GivenOwner;
 
@@ -57,7 +55,7 @@ pub(super) struct CudaCard {
     /// Number of waiting or running changes.
     changes: AtomicUsize,
     /// Users of its VMs' workers.
-    users: users::Users,
+    users: vcuda::users::Users,
 }
 
 /// The exclusive right to change a card.
@@ -114,7 +112,7 @@ impl CudaCard {
             known: Mutex::new(known),
             changing: Mutex::new(()),
             changes: AtomicUsize::new(0),
-            users: users::Users::new(spec.cuda().worker_users),
+            users: vcuda::users::Users::new(spec.cuda().worker_users),
         }
     }
 

@@ -148,6 +148,14 @@ pub enum DaemonError {
         /// Reason of the failure.
         why: String,
     },
+    /// Workers of a virtual machine could not be restarted.
+    #[error("workers of VM `{vm}` are not restarted: {why}")]
+    NotRestarted {
+        /// Name of the virtual machine.
+        vm: String,
+        /// Reason of the failure.
+        why: String,
+    },
     /// No card is available for a virtual machine.
     #[error("VM `{vm}` cannot move to another card: {why}")]
     Immovable {
@@ -212,7 +220,7 @@ impl DaemonError {
             Self::NoDomain(_) | Self::IsDomain(..) | Self::Unwatched(_) => ErrorCode::Invalid,
             Self::Changed { .. } | Self::NotHandedOver(_) => ErrorCode::Conflict,
             Self::CannotMove { .. } | Self::Immovable { .. } => ErrorCode::Conflict,
-            Self::NotSaved { .. } | Self::NotRestored { .. } => ErrorCode::Conflict,
+            Self::NotSaved { .. } | Self::NotRestored { .. } | Self::NotRestarted { .. } => ErrorCode::Conflict,
             Self::Desired(obstacles) => {
                 // Report the error that the operator should fix first.
                 let order = [ErrorCode::Invalid, ErrorCode::NotFound, ErrorCode::Conflict, ErrorCode::Quota];
@@ -275,6 +283,7 @@ impl DaemonError {
                 "remove the obstacle, and try again; the VM continues, and the written data is not a saved VM"
             }
             Self::NotRestored { .. } => "remove the obstacle, or use another file; the VM continues unchanged",
+            Self::NotRestarted { .. } => "see the programs with `mediatorctl vm show NAME`; they continue",
             Self::Immovable { .. } => "make room on another card, or remove the VM; it continues on its card",
             Self::Changed { .. } => "read the state again (`mediatorctl export`), and repeat what is still correct",
             Self::Desired(_) => match self.code() {

@@ -36,6 +36,7 @@ const MAX_MESSAGES: usize = 64;
 /// TIMEOUT: interval of polls for words that the card writes, because no worker reports these words.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
+mod restart;
 mod saved;
 
 /// The executor.
@@ -66,6 +67,8 @@ pub(crate) struct Executor {
     failures: u64,
     /// Set if the list of programs may differ from the list that operators see.
     has_news: bool,
+    /// Workers that are being replaced.
+    restarting: BTreeMap<WorkerId, restart::Restarting>,
 }
 
 /// Result of a poll of the queue.
@@ -108,6 +111,7 @@ impl Executor {
             rejoin: None,
             failures: 0,
             has_news: false,
+            restarting: BTreeMap::new(),
         }
     }
 
@@ -204,6 +208,7 @@ impl Executor {
             self.reset();
         }
         self.serve_workers();
+        self.begin_restarts();
         let now = self.now();
         self.core.tick(now);
         self.core.check_all(&*self.window);
@@ -277,11 +282,16 @@ impl Executor {
                         report(reason);
                     }
                 }
+                FromWorker::Saved => self.restart_saved(id),
+                FromWorker::Restored => self.restart_done(id, Ok(())),
+                FromWorker::Refused { obstacle } => self.restart_done(id, Err(object_log::describe(obstacle))),
             }
         }
         for id in ended {
             self.workers.remove(&id);
-            self.lose(id);
+            if !self.replace(id) {
+                self.lose(id);
+            }
         }
         self.perform();
     }

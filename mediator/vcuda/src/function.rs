@@ -11,6 +11,7 @@ use locks::{Mutex, rank};
 
 use crate::core::ProgramStatus;
 use crate::executor::Executor;
+use crate::restart::RestartRequest;
 use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
 
@@ -148,6 +149,12 @@ impl CudaFunction {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),
             false => Err("the thread of its CUDA function does not become quiescent"),
         }
+    }
+
+    /// Adds a request for restarts.
+    pub(crate) fn request_restart(&self, request: RestartRequest) {
+        self.0.shared.state.lock().restarts.push(request);
+        self.0.shared.wake.wake();
     }
 
     /// Returns true if the guest allows the device to access guest memory.

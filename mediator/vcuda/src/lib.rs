@@ -44,13 +44,16 @@ mod pci;
 mod queue;
 mod registers;
 mod rejoin;
+mod restart;
 mod saved;
 mod shared;
+pub mod users;
 mod window;
 mod worker;
 
 pub use crate::core::{Limits, ProgramStatus};
 pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
 pub use function::{CudaFunction, SuspendedFunction};
+pub use restart::{Restart, RestartError};
 pub use saved::{ProcessId, SavedFunction};
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

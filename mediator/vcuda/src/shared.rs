@@ -13,6 +13,7 @@ use crate::journal::Journal;
 use crate::pci::CONFIG_BYTES;
 use crate::queue::ControlQueue;
 use crate::registers::Registers;
+use crate::restart::RestartRequest;
 use crate::window::Window;
 
 /// State under the lock. A thread holds the lock for one access or one command, and never while it waits.
@@ -28,6 +29,8 @@ pub(crate) struct State {
     /// The PCI configuration space after the last write of the server's thread.
     pub(crate) config: [u8; CONFIG_BYTES],
     pub(crate) journal: Arc<Journal>,
+    /// Restarts of workers that the executor has not begun yet.
+    pub(crate) restarts: Vec<RestartRequest>,
     /// State of an earlier process, which the executor takes over first.
     pub(crate) adoption: Option<Box<Adoption>>,
 }
@@ -42,6 +45,7 @@ impl State {
             window: Some(window),
             config: [0; CONFIG_BYTES],
             journal,
+            restarts: Vec::new(),
             adoption: None,
         };
         state.record_registers();

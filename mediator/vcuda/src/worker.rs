@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::process::{Child, Stdio};
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use worker_link::{FromWorker, LinkError, Rejoin, ToWorker, WorkerOptions};
+use worker_link::{FromWorker, LinkError, Rejoin, ToWorker, WorkerFiles, WorkerOptions};
 
 use crate::saved::ProcessId;
 
@@ -27,6 +27,15 @@ pub trait Launcher: Send {
     /// # Errors
     /// If no worker runs. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
+
+    /// Starts a worker that continues the program of another worker, from the state in the file `state`.
+    ///
+    /// # Errors
+    /// If no worker runs. The error contains the reason.
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
+        let _ = (window, state);
+        Err("workers of this launcher cannot continue programs".to_owned())
+    }
 
     /// Returns the process of a worker that an earlier daemon has started; `None` if the process has ended.
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>>;
@@ -86,17 +95,11 @@ fn relay(pid: u32, messages: impl Read) {
 
 impl Launcher for ProgramLauncher {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
-        let (link, theirs) = worker_link::Link::pair().map_err(|error| error.to_string())?;
-        let child = self.0.start_with(window, theirs, Stdio::piped());
-        let mut child = child.map_err(|error| error.to_string())?;
-        if let Some(messages) = child.stderr.take() {
-            let (span, pid) = (tracing::Span::current(), child.id());
-            let thread = std::thread::Builder::new().name("cuda-messages".to_owned());
-            // Without the thread, the worker's messages are lost.
-            drop(thread.spawn(move || span.in_scope(|| relay(pid, messages))));
-        }
-        let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
-        Ok(Started { link, process: Box::new(process) })
+        self.start(window, None)
+    }
+
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
+        self.start(window, Some(state))
     }
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
@@ -108,6 +111,23 @@ impl Launcher for ProgramLauncher {
 
     fn rejoin(&self) -> Option<&Rejoin> {
         self.0.rejoin.as_ref()
+    }
+}
+
+impl ProgramLauncher {
+    fn start(&self, window: OwnedFd, restore: Option<OwnedFd>) -> Result<Started, String> {
+        let (link, theirs) = worker_link::Link::pair().map_err(|error| error.to_string())?;
+        let files = WorkerFiles { window, link: theirs, starter: None, restore };
+        let child = self.0.start_of(files, Stdio::piped());
+        let mut child = child.map_err(|error| error.to_string())?;
+        if let Some(messages) = child.stderr.take() {
+            let (span, pid) = (tracing::Span::current(), child.id());
+            let thread = std::thread::Builder::new().name("cuda-messages".to_owned());
+            // Without the thread, the worker's messages are lost.
+            drop(thread.spawn(move || span.in_scope(|| relay(pid, messages))));
+        }
+        let process = WorkerProcess::new(child).map_err(|error| format!("cannot watch the worker: {error}"))?;
+        Ok(Started { link, process: Box::new(process) })
     }
 }
 
@@ -269,6 +289,13 @@ impl Worker {
         }
         self.outbox.push_back(message);
         self.flush();
+    }
+
+    /// Makes the worker save its state in a file, if it reads its messages. Returns true if the request was sent.
+    pub(crate) fn send_save(&mut self, file: BorrowedFd<'_>) -> bool {
+        self.flush();
+        let link = self.link.as_ref().filter(|_| !self.is_deaf && self.outbox.is_empty());
+        link.is_some_and(|link| link.send_save(file).is_ok())
     }
 
     /// Sends waiting messages.

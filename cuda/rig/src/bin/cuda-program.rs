@@ -137,6 +137,10 @@ enum What {
         #[arg(long)]
         kib: u64,
     },
+    /// Uses objects of all kinds that survive a restart of its worker, and checks all results. Prints a line for each
+    /// round until standard input ends. A line of input creates an object: `event`, `mapping`, `array`, `module`,
+    /// `captured`, or `capture` and `end`.
+    Objects,
     /// Runs graphs that allocate. Prints how much the free memory shrinks in MiB, and the results of graphs that
     /// request too much.
     Graphs,
@@ -266,6 +270,7 @@ fn main() -> Result<()> {
         }
         What::Share { kib } => share(cuda, kib),
         What::Attach { handle, kib } => attach(cuda, &handle, kib),
+        What::Objects => use_objects(cuda),
         What::Graphs => graphs(cuda),
         What::Syscalls { words } => attack::make(cuda, &words),
         What::Nodes => {
@@ -409,6 +414,25 @@ fn lines() -> std::sync::mpsc::Receiver<String> {
     let (lines, input) = std::sync::mpsc::channel();
     std::thread::spawn(move || std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
     input
+}
+
+fn use_objects(cuda: Cuda) -> Result<()> {
+    let input = lines();
+    let mut objects = cuda.objects()?;
+    for round in 1u64.. {
+        let sum = objects.round(cuda, round)?;
+        println!("step {round} {sum}");
+        match input.try_recv() {
+            Ok(line) => {
+                objects.obstruct(cuda, &line)?;
+                println!("{line}");
+            }
+            Err(std::sync::mpsc::TryRecvError::Empty) => {}
+            Err(std::sync::mpsc::TryRecvError::Disconnected) => break,
+        }
+    }
+    println!("done");
+    Ok(())
 }
 
 fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: u64) -> Result<()> {

@@ -41,21 +41,21 @@ struct Configuration {
 
 /// `CUDA_KERNEL_NODE_PARAMS`, second version.
 #[repr(C)]
-struct KernelNode {
-    function: u64,
-    dimensions: [u32; 6],
-    shared: u32,
-    parameters: *const *const u64,
-    extra: u64,
-    kernel: u64,
-    context: u64,
+pub(super) struct KernelNode {
+    pub function: u64,
+    pub dimensions: [u32; 6],
+    pub shared: u32,
+    pub parameters: *const *const u64,
+    pub extra: u64,
+    pub kernel: u64,
+    pub context: u64,
 }
 
 /// `CUDA_HOST_NODE_PARAMS`.
 #[repr(C)]
-struct HostNode {
-    function: unsafe extern "C" fn(u64),
-    data: u64,
+pub(super) struct HostNode {
+    pub function: unsafe extern "C" fn(u64),
+    pub data: u64,
 }
 
 /// `CUstreamCallback`.

@@ -13,6 +13,7 @@ pub struct Loopback {
     /// Kept open because `cuda-loopback` prints a line for each worker.
     _output: BufReader<ChildStdout>,
     socket: PathBuf,
+    control: PathBuf,
 }
 
 /// Permits workers to use the fake card, which is a folder, and the libraries, which are links.
@@ -35,6 +36,7 @@ impl Loopback {
         command.env(cuda_protocol::SOCKET_VARIABLE, rig.socket()).env(cuda_protocol::TENANT_VARIABLE, tenant);
         command.arg("--socket").arg(&socket).arg("--worker").arg(built("cuda-worker"));
         command.arg("--library").arg(rig.folder.path().join("shim/libcuda.so.1"));
+        command.arg("--control").arg(rig.folder.path().join(format!("control-{tenant}")));
         permit_fake(rig, &mut command);
         command.args(arguments).stderr(errors);
         Self::ready(command, socket)
@@ -59,7 +61,20 @@ impl Loopback {
         let mut output = BufReader::new(child.stdout.take().expect("piped"));
         output.read_line(&mut line).expect("a line");
         assert_eq!(line.trim(), "ready");
-        Self { child, _output: output, socket }
+        let name = socket.file_name().expect("a name").to_string_lossy().replace("loopback", "control");
+        let control = socket.with_file_name(name);
+        Self { child, _output: output, socket, control }
+    }
+
+    /// Makes the program of a worker continue in a new worker. Returns the new worker, or the reason against it.
+    pub fn restart(&self, worker: i32) -> Result<i32, String> {
+        use std::io::Write as _;
+        let mut connection = std::os::unix::net::UnixStream::connect(&self.control).expect("listens");
+        writeln!(connection, "restart {worker}").expect("sent");
+        let mut reply = String::new();
+        BufReader::new(connection).read_line(&mut reply).expect("a reply");
+        let worker = reply.trim().strip_prefix("worker ").map(|worker| worker.parse().expect("a process"));
+        worker.ok_or_else(|| reply.trim().to_owned())
     }
 
     /// Starts `cuda-loopback` for a tenant of a daemon.

@@ -9,14 +9,15 @@ use std::os::fd::AsFd as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use chunk_arena::rounded;
 use cuda_protocol::{Adopted, Chunk, ChunkId, FromTenant, MAX_CHUNKS};
 
+use super::Operations;
 use super::handles::{Backing, Handles, Pages as _};
 use super::opened::Opened;
 use super::ordered::{Behind, Lane, Ordered};
 use super::pages::Driver;
 use super::region::Region;
-use super::{Operations, arena};
 use crate::captures::Captures;
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{self, Address, OUT_OF_MEMORY, Object, SUCCESS};
@@ -59,21 +60,26 @@ impl<'a> Operations<'a> {
         self.memory.arriving.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Allocates `bytes` on card `card` in the owner's list, which is device `device` of the driver.
-    pub fn allocate(self, device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+    /// Allocates `bytes` on card `card` in the owner's list, which is device `device` of the driver; at the address
+    /// `wish`, if it is given.
+    pub fn allocate(self, device: c_int, card: u8, bytes: u64, wish: Option<Address>) -> Result<Address, c_int> {
         self.memory.touched.store(true, Ordering::Relaxed);
         self.contexts.note_current();
-        self.persist(|| self.attempt(device, card, bytes))
+        self.persist(|| self.attempt(device, card, bytes, wish))
     }
 
-    fn attempt(self, device: c_int, card: u8, bytes: u64) -> Result<Address, c_int> {
+    fn attempt(self, device: c_int, card: u8, bytes: u64, wish: Option<Address>) -> Result<Address, c_int> {
         let _grows = self.memory.grows.lock().unwrap_or_else(PoisonError::into_inner);
         let at = self.with(|memory| memory.region(device, card, self.link.chunk_bytes()))?;
         self.save_chunks(at, bytes);
         let mut guard = self.lock();
         let memory = &mut *guard;
         let region = &mut memory.regions[at];
-        let placed = region.arena.place(bytes).ok_or(OUT_OF_MEMORY)?;
+        let placed = match wish {
+            Some(wish) => wish.checked_sub(region.base).and_then(|at| region.arena.place_at(at, bytes)),
+            None => region.arena.place(bytes),
+        };
+        let placed = placed.ok_or(OUT_OF_MEMORY)?;
         let address = region.base + placed.offset;
         let mut numbers = placed.chunks;
         numbers.retain(|number| !region.spare.remove(number));
@@ -202,7 +208,7 @@ impl<'a> Operations<'a> {
     /// Reuses memory that a stream has freed for later work of the same stream.
     pub fn take_back(self, bytes: u64, stream: Object, per_thread: bool) -> Option<Address> {
         self.memory.touched.store(true, Ordering::Relaxed);
-        self.lock().ordered.take(lane(stream, per_thread)?, arena::rounded(bytes)?)
+        self.lock().ordered.take(lane(stream, per_thread)?, rounded(bytes)?)
     }
 
     /// Frees the allocation at `address` after the work in `stream`. Returns false if the memory does not belong to

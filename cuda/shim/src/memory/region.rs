@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::c_int;
 use std::os::fd::AsFd as _;
 
+use chunk_arena::Arena;
 use cuda_protocol::{Chunk, ChunkId, Place};
 
-use super::arena::Arena;
 use super::handles::{Backing, Pages};
 use crate::descriptors::ChunkDescriptor;
 use crate::driver::{Access, Address, Handle, SUCCESS};

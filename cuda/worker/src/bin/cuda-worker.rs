@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Parser;
 use cuda_worker::sandbox::{Options, Sandbox, SandboxError};
-use cuda_worker::{DeviceLink, Driver, SandboxArgs, serve};
+use cuda_worker::{DeviceLink, Driver, SandboxArgs, Start, serve};
 use rustix::event::{PollFd, PollFlags, poll};
 use worker_link::{FromWorker, Link, Reason, Rejoin};
 
@@ -22,6 +22,12 @@ struct Args {
     /// Descriptor of the connection to the device.
     #[arg(long)]
     link_fd: i32,
+    /// Descriptor of the connection to the process that started the worker, if this is not the device.
+    #[arg(long)]
+    starter_fd: Option<i32>,
+    /// Descriptor of the file with the state of the program's previous worker.
+    #[arg(long)]
+    restore_fd: Option<i32>,
     /// The driver's library.
     #[arg(long, default_value = "libcuda.so.1")]
     library: PathBuf,
@@ -94,10 +100,12 @@ fn end_with(link: &Link) {
 
 fn main() -> Result<()> {
     let args = Args::parse();
-    // SAFETY: the parent passes both descriptors to this process only.
-    let (window, link) = unsafe { (OwnedFd::from_raw_fd(args.window_fd), OwnedFd::from_raw_fd(args.link_fd)) };
-    let link = Link::new(link);
-    for descriptor in [window.as_fd(), link.as_fd()] {
+    // SAFETY: the parent passes the descriptors to this process only.
+    let own = |number| unsafe { OwnedFd::from_raw_fd(number) };
+    let (window, link) = (own(args.window_fd), Link::new(own(args.link_fd)));
+    let start = Start { starter: args.starter_fd.map(own).map(Link::new), restore: args.restore_fd.map(own) };
+    let more = start.starter.iter().map(Link::as_fd).chain(start.restore.iter().map(OwnedFd::as_fd));
+    for descriptor in [window.as_fd(), link.as_fd()].into_iter().chain(more) {
         rustix::io::fcntl_setfd(descriptor, rustix::io::FdFlags::CLOEXEC)?;
     }
     let driver = match load(&args, &link) {
@@ -109,5 +117,5 @@ fn main() -> Result<()> {
     };
     let rejoin = args.rejoin.zip(args.rejoin_ms);
     let rejoin = rejoin.map(|(socket, limit_ms)| Rejoin { socket, limit: Duration::from_millis(limit_ms) });
-    Ok(serve(driver, window, DeviceLink::new(link, rejoin))?)
+    Ok(serve(driver, window, DeviceLink::new(link, rejoin), start)?)
 }

@@ -52,6 +52,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .route("/v1/vms/{name}/move", post(moving::move_vm))
         .route("/v1/vms/{name}/save", post(saving::save))
         .route("/v1/vms/{name}/restore", post(saving::restore))
+        .route("/v1/vms/{name}/workers/restart", post(moving::restart_workers))
         .route("/v1/cards", get(cards))
         .route("/v1/cards/{name}", get(card))
         .route("/v1/cards/{name}/drain", post(moving::drain))

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use cuda_control::{Answer, Request};
 use cuda_protocol::{DRIVER_VARIABLE, SOCKET_VARIABLE, TENANT_VARIABLE};
 use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+use vcuda::users::{self, NoUser, User};
 use vcuda::{BuildError, CudaDevice, CudaFunction, Limits, ProgramLauncher, SavedFunction};
 use vmm_glue::Link;
 use worker_link::{Rejoin, Restrictions, WorkerOptions};
@@ -16,7 +17,6 @@ use worker_link::{Rejoin, Restrictions, WorkerOptions};
 use config::{FunctionSpec, SocketMode, TenantSpec, VmSpec};
 use listening::folders;
 
-use super::users::{self, NoUser, User};
 use super::{CudaCard, MIB, tenant};
 use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
@@ -176,6 +176,31 @@ fn report(vm: &str, is_sandboxed: bool, user: Option<u32>) {
             vm,
             "the VM's workers have the daemon's user, behind the sandbox alone; `cuda.worker_users` gives them others"
         ),
+    }
+}
+
+impl crate::Daemon {
+    /// Continues the guest's CUDA programs in new workers; with `pid`, only a program with this process ID in the guest.
+    ///
+    /// # Errors
+    /// If the virtual machine has no such program, or its workers do not respond.
+    pub fn restart_workers(&self, name: &str, pid: Option<u32>) -> Result<api::WorkerRestarts, DaemonError> {
+        let failed = |why: &str| DaemonError::NotRestarted { vm: name.to_owned(), why: why.to_owned() };
+        let state = self.state.lock();
+        let entry = state.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
+        let backend = entry.life.running().map(|running| Arc::clone(&running.backend));
+        drop(state);
+        let backend = backend.ok_or_else(|| DaemonError::Busy(name.to_owned(), "added"))?;
+        let function = backend.cuda().ok_or_else(|| failed("it has no table `cuda`"))?;
+        let restarts = function.restart(pid).map_err(|error| failed(&error.to_string()))?;
+        if let (true, Some(pid)) = (restarts.is_empty(), pid) {
+            return Err(failed(&format!("no program with process ID {pid} in the guest uses CUDA")));
+        }
+        let programs = restarts.into_iter().map(|vcuda::Restart { name, pid, result }| {
+            let pause_ms = result.as_ref().ok().map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX));
+            api::WorkerRestart { name, pid, pause_ms, why: result.err() }
+        });
+        Ok(api::WorkerRestarts { vm: name.to_owned(), programs: programs.collect() })
     }
 }
 

@@ -1,6 +1,6 @@
 //! The operator's view of a device's programs.
 
-use super::{Core, Service};
+use super::{Context, Core, Service, WorkerId};
 
 /// A program of the guest that uses the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -18,6 +18,22 @@ pub struct ProgramStatus {
 }
 
 impl Core {
+    /// Returns the worker of each program that is served, with the program's process ID and name.
+    #[must_use]
+    pub(crate) fn served(&self) -> Vec<(WorkerId, Option<u32>, String)> {
+        let worker = |context: &Context| match context.service {
+            Service::Worker(worker) => Some((worker, context.pid, context.name.clone())),
+            Service::Unused | Service::Lost => None,
+        };
+        self.contexts.values().filter_map(worker).collect()
+    }
+
+    /// Returns true if a worker serves a program, and need not end.
+    #[must_use]
+    pub(crate) fn is_serving(&self, id: WorkerId) -> bool {
+        self.workers.get(&id).is_some_and(|worker| worker.context.is_some() && !worker.killed)
+    }
+
     /// Returns the programs that have or had a worker.
     #[must_use]
     pub fn programs(&self) -> Vec<ProgramStatus> {

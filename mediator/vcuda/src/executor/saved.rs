@@ -251,6 +251,9 @@ impl Executor {
         if shared.state.lock().adoption.is_some() {
             return Err("its CUDA function has not continued yet".to_owned());
         }
+        if self.is_restarting() {
+            return Err("a worker of its CUDA function is being restarted".to_owned());
+        }
         let copied = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned().map_err(|error| error.to_string());
         let state = shared.state.lock();
         let window = state.window.as_ref().ok_or("the host has refused it a window")?;

@@ -14,7 +14,8 @@ use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Star
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
-use worker_link::{FromWorker, LinkError, Rejoin, ToWorker};
+use rustix::event::{PollFd, PollFlags};
+use worker_link::{FromWorker, LinkError, Obstacle, Rejoin, ToWorker};
 
 /// Bytes of the guest's memory.
 pub const RAM: u64 = 4 << 20;
@@ -103,8 +104,44 @@ impl Process for Thread {
     fn leave(&mut self) {}
 }
 
+/// Offset in the control blob of a word for the worker's behaviour when it is to save its state.
+pub const BEHAVIOUR: u64 = 0x800;
+
+/// Behaviour of a worker that is to save its state.
+pub mod behaviour {
+    /// Saves the state; the next worker continues.
+    pub const SAVES: u64 = 0;
+    /// Refuses.
+    pub const REFUSES: u64 = 1;
+    /// Ends without a reply.
+    pub const ENDS: u64 = 2;
+    /// Saves the state; the next worker ends.
+    pub const NEXT_ENDS: u64 = 3;
+    /// Reports that it has restored a state, which it cannot have, and does not save any.
+    pub const LIES: u64 = 4;
+}
+
 impl Launcher for Threads {
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String> {
+        self.start(window, None)
+    }
+
+    fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
+        self.start(window, Some(state))
+    }
+
+    fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
+        let known = self.known.lock().unwrap();
+        known.get(&id.started).map(|thread| Box::new(thread.again()) as Box<dyn Process>)
+    }
+
+    fn rejoin(&self) -> Option<&Rejoin> {
+        self.rejoin.as_ref()
+    }
+}
+
+impl Threads {
+    fn start(&mut self, window: OwnedFd, state: Option<OwnedFd>) -> Result<Started, String> {
         if self.refuses {
             return Err("refused".to_owned());
         }
@@ -120,7 +157,7 @@ impl Launcher for Threads {
         let killed = Arc::new(AtomicBool::new(false));
         let is_killed = Arc::clone(&killed);
         std::thread::spawn(move || {
-            work(theirs, window, &events, rejoin, &is_killed);
+            work(theirs, window, state, &events, rejoin, &is_killed);
             let _ = events.send(Event::Ended);
             drop(keep);
         });
@@ -130,20 +167,12 @@ impl Launcher for Threads {
         known.insert(id, thread.again());
         Ok(Started { link, process: Box::new(thread) })
     }
-
-    fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
-        let known = self.known.lock().unwrap();
-        known.get(&id.started).map(|thread| Box::new(thread.again()) as Box<dyn Process>)
-    }
-
-    fn rejoin(&self) -> Option<&Rejoin> {
-        self.rejoin.as_ref()
-    }
 }
 
 fn work(
     mut link: worker_link::Link,
     window: OwnedFd,
+    state: Option<OwnedFd>,
     events: &Sender<Event>,
     rejoin: Option<(PathBuf, Arc<AtomicBool>)>,
     killed: &AtomicBool,
@@ -152,8 +181,10 @@ fn work(
     let memory = region.as_volatile_slice();
     let mut control = 0;
     loop {
-        let message = match link.receive_in_worker() {
-            Ok(message) => message,
+        let _ = rustix::event::poll(&mut [PollFd::new(&link, PollFlags::IN)], None);
+        let (message, file) = match link.try_receive_in_worker() {
+            Ok(received) => received,
+            Err(LinkError::WouldBlock) => continue,
             Err(LinkError::Closed) => match &rejoin {
                 Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
                     std::thread::sleep(Duration::from_millis(1));
@@ -168,7 +199,38 @@ fn work(
         };
         let _ = events.send(Event::Message(message));
         match message {
-            ToWorker::Blob { kind: 1, offset, .. } => control = offset as usize,
+            ToWorker::Blob { kind: 1, offset, .. } => {
+                control = offset as usize;
+                if let Some(state) = &state {
+                    let mut bytes = [0; 5];
+                    rustix::io::pread(state, &mut bytes, 0).unwrap();
+                    let behaviour: u64 = memory.load(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
+                    if &bytes != b"state" || behaviour == behaviour::NEXT_ENDS {
+                        return;
+                    }
+                    let _ = link.send_from_worker(FromWorker::Restored);
+                }
+            }
+            ToWorker::Save => {
+                let behaviour: u64 = memory.load(control + BEHAVIOUR as usize, Ordering::Acquire).unwrap();
+                let reply = match behaviour {
+                    behaviour::REFUSES => FromWorker::Refused { obstacle: Obstacle::Capture },
+                    behaviour::LIES => FromWorker::Restored,
+                    _ => FromWorker::Saved,
+                };
+                if reply == FromWorker::Saved && behaviour != behaviour::ENDS {
+                    rustix::io::pwrite(file.unwrap(), b"state", 0).unwrap();
+                    let _ = link.send_from_worker(reply);
+                }
+                match behaviour {
+                    behaviour::REFUSES => drop(link.send_from_worker(reply)),
+                    behaviour::LIES => {
+                        let _ = link.send_from_worker(reply);
+                        return;
+                    }
+                    _ => return,
+                }
+            }
             ToWorker::Doorbell => {
                 let value: u64 = memory.load(control, Ordering::Acquire).unwrap();
                 memory.store(value + 1, control, Ordering::Release).unwrap();

@@ -49,13 +49,25 @@ unsafe fn allocate_after(address: *mut Address, bytes: u64, stream: Object, per_
     SUCCESS
 }
 
+/// Allocates memory of the current card at an address that an allocation of this size had in another process with the
+/// same range of addresses. Returns an error if the address is not free. Workers call this function to restore a
+/// program; with a size of 0, it only checks that allocations are backed by chunks.
+#[unsafe(no_mangle)]
+extern "C" fn gpu_mediator_allocate_at(address: Address, bytes: u64) -> c_int {
+    let Some((device, card)) = memory().link.current_card() else { return driver::INVALID_CONTEXT };
+    match bytes {
+        0 => SUCCESS,
+        _ => memory().allocate(device, card, bytes, Some(address)).map_or_else(|error| error, |_| SUCCESS),
+    }
+}
+
 unsafe fn allocate(address: *mut Address, bytes: u64) -> c_int {
     if address.is_null() || bytes == 0 {
         return INVALID_VALUE;
     }
     let memory = memory();
     let Some((device, card)) = memory.link.current_card() else { return driver::INVALID_CONTEXT };
-    match memory.allocate(device, card, bytes) {
+    match memory.allocate(device, card, bytes, None) {
         Ok(found) => {
             // SAFETY: `address` is not null, and the caller guarantees that it is valid.
             unsafe { *address = found };

@@ -21,6 +21,17 @@ pub(super) async fn move_vm(
     Ok(Json(beside(move || daemon.move_if(&name, card.as_deref(), expected.as_deref())).await?))
 }
 
+pub(super) async fn restart_workers(
+    State(daemon): State<Arc<Daemon>>,
+    Path(name): Path<String>,
+    body: Result<Json<api::RestartWorkers>, JsonRejection>,
+) -> Answer<api::WorkerRestarts> {
+    let advice = "send a JSON object with `pid`, or without `pid` for all programs";
+    let Json(api::RestartWorkers { pid }) =
+        body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;
+    Ok(Json(beside(move || daemon.restart_workers(&name, pid)).await?))
+}
+
 pub(super) async fn drain(
     State(daemon): State<Arc<Daemon>>,
     IfMatch(expected): IfMatch,

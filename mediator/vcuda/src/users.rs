@@ -18,7 +18,7 @@ const RECORD: &str = "workers.user";
 
 /// Reason why no user can be assigned to a VM's workers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum NoUser {
+pub enum NoUser {
     /// The daemon lacks the capabilities to change users.
     #[error(
         "workers cannot have the users of `cuda.worker_users`: the daemon lacks {0}; grant it in the unit as the drop-in \
@@ -35,7 +35,7 @@ pub(crate) enum NoUser {
 
 /// The users of a card's workers.
 #[derive(Debug)]
-pub(super) struct Users {
+pub struct Users {
     first: u32,
     /// True for each user that belongs to a VM. `None` without a range.
     taken: Option<Arc<[AtomicBool]>>,
@@ -43,7 +43,7 @@ pub(super) struct Users {
 
 /// The user of a VM's workers. After the drop, another VM may get this user.
 #[derive(Debug)]
-pub(super) struct User {
+pub struct User {
     number: u32,
     index: usize,
     taken: Arc<[AtomicBool]>,
@@ -51,13 +51,18 @@ pub(super) struct User {
 }
 
 impl Users {
-    pub(super) fn new(range: Option<[u32; 2]>) -> Self {
+    /// Creates the users of a card, with the first and the last user ID of `cuda.worker_users`.
+    #[must_use]
+    pub fn new(range: Option<[u32; 2]>) -> Self {
         let Some([first, last]) = range else { return Self { first: 0, taken: None } };
         Self { first, taken: Some((first..=last).map(|_| AtomicBool::new(false)).collect()) }
     }
 
     /// Returns the user recorded in this VM's folder, or an unused user; `None` if workers run as the daemon's user.
-    pub(super) fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
+    ///
+    /// # Errors
+    /// If no user can be assigned.
+    pub fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.take_with(held, folder)
     }
@@ -95,18 +100,20 @@ fn of_others(folder: &Path) -> Vec<u32> {
 }
 
 /// Deletes the record of a VM that is removed.
-pub(super) fn forget(folder: &Path) {
+pub fn forget(folder: &Path) {
     // The file does not exist if the VM had no separate user.
     let _ = std::fs::remove_file(folder.join(RECORD));
 }
 
 impl User {
-    pub(super) fn number(&self) -> u32 {
+    /// Returns the user ID.
+    #[must_use]
+    pub fn number(&self) -> u32 {
         self.number
     }
 
     /// Reserves the user permanently, because some of its processes are still running.
-    pub(super) fn keep(&self) {
+    pub fn keep(&self) {
         self.is_kept.store(true, Ordering::Relaxed);
     }
 }

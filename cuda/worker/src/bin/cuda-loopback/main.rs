@@ -2,11 +2,18 @@
 //! program's library (`cuda-guest`) finds the socket through `GPU_MEDIATOR_CUDA_LOOPBACK`.
 //!
 //! The workers inherit this program's environment: the owner's socket, the tenant's name, and the driver's location.
+//!
+//! With `--control`, it listens on a second socket for lines `restart PID`: the program of this worker continues in a new
+//! worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
 
-use std::io::{IoSlice, Write as _};
+mod control;
+mod programs;
+
+use std::io::IoSlice;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use clap::Parser;
@@ -16,7 +23,9 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::net::{
     AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
-use worker_link::{Link, Restrictions, WorkerOptions};
+use worker_link::{Restrictions, WorkerOptions};
+
+use programs::Programs;
 
 #[derive(Parser)]
 struct Args {
@@ -32,6 +41,13 @@ struct Args {
     /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
+    /// Socket for restarts of workers. It must not exist yet.
+    #[arg(long)]
+    control: Option<PathBuf>,
+    /// Maximum size of a program's memory on the card and of its code, in MiB, for a restart. The host has a copy of
+    /// them meanwhile.
+    #[arg(long, default_value_t = 8192)]
+    restart_mib: u64,
     #[command(flatten)]
     sandbox: SandboxArgs,
 }
@@ -46,18 +62,14 @@ fn send_window(socket: &OwnedFd, window: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Starts a worker for a program, and waits on a separate thread until the worker exits.
-fn serve(program: OwnedFd, options: &WorkerOptions, bytes: u64) -> Result<()> {
+/// Starts a worker for a program, and a thread that supervises it.
+fn serve(programs: &Arc<Programs>, guest: OwnedFd, bytes: u64) -> Result<()> {
     let window = rustix::fs::memfd_create("cuda-window", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&window, bytes)?;
     // If a program shrank the file, a signal would kill its worker.
     rustix::fs::fcntl_add_seals(&window, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    send_window(&program, &window)?;
-    let mut worker = options.start(window, Link::new(program))?;
-    // The reader of the first line may have exited.
-    let _ = writeln!(std::io::stdout(), "worker {}", worker.id());
-    std::thread::spawn(move || worker.wait());
-    Ok(())
+    send_window(&guest, &window)?;
+    programs.start(window, guest)
 }
 
 fn options(args: &Args) -> Result<WorkerOptions> {
@@ -82,11 +94,14 @@ fn listen(path: &Path) -> Result<OwnedFd> {
 fn main() -> Result<()> {
     let args = Args::parse();
     let socket = listen(&args.socket)?;
-    let options = options(&args)?;
+    let programs = Arc::new(Programs::new(options(&args)?, args.restart_mib << 20));
+    if let Some(path) = &args.control {
+        control::listen(path, Arc::clone(&programs))?;
+    }
     println!("ready");
     loop {
         let program = rustix::io::retry_on_intr(|| rustix::net::accept_with(&socket, SocketFlags::CLOEXEC))?;
-        if let Err(error) = serve(program, &options, args.window_gib << 30) {
+        if let Err(error) = serve(&programs, program, args.window_gib << 30) {
             eprintln!("cuda-loopback: cannot start a worker for a program: {error:#}");
         }
     }

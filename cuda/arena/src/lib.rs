@@ -1,7 +1,11 @@
-//! Places allocations in a range of addresses that chunks back.
+//! Places the allocations of a CUDA program in a range of addresses that chunks back.
 //!
 //! The strategy is best fit: it chooses the smallest hole that is large enough, so that small allocations fill chunks
-//! that are already in use.
+//! that are already in use. A caller that restores a program can choose the offset itself ([`Arena::place_at`]).
+//!
+//! The crate does not map memory and does not know addresses: it works on offsets.
+
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -36,6 +40,7 @@ pub struct Arena {
 /// A place for an allocation.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Placed {
+    /// Offset of the allocation in the range.
     pub offset: u64,
     /// Previously empty chunks that the allocation uses, in ascending order.
     pub chunks: Vec<u32>,
@@ -63,6 +68,20 @@ impl Arena {
             (at + length).checked_sub(start).is_some_and(|room| room >= bytes).then_some((at, length, start))
         };
         let (at, length, start) = self.lengths.range((bytes, 0)..).find_map(fits)?;
+        Some(self.take((at, length), start, bytes))
+    }
+
+    /// Places an allocation of `bytes` at an offset that [`Self::place`] has returned for the same size, possibly in
+    /// another process. Returns `None` if the offset is not free, or if `place` could not return it.
+    pub fn place_at(&mut self, start: u64, bytes: u64) -> Option<Placed> {
+        let (align, bytes) = (align(bytes), rounded(bytes)?);
+        let (&at, &length) = self.holes.range(..=start).next_back()?;
+        let fits = start.is_multiple_of(align) && start.checked_add(bytes)? <= at + length;
+        fits.then(|| self.take((at, length), start, bytes))
+    }
+
+    /// Uses `bytes` at `start` of a hole with this offset and length. The hole is large enough.
+    fn take(&mut self, (at, length): (u64, u64), start: u64, bytes: u64) -> Placed {
         self.remove_hole(at, length);
         self.add_hole(at, start - at);
         self.add_hole(start + bytes, at + length - start - bytes);
@@ -75,7 +94,7 @@ impl Arena {
                 chunks.push(chunk);
             }
         }
-        Some(Placed { offset: start, chunks })
+        Placed { offset: start, chunks }
     }
 
     /// Frees the allocation at `offset`. Returns the chunks that became empty.
@@ -159,7 +178,48 @@ mod tests {
         assert_eq!(arena.find(at + 1024), None);
     }
 
+    #[test]
+    fn allocation_at_an_offset_takes_free_aligned_space_only() {
+        let mut arena = Arena::new(8 * CHUNK, CHUNK);
+        assert_eq!(arena.place_at(CHUNK + 512, 100), Some(Placed { offset: CHUNK + 512, chunks: vec![1] }));
+        assert_eq!(arena.place_at(CHUNK + 512, 100), None, "in use");
+        assert_eq!(arena.place_at(CHUNK, 1000), None, "the end is in use");
+        assert_eq!(arena.place_at(CHUNK + 100, 100), None, "not aligned");
+        assert_eq!(arena.place_at(2 * CHUNK + 512, CHUNK), None, "not aligned for its size");
+        assert_eq!(arena.place_at(8 * CHUNK - 512, 513), None, "beyond the range");
+        assert_eq!(arena.place_at(8 * CHUNK, 1), None, "after the range");
+        assert_eq!(arena.place_at(u64::MAX - 511, 512), None, "an offset that overflows");
+        assert_eq!(arena.place_at(0, u64::MAX), None, "a size that overflows");
+        assert_eq!(arena.place_at(CHUNK, 512), Some(Placed { offset: CHUNK, chunks: vec![] }), "the same chunk");
+        assert_eq!(arena.place(100).expect("room").offset, 0, "the smallest hole");
+    }
+
     proptest! {
+        #[test]
+        fn allocations_of_another_arena_fit_at_their_offsets(
+            steps in proptest::collection::vec((any::<bool>(), 1u64..(5 << 20)), 1..60),
+            order in any::<u64>(),
+        ) {
+            let (mut first, mut second) = (Arena::new(64 * CHUNK, CHUNK), Arena::new(64 * CHUNK, CHUNK));
+            let mut live: Vec<(u64, u64)> = Vec::new();
+            for (free, bytes) in steps {
+                if free && !live.is_empty() {
+                    let (offset, _) = live.swap_remove(bytes as usize % live.len());
+                    first.release(offset).expect("lives");
+                } else if let Some(placed) = first.place(bytes) {
+                    live.push((placed.offset, bytes));
+                }
+            }
+            let middle = order as usize % live.len().max(1);
+            live.rotate_left(middle);
+            for (offset, bytes) in live {
+                prop_assert_eq!(second.place_at(offset, bytes).map(|placed| placed.offset), Some(offset));
+            }
+            prop_assert_eq!(&first.used, &second.used);
+            prop_assert_eq!(&first.holes, &second.holes);
+            prop_assert_eq!(&first.users, &second.users);
+        }
+
         #[test]
         fn random_allocations_do_not_overlap_and_back_needed_chunks(
             steps in proptest::collection::vec((any::<bool>(), 1u64..(5 << 20)), 1..120)

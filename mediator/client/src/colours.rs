@@ -54,16 +54,17 @@ const ALARMS: [&str; 8] = [
 
 /// Streams on which colours are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Colours {
+pub struct Colours {
     /// The output.
-    pub(super) out: bool,
+    pub out: bool,
     /// The error output.
-    pub(super) err: bool,
+    pub err: bool,
 }
 
 impl Colours {
     /// Returns the terminals that show colours. `NO_COLOR` and `TERM=dumb` disable colours.
-    pub(super) fn of_terminals() -> Self {
+    #[must_use]
+    pub fn of_terminals() -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         Self {
             out: out.is_terminal() && AutoStream::choice(&out) != ColorChoice::Never,
@@ -73,7 +74,7 @@ impl Colours {
 }
 
 /// A writer that styles lines, if this is enabled.
-pub(super) struct Painted<'a> {
+pub struct Painted<'a> {
     to: &'a mut dyn Write,
     is_on: bool,
     /// Bytes of a line that has not ended.
@@ -81,7 +82,8 @@ pub(super) struct Painted<'a> {
 }
 
 impl<'a> Painted<'a> {
-    pub(super) fn new(to: &'a mut dyn Write, is_on: bool) -> Self {
+    /// Creates a writer that passes on everything, with styles if `is_on` is true.
+    pub fn new(to: &'a mut dyn Write, is_on: bool) -> Self {
         Self { to, is_on, line: Vec::new() }
     }
 

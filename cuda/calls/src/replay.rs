@@ -1,0 +1,313 @@
+//! Treatment of each call when a program continues in another worker: the calls that the next worker executes again.
+//!
+//! The description determines the treatment of calls that create or destroy an object with a handle. [`RULES`] has the
+//! others. A test fails for a call without a treatment, so that a new call is not forgotten.
+
+use crate::describe::{Arg, Call, Kind, Treatment};
+use crate::own;
+
+/// Treatment of a call that succeeded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Replay {
+    /// The call has no effect that outlives the work on the card: queries, copies, launches.
+    Nothing,
+    /// The call creates the object of its new handle.
+    Creates,
+    /// The call destroys the object of the handle that it drops.
+    Destroys,
+    /// The call changes an object.
+    Changes(Change),
+    /// The call allocates memory: the first result is the address.
+    Allocates,
+    /// The first argument is the address of memory or of a reservation that ends.
+    Frees,
+    /// The call releases the primary context of the device in the first argument.
+    EndsPrimary,
+    /// The call creates an object that cannot be created again. The object prevents the replay as long as it exists.
+    Refused(Ended),
+}
+
+/// Object that a call changes, and the part of the object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Index of the message's word with the object's handle; `None` if the call changes the program or the context.
+    pub target: Option<u8>,
+    /// Message words, one bit each, that identify the changed part: a later call with the same words replaces an
+    /// earlier one. `None` if other objects may depend on the earlier value.
+    pub part: Option<u16>,
+}
+
+/// Identification of an object that cannot be created again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// The new handle.
+    ByHandle,
+    /// The address that the first result contains.
+    ByAddress,
+    /// The number that the driver has chosen: the first result.
+    ByNumber,
+    /// Not the call's own object, but the one in the first argument: its state cannot be restored.
+    WithFirst,
+    /// The object exists until the program ends.
+    Never,
+}
+
+const fn changes(target: Option<u8>, part: Option<u16>) -> Replay {
+    Replay::Changes(Change { target, part })
+}
+
+/// Treatments that do not follow from the description.
+const RULES: &[(&str, Replay)] = &[
+    ("cuInit", changes(None, Some(0))),
+    ("cuCtxSetLimit", changes(None, Some(1))),
+    ("cuCtxSetCacheConfig", changes(None, Some(0))),
+    ("cuCtxSetSharedMemConfig", changes(None, Some(0))),
+    ("cuDevicePrimaryCtxSetFlags_v2+", changes(None, Some(1))),
+    ("cuDevicePrimaryCtxRelease_v2+", Replay::EndsPrimary),
+    ("cuDevicePrimaryCtxReset_v2+", Replay::EndsPrimary),
+    ("nvmlInit_v2+", changes(None, Some(0))),
+    // Memory.
+    ("cuMemAlloc_v2+", Replay::Allocates),
+    ("cuMemAllocPitch_v2+", Replay::Allocates),
+    ("cuMemAllocAsync+", Replay::Allocates),
+    ("cuMemAllocFromPoolAsync+", Replay::Allocates),
+    ("cuMemFree_v2+", Replay::Frees),
+    ("cuMemFree_v2-", Replay::Frees),
+    ("cuMemFreeAsync", Replay::Frees),
+    ("cuMemAddressFree", Replay::Frees),
+    ("cuMemPoolSetAttribute", changes(Some(0), Some(0b11))),
+    ("cuMemPoolSetAccess", changes(Some(0), None)),
+    ("cuDeviceSetMemPool", changes(Some(1), Some(1))),
+    // The contents of memory that the program maps itself are not copied. Its mappings need a reservation.
+    ("cuMemAddressReserve", Replay::Refused(Ended::ByAddress)),
+    ("cuMemCreate", Replay::Refused(Ended::ByHandle)),
+    ("cuMemRetainAllocationHandle", Replay::Refused(Ended::ByHandle)),
+    // Neither are the contents of arrays.
+    ("cuArrayCreate_v2", Replay::Refused(Ended::ByHandle)),
+    ("cuArray3DCreate_v2", Replay::Refused(Ended::ByHandle)),
+    ("cuArrayGetPlane", Replay::Refused(Ended::ByHandle)),
+    ("cuMipmappedArrayCreate", Replay::Refused(Ended::ByHandle)),
+    ("cuMipmappedArrayGetLevel", Replay::Refused(Ended::ByHandle)),
+    // The driver chooses these numbers, and kernels have them as parameters.
+    ("cuTexObjectCreate", Replay::Refused(Ended::ByNumber)),
+    ("cuSurfObjectCreate", Replay::Refused(Ended::ByNumber)),
+    // The addresses of variables are the driver's choice, and programs store them.
+    ("cuModuleGetGlobal_v2+", Replay::Refused(Ended::Never)),
+    ("cuLibraryGetGlobal+", Replay::Refused(Ended::Never)),
+    ("cuLibraryGetManaged+", Replay::Refused(Ended::Never)),
+    ("cuLinkCreate_v2+", Replay::Refused(Ended::ByHandle)),
+    ("cuStreamEndCapture", Replay::Refused(Ended::ByHandle)),
+    // The source may have changed since.
+    ("cuStreamCopyAttributes", Replay::Refused(Ended::WithFirst)),
+    ("cuGraphKernelNodeCopyAttributes", Replay::Refused(Ended::WithFirst)),
+    ("cuStreamSetAttribute", changes(Some(0), Some(0b11))),
+    // Functions.
+    ("cuKernelSetCacheConfig", changes(Some(0), Some(0b101))),
+    ("cuKernelSetAttribute+", changes(Some(2), Some(0b1101))),
+    ("cuFuncSetAttribute+", changes(Some(0), Some(0b11))),
+    ("cuFuncSetCacheConfig", changes(Some(0), Some(1))),
+    ("cuFuncSetSharedMemConfig", changes(Some(0), Some(1))),
+    ("cuFuncLoad", changes(Some(0), Some(1))),
+    // Graphs: a graph that can be launched depends on the values at its creation.
+    ("cuGraphAddDependencies", changes(Some(0), None)),
+    ("cuGraphEventRecordNodeSetEvent", changes(Some(0), None)),
+    ("cuGraphEventWaitNodeSetEvent", changes(Some(0), None)),
+    ("cuGraphMemsetNodeSetParams", changes(Some(0), None)),
+    ("cuGraphMemcpyNodeSetParams+", changes(Some(0), None)),
+    ("cuGraphKernelNodeSetAttribute", changes(Some(0), None)),
+    ("cuGraphExecUpdate_v2", changes(Some(0), Some(1))),
+    ("cuGraphExecEventRecordNodeSetEvent", changes(Some(0), Some(0b11))),
+    ("cuGraphExecEventWaitNodeSetEvent", changes(Some(0), Some(0b11))),
+    ("cuGraphExecChildGraphNodeSetParams", changes(Some(0), Some(0b11))),
+    ("cuGraphExecMemsetNodeSetParams", changes(Some(0), Some(0b11))),
+    ("cuGraphExecMemcpyNodeSetParams+", changes(Some(0), Some(0b11))),
+    ("cuGraphNodeSetEnabled", changes(Some(0), Some(0b11))),
+];
+
+/// Calls without a lasting effect: queries, and work of the card.
+const NOTHING: &[&str] = &[
+    "cuDeviceGetName",
+    "cuDeviceGetUuid",
+    "cuDeviceGetUuid_v2",
+    "cuDeviceTotalMem_v2",
+    "cuDeviceGetPCIBusId",
+    "cuDeviceGetByPCIBusId",
+    "cuDeviceComputeCapability",
+    "cuDeviceGetProperties",
+    "cuDeviceCanAccessPeer",
+    "cuDeviceGetP2PAttribute",
+    "cuCtxGetStreamPriorityRange",
+    "cuCtxGetLimit",
+    "cuCtxGetCacheConfig",
+    "cuCtxGetSharedMemConfig",
+    "cuCtxResetPersistingL2Cache",
+    "cuMemGetInfo_v2",
+    "cuMemGetAddressRange_v2",
+    "cuMemPoolTrimTo",
+    "cuMemPoolGetAttribute",
+    "cuMemPoolGetAccess",
+    "cuDeviceGraphMemTrim",
+    "cuDeviceGetGraphMemAttribute",
+    // These need a handle or a reservation, which prevents the replay.
+    "cuMemMap",
+    "cuMemUnmap",
+    "cuMemSetAccess",
+    "cuMemGetAccess",
+    "cuMemGetAllocationGranularity",
+    "cuMemGetAllocationPropertiesFromHandle",
+    "cuStreamQuery",
+    "cuStreamWaitEvent",
+    "cuStreamGetFlags",
+    "cuStreamGetPriority",
+    "cuStreamGetId",
+    "cuStreamGetDevice",
+    "cuStreamGetAttribute",
+    "cuStreamWriteValue32_v2",
+    "cuStreamWriteValue64_v2",
+    "cuStreamWaitValue32_v2",
+    "cuStreamWaitValue64_v2",
+    // The times of records are lost: the log refuses a replay if they may be needed.
+    "cuEventRecord",
+    "cuEventRecordWithFlags",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuEventElapsedTime_v2",
+    // An open capture prevents the replay.
+    "cuStreamBeginCapture",
+    "cuStreamBeginCapture_v2",
+    "cuStreamIsCapturing",
+    "cuGraphLaunch",
+    "cuGraphUpload",
+    "cuGraphExecGetFlags",
+    "cuGraphNodeGetType",
+    "cuModuleGetFunctionCount",
+    "cuLibraryGetKernelCount",
+    "cuFuncGetParamInfo",
+    "cuKernelGetParamInfo",
+    "cuFuncIsLoaded",
+    "cuDevicePrimaryCtxGetState+",
+    "cuDeviceGetCount+",
+    "cuDeviceGetAttribute+",
+    "cuDriverGetVersion+",
+    "cuKernelGetAttribute+",
+    "cuFuncGetAttribute+",
+    "cuPointerGetAttribute+",
+    "cuGraphGetNodes+",
+    "cuStreamGetCaptureInfo_v2+",
+    "cuStreamGetCaptureInfo_v3+",
+    "cuCtxGetApiVersion+",
+    "cuCtxGetExecAffinity",
+    "cuGraphNodeGetEnabled",
+    "cuGraphKernelNodeGetAttribute",
+    "cuTensorMapEncodeTiled",
+    "cuTensorMapReplaceAddress",
+    "cuArrayGetDescriptor_v2",
+    "cuArray3DGetDescriptor_v2",
+    "cuArrayGetMemoryRequirements",
+    "cuMipmappedArrayGetMemoryRequirements",
+    // The link prevents the replay.
+    "cuLinkAddData_v2+",
+];
+
+/// Beginnings of the names of calls without a lasting effect.
+const NOTHING_BEGINS: &[&str] = &["cuMemset", "cuMemcpy", "cuOccupancy", "nvmlSystemGet", "nvmlDeviceGet"];
+
+/// Returns the treatment of a described call; `None` if it has none.
+pub fn replay(call: &Call) -> Option<Replay> {
+    if call.treatment == Treatment::Guest {
+        return Some(Replay::Nothing);
+    }
+    if let Some((_, rule)) = RULES.iter().find(|(name, _)| *name == call.name) {
+        return Some(*rule);
+    }
+    for arg in call.args {
+        match arg {
+            Arg::New(_) => return Some(Replay::Creates),
+            Arg::Drop(_) | Arg::DropNumber(_) => return Some(Replay::Destroys),
+            _ => {}
+        }
+    }
+    let has_none = NOTHING.contains(&call.name) || NOTHING_BEGINS.iter().any(|begin| call.name.starts_with(begin));
+    has_none.then_some(Replay::Nothing)
+}
+
+/// Returns the treatment of a message of [`own`]. `edit` is its first word.
+pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
+    Some(match (op, edit) {
+        // The state of the worker contains its own start, image and staging blob.
+        (own::START | own::IMAGE_PART, _) => Replay::Nothing,
+        (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT | own::HOST_FUNCTION, _) => Replay::Nothing,
+        (own::LAUNCH | own::MAX_CLUSTERS, _) => Replay::Nothing,
+        (own::COPY_INLINE | own::COPY_IN | own::COPY_OUT | own::COPY_BOX, _) => Replay::Nothing,
+        (own::FUNCTION_INFO, _) => changes(Some(0), Some(1)),
+        (own::PIN, _) => Replay::Creates,
+        (own::UNPIN, _) => Replay::Destroys,
+        (own::STAGING, _) => changes(None, Some(0)),
+        (own::GRAPH_KERNEL | own::GRAPH_HOST, Some(own::edit::ADD)) => Replay::Creates,
+        (own::GRAPH_KERNEL | own::GRAPH_HOST, Some(own::edit::SET)) => changes(Some(2), None),
+        (own::GRAPH_KERNEL | own::GRAPH_HOST, _) => changes(Some(1), Some(0b111)),
+        // The link prevents the replay.
+        (own::LINK_COMPLETE | own::LINK_READ, _) => Replay::Nothing,
+        _ => return None,
+    })
+}
+
+/// Returns the kind and the index of the message's word of the handle that a call creates.
+pub fn created(call: &Call) -> Option<(Kind, usize)> {
+    call.args.iter().enumerate().find_map(|(at, arg)| match arg {
+        Arg::New(kind) => Some((*kind, at)),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{CALLS, MAX_ARGUMENTS};
+
+    #[test]
+    fn each_call_has_a_treatment_for_replays() {
+        let missing: Vec<_> = CALLS.iter().filter(|call| replay(call).is_none()).map(|call| call.name).collect();
+        assert!(missing.is_empty(), "add a treatment of these calls to `RULES` or `NOTHING`: {missing:?}");
+        for op in own::FIRST..=own::LINK_READ {
+            assert!(replay_own(op, Some(0)).is_some(), "add a treatment of message {op:#x}");
+        }
+        assert_eq!(replay_own(own::LINK_READ + 1, None), None, "a new message needs a treatment");
+    }
+
+    #[test]
+    fn rules_name_calls_that_exist_and_words_that_they_have() {
+        for (name, rule) in RULES {
+            let call = CALLS.iter().find(|call| call.name == *name);
+            let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
+            assert!(call.treatment != Treatment::Guest, "{name}");
+            if let Replay::Changes(Change { target: Some(target), .. }) = rule {
+                let is_handle = matches!(call.args.get(usize::from(*target)), Some(Arg::Handle(_)));
+                // Words and arguments have the same index if no earlier argument is longer than a word.
+                let before = call.args.iter().take(usize::from(*target));
+                assert!(is_handle && before.into_iter().all(|arg| matches!(arg, Arg::Word | Arg::Handle(_))), "{name}");
+            }
+            if let Replay::Refused(Ended::ByHandle) = rule {
+                assert!(created(call).is_some(), "{name}");
+            }
+        }
+        for name in NOTHING {
+            let call = CALLS.iter().find(|call| call.name == *name);
+            let call = call.unwrap_or_else(|| panic!("{name} is not a described call"));
+            let makes = |arg: &Arg| matches!(arg, Arg::New(_) | Arg::Drop(_) | Arg::NewNumber(_) | Arg::DropNumber(_));
+            assert!(!call.args.iter().any(makes), "{name} creates or destroys an object");
+            assert!(!RULES.iter().any(|(rule, _)| rule == name), "{name} has two treatments");
+        }
+    }
+
+    #[test]
+    fn handle_of_a_new_object_is_a_word_of_the_message() {
+        for call in CALLS.iter().filter(|call| replay(call) == Some(Replay::Creates)) {
+            let (_, at) = created(call).expect("a handle");
+            assert!(at < MAX_ARGUMENTS, "{}", call.name);
+            let words_before = call.args.iter().take(at);
+            let longer = |arg: &Arg| matches!(arg, Arg::Word | Arg::Handle(_) | Arg::Array(..));
+            assert!(words_before.into_iter().all(longer), "{}", call.name);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! The log of a guest program's CUDA objects. A new worker executes its entries again, and the program continues there.
+//!
+//! - [`Log`] has one entry for each call that created or changed an object that exists, or that such an object depends
+//!   on. `cuda_calls::replay` has the treatment of each call. The log is compacted as it grows, and its size is bounded.
+//! - [`SavedState`] is the log and the other state of a worker in a file. The next worker decodes it, and trusts it as
+//!   little as the guest's ring.
+//! - [`may_have_variables`] examines images of modules: the contents of variables cannot be saved.
+//!
+//! The crate does not call the driver and does no I/O. The contents of memory are not a part of the log.
+
+#![forbid(unsafe_code)]
+
+mod images;
+mod log;
+mod saved;
+
+pub use images::{Image, may_have_variables};
+pub use log::{Log, Outcome, created_by};
+pub use saved::{Malformed, SavedBlob, SavedState, Step, StepKind};
+
+use cuda_calls::CALLS;
+use worker_link::Obstacle;
+
+/// Returns the text for operators about an obstacle, with the name of the call.
+pub fn describe(obstacle: Obstacle) -> String {
+    match obstacle {
+        Obstacle::Object(op) => {
+            let call = usize::try_from(op).ok().and_then(|op| CALLS.get(op));
+            let name = call.map_or("an unknown call", |call| call.name.trim_end_matches(['+', '-']));
+            format!("it has an object of {name}, which cannot be created again")
+        }
+        other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_an_obstacle_names_the_call() {
+        let op = cuda_calls::find("cuMemCreate").expect("described");
+        let text = describe(Obstacle::Object(u32::try_from(op).expect("small")));
+        assert_eq!(text, "it has an object of cuMemCreate, which cannot be created again");
+        assert!(describe(Obstacle::Object(u32::MAX)).contains("an unknown call"));
+        assert_eq!(describe(Obstacle::Busy), Obstacle::Busy.to_string());
+    }
+}

@@ -1,0 +1,483 @@
+//! The log: which messages created the objects that exist, and changed them.
+//!
+//! An entry depends on all objects whose handles its message contains, so the log needs no knowledge of arguments. An
+//! object that has ended stays in the log while another entry depends on it, together with the call that ended it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cuda_calls::own::Route;
+use cuda_calls::replay::{Change, Ended, Replay, created, replay, replay_own};
+use cuda_calls::{Arg, CALLS, Kind, MAX_ARGUMENTS, handle, kind_of, own};
+use cuda_ring::{ADDRESSES, PINNED_ADDRESSES};
+use foldhash::{HashMap, HashSet};
+use worker_link::Obstacle;
+
+use crate::images::{Image, may_have_variables};
+use crate::saved::{Step, StepKind};
+
+/// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
+const MAX_ENTRIES: usize = 1 << 18;
+/// Maximum size of all messages, in words; likewise.
+const MAX_WORDS: usize = 8 << 20;
+/// Maximum size of all images, in bytes. The worker keeps them in its memory.
+const MAX_IMAGE_BYTES: usize = 512 << 20;
+/// Number of entries below which the log is not compacted.
+const MIN_COMPACTED: usize = 4096;
+/// `CU_EVENT_DISABLE_TIMING`.
+const DISABLE_TIMING: u64 = 2;
+
+/// Number of an entry. The entry that creates an object identifies the object.
+type Id = u64;
+
+/// Identification of an object that exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Key {
+    Handle(u64),
+    Address(u64),
+    Blob(u64),
+    /// A number of the driver; `true` for surfaces.
+    Number(bool, u64),
+}
+
+/// Effect of an entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    /// Creates an object. The object is also a part of its owner, if it has one.
+    Creates {
+        owner: Option<Id>,
+    },
+    /// Returns a known object once more, so that it must be destroyed once more.
+    Again(Id),
+    Destroys(Id),
+    /// Changes an object, or the program.
+    Changes(Option<Id>),
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    role: Role,
+    step: Step,
+    /// Objects on which the message depends.
+    uses: Vec<Id>,
+    /// True if another entry depends on the object that this entry creates.
+    used: bool,
+    /// Entries that return the object once more.
+    again: Vec<Id>,
+    /// True if the message cannot be executed again.
+    refused: bool,
+    /// Key of the changed part, if a later change replaces this one.
+    part: Option<Part>,
+}
+
+/// The changed part: the call, the object, and words of the message.
+type Part = (u16, Option<Id>, Vec<u64>);
+
+/// Effects of a successful call that the message alone does not show.
+#[derive(Clone, Copy, Debug)]
+pub struct Outcome<'a> {
+    /// Handle of the object that the call returned.
+    pub made: Option<u64>,
+    /// True if the object existed before, under this handle.
+    pub is_known: bool,
+    /// Handle of the object with which the new object ends.
+    pub owner: Option<u64>,
+    /// Handle of the object that the call destroyed, or to which it released a reference.
+    pub dropped: Option<u64>,
+    /// Handles of all objects that have ended.
+    pub ended: &'a [u64],
+    /// Arguments for the driver.
+    pub values: &'a [u64; MAX_ARGUMENTS],
+    /// Results of the call.
+    pub results: &'a [u64],
+    /// The last image of the program, and its size in bytes.
+    pub image: (&'a [u64], usize),
+}
+
+/// The log of a program.
+#[derive(Debug)]
+pub struct Log {
+    entries: BTreeMap<Id, Entry>,
+    next: Id,
+    live: HashMap<Key, Id>,
+    parts: HashMap<Part, Id>,
+    /// Events with timing, by handle, and whether they were recorded.
+    clocks: HashMap<u64, bool>,
+    words: usize,
+    image_bytes: usize,
+    /// Number of entries at which the log is compacted.
+    compacted_at: usize,
+    is_full: bool,
+    treatments: Vec<Replay>,
+    event_create: usize,
+    event_records: [usize; 2],
+    pitch: usize,
+    /// Calls that return a module of a library or of a function again each time.
+    module_queries: [usize; 2],
+}
+
+fn index(name: &str) -> usize {
+    CALLS.iter().position(|call| call.name == name).unwrap_or(usize::MAX)
+}
+
+impl Default for Log {
+    fn default() -> Self {
+        Self {
+            entries: BTreeMap::new(),
+            next: 1,
+            live: HashMap::default(),
+            parts: HashMap::default(),
+            clocks: HashMap::default(),
+            words: 0,
+            image_bytes: 0,
+            compacted_at: MIN_COMPACTED,
+            is_full: false,
+            // A call without a treatment prevents replays.
+            treatments: CALLS.iter().map(|call| replay(call).unwrap_or(Replay::Refused(Ended::Never))).collect(),
+            event_create: index("cuEventCreate"),
+            event_records: ["cuEventRecord", "cuEventRecordWithFlags"].map(index),
+            pitch: index("cuMemAllocPitch_v2+"),
+            module_queries: ["cuFuncGetModule", "cuLibraryGetModule"].map(index),
+        }
+    }
+}
+
+/// Returns true if the program destroys each reference to objects of this kind.
+fn is_counted(kind: Kind) -> bool {
+    !matches!(kind, Kind::Function | Kind::Node | Kind::Gpu | Kind::Array)
+}
+
+impl Log {
+    /// Records a described call that has succeeded. `words` are the words of its message after the route.
+    pub fn described(&mut self, call: usize, route: Route, words: &[u64], outcome: &Outcome<'_>) {
+        let Some(treatment) = self.treatments.get(call).copied() else { return };
+        if treatment == Replay::Nothing {
+            if !self.clocks.is_empty() && self.event_records.contains(&call) {
+                let recorded = words.first().and_then(|event| self.clocks.get_mut(event));
+                recorded.into_iter().for_each(|recorded| *recorded = true);
+            }
+            return;
+        }
+        if self.is_full {
+            return;
+        }
+        let step = |log: &Self| Step {
+            kind: StepKind::Message,
+            op: call as u16,
+            route: route.word(),
+            words: words.to_vec(),
+            image: log.image_of(call, words, outcome.image),
+        };
+        let result = |at: usize| outcome.results.get(at).copied().unwrap_or_default();
+        let [first, second, _, fourth, ..] = *outcome.values;
+        match treatment {
+            Replay::Nothing => {}
+            Replay::Creates => {
+                let Some(made) = outcome.made else { return };
+                if call == self.event_create && words.get(1).is_some_and(|flags| flags & DISABLE_TIMING == 0) {
+                    self.clocks.insert(made, false);
+                }
+                if !outcome.is_known {
+                    self.create(Key::Handle(made), step(self), outcome.owner, false);
+                } else if kind_of(made).is_some_and(is_counted) && !self.module_queries.contains(&call) {
+                    let known = self.live.get(&Key::Handle(made)).copied();
+                    if let Some(entry) = known.and_then(|known| self.entries.get_mut(&known)) {
+                        entry.again.push(self.next);
+                    }
+                    if let Some(known) = known {
+                        let step = Step { kind: StepKind::Again, ..step(self) };
+                        self.push(step, Role::Again(known), None, false);
+                    }
+                }
+            }
+            Replay::Destroys => match outcome.dropped {
+                Some(dropped) => self.destroy(dropped, step(self), outcome.ended),
+                None => {
+                    let surface = CALLS
+                        .get(call)
+                        .is_some_and(|call| call.args.contains(&Arg::DropNumber(cuda_calls::Numbered::Surface)));
+                    self.end(Key::Number(surface, first));
+                }
+            },
+            Replay::EndsPrimary => {
+                let context = handle(Kind::Context, (first as u32).wrapping_add(1));
+                self.destroy(context, step(self), outcome.ended);
+            }
+            Replay::Changes(change) => self.change(change, step(self), route),
+            Replay::Allocates => {
+                let bytes = if call == self.pitch { result(1).saturating_mul(fourth) } else { second };
+                let address = result(0);
+                let placed = (ADDRESSES.start..PINNED_ADDRESSES).contains(&address);
+                let step = Step { kind: StepKind::Memory, words: vec![address, bytes], ..step(self) };
+                self.create(Key::Address(address), step, None, !placed);
+            }
+            Replay::Frees => self.end(Key::Address(first)),
+            Replay::Refused(ended) => self.refuse(ended, call, step(self), outcome),
+        }
+    }
+
+    fn refuse(&mut self, ended: Ended, call: usize, step: Step, outcome: &Outcome<'_>) {
+        let result = outcome.results.first().copied().unwrap_or_default();
+        let key = match ended {
+            Ended::ByHandle if outcome.is_known => return,
+            Ended::ByHandle => outcome.made.map(Key::Handle),
+            Ended::ByAddress => Some(Key::Address(result)),
+            Ended::ByNumber => {
+                let makes =
+                    |call: &cuda_calls::Call| call.args.contains(&Arg::NewNumber(cuda_calls::Numbered::Surface));
+                Some(Key::Number(CALLS.get(call).is_some_and(makes), result))
+            }
+            Ended::WithFirst => {
+                let target = step.words.first().and_then(|first| self.live.get(&Key::Handle(*first))).copied();
+                return self.push(step, Role::Changes(target), None, true);
+            }
+            Ended::Never => {
+                let part = (step.op, None, Vec::new());
+                if !self.parts.contains_key(&part) {
+                    self.push(step, Role::Changes(None), Some(part), true);
+                }
+                return;
+            }
+        };
+        if let Some(key) = key {
+            self.create(key, step, outcome.owner, true);
+        }
+    }
+
+    /// Records a message of [`own`] that has succeeded. `made` is the handle of a new node, and `owner` that of its
+    /// graph.
+    pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
+        if self.is_full {
+            return;
+        }
+        let step = Step { kind: StepKind::Message, op, route: route.word(), words: words.to_vec(), image: None };
+        let first = words.first().copied().unwrap_or_default();
+        match replay_own(op, words.first().copied()) {
+            Some(Replay::Creates) if op == own::PIN => self.create(Key::Blob(first), step, None, false),
+            Some(Replay::Creates) => {
+                if let Some(made) = made.filter(|made| !self.live.contains_key(&Key::Handle(*made))) {
+                    self.create(Key::Handle(made), step, owner, false);
+                }
+            }
+            Some(Replay::Changes(change)) => self.change(change, step, route),
+            _ => {}
+        }
+    }
+
+    /// Records that a blob is not pinned any longer.
+    pub fn unpinned(&mut self, blob: u32) {
+        self.end(Key::Blob(blob.into()));
+    }
+
+    /// Returns the image of a message that uses one.
+    fn image_of(&self, call: usize, words: &[u64], (image, bytes): (&[u64], usize)) -> Option<Arc<Image>> {
+        let call = CALLS.get(call)?;
+        let at = call.args.iter().position(|arg| *arg == Arg::Image)?;
+        // The word is 0 if the program passes no image. No longer argument is before it, except a new handle.
+        let uses = call.args.iter().take(at).all(|arg| matches!(arg, Arg::New(_))).then(|| words.get(at)).flatten();
+        (uses != Some(&0)).then(|| Arc::new(Image { words: image.to_vec(), bytes }))
+    }
+
+    /// Returns the objects whose handles a message contains, and its context.
+    fn uses(&mut self, step: &Step) -> Vec<Id> {
+        let context = Route::from_word(step.route).context;
+        let context = (context != 0).then(|| handle(Kind::Context, context));
+        let words = step.words.iter().copied().filter(|word| kind_of(*word).is_some());
+        let mut uses: Vec<Id> =
+            words.chain(context).filter_map(|word| self.live.get(&Key::Handle(word)).copied()).collect();
+        uses.sort_unstable();
+        uses.dedup();
+        for id in &uses {
+            if let Some(entry) = self.entries.get_mut(id) {
+                entry.used = true;
+            }
+        }
+        uses
+    }
+
+    fn push(&mut self, step: Step, role: Role, part: Option<Part>, refused: bool) {
+        self.words += step.words.len();
+        self.image_bytes += step.image.as_ref().map_or(0, |image| image.bytes);
+        let uses = self.uses(&step);
+        if let Some(part) = &part {
+            self.parts.insert(part.clone(), self.next);
+        }
+        self.entries.insert(self.next, Entry { role, step, uses, used: false, again: Vec::new(), refused, part });
+        self.next += 1;
+        if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
+            self.compact();
+            self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
+            // A log that were compacted for almost each entry would be slow.
+            if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
+            {
+                self.overflow();
+            }
+        }
+    }
+
+    /// Stops to record: the program has too many objects.
+    fn overflow(&mut self) {
+        *self = Self { is_full: true, ..Self::default() };
+    }
+
+    fn create(&mut self, key: Key, step: Step, owner: Option<u64>, refused: bool) {
+        // An object under this key has ended without a call, for example with its context.
+        self.end(key);
+        let owner = owner.and_then(|owner| self.live.get(&Key::Handle(owner)).copied());
+        let id = self.next;
+        self.live.insert(key, id);
+        self.push(step, Role::Creates { owner }, None, refused);
+        if let Some(entry) = self.entries.get_mut(&id) {
+            // An entry that depends on the owner depends on its parts.
+            entry.used = owner.is_some();
+        }
+    }
+
+    fn change(&mut self, change: Change, step: Step, route: Route) {
+        let context = handle(Kind::Context, route.context);
+        let target = match change.target {
+            Some(at) => step.words.get(usize::from(at)).copied(),
+            None => (route.context != 0).then_some(context),
+        };
+        let id = target.and_then(|target| self.live.get(&Key::Handle(target)).copied());
+        // The object has ended with its context, or is a default object.
+        if change.target.is_some() && id.is_none() {
+            return;
+        }
+        let part = change.part.map(|mask| {
+            let words = step.words.iter().enumerate().take(16);
+            let named = words.filter(|(at, _)| mask >> at & 1 == 1).map(|(_, word)| *word);
+            (step.op, id, named.collect())
+        });
+        if let Some(older) = part.as_ref().and_then(|part| self.parts.remove(part)) {
+            self.remove(older);
+        }
+        self.push(step, Role::Changes(id), part, false);
+    }
+
+    /// Removes an entry.
+    fn remove(&mut self, id: Id) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        self.words -= entry.step.words.len();
+        self.image_bytes -= entry.step.image.map_or(0, |image| image.bytes);
+        if let Some(part) = entry.part
+            && self.parts.get(&part) == Some(&id)
+        {
+            self.parts.remove(&part);
+        }
+    }
+
+    /// Records the end of an object on which no entry depends.
+    fn end(&mut self, key: Key) {
+        if let Some(id) = self.live.remove(&key)
+            && self.entries.get(&id).is_some_and(|entry| !entry.used)
+        {
+            self.remove(id);
+        }
+    }
+
+    /// Records a call that destroys an object or releases a reference to it.
+    fn destroy(&mut self, dropped: u64, step: Step, ended: &[u64]) {
+        let Some(id) = self.live.get(&Key::Handle(dropped)).copied() else { return };
+        if !ended.contains(&dropped) {
+            let again = self.entries.get_mut(&id).and_then(|entry| entry.again.pop());
+            again.into_iter().for_each(|again| self.remove(again));
+            return;
+        }
+        for handle in ended {
+            self.clocks.remove(handle);
+            if *handle != dropped {
+                self.live.remove(&Key::Handle(*handle));
+            }
+        }
+        let Some(entry) = self.entries.get(&id) else { return };
+        if entry.used {
+            // The context of the creation exists at this time, if the context of the call does not.
+            let step = Step { route: entry.step.route, image: None, ..step };
+            self.push(step, Role::Destroys(id), None, false);
+        }
+        self.end(Key::Handle(dropped));
+    }
+
+    /// Returns the entries that a replay needs, in order.
+    fn needed(&self) -> Vec<Id> {
+        let mut needed: HashSet<Id> = self.live.values().copied().collect();
+        let mut kept = Vec::new();
+        for (id, entry) in self.entries.iter().rev() {
+            let is_needed = match entry.role {
+                Role::Creates { owner } => needed.contains(id) || owner.is_some_and(|owner| needed.contains(&owner)),
+                Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
+                Role::Changes(None) => true,
+                // Whether its object is needed is known at the end.
+                Role::Destroys(_) => {
+                    kept.push(*id);
+                    continue;
+                }
+            };
+            if is_needed {
+                kept.push(*id);
+                needed.insert(*id);
+                needed.extend(&entry.uses);
+            }
+        }
+        let destroys = |id: &Id| match self.entries.get(id).map(|entry| entry.role) {
+            Some(Role::Destroys(of)) => needed.contains(&of),
+            _ => true,
+        };
+        kept.retain(destroys);
+        kept.reverse();
+        kept
+    }
+
+    /// Removes entries that a replay does not need.
+    fn compact(&mut self) {
+        let needed: HashSet<Id> = self.needed().into_iter().collect();
+        let removed: Vec<Id> = self.entries.keys().copied().filter(|id| !needed.contains(id)).collect();
+        removed.into_iter().for_each(|id| self.remove(id));
+    }
+
+    /// Returns the steps of a replay.
+    ///
+    /// # Errors
+    /// Returns the first obstacle, if the program cannot continue in another worker.
+    pub fn steps(&mut self) -> Result<Vec<Step>, Obstacle> {
+        if self.is_full {
+            return Err(Obstacle::Log);
+        }
+        self.compact();
+        for entry in self.entries.values() {
+            match (entry.refused, entry.step.kind) {
+                (true, StepKind::Memory) => return Err(Obstacle::Placement),
+                (true, StepKind::Message | StepKind::Again) => return Err(Obstacle::Object(entry.step.op.into())),
+                (false, _) => {}
+            }
+            if entry.step.image.as_deref().is_some_and(may_have_variables) {
+                return Err(Obstacle::Variables);
+            }
+        }
+        if self.clocks.values().any(|recorded| *recorded) {
+            return Err(Obstacle::Timing);
+        }
+        Ok(self.entries.values().map(|entry| entry.step.clone()).collect())
+    }
+
+    /// Records memory that a replay has allocated.
+    pub fn restored(&mut self, step: &Step) {
+        if let [address, _] = *step.words {
+            self.create(Key::Address(address), step.clone(), None, false);
+        }
+    }
+}
+
+/// Returns the handle of the object that a step creates, if it is the step of a described call.
+pub fn created_by(step: &Step) -> Option<(Kind, u64)> {
+    let call = CALLS.get(usize::from(step.op))?;
+    if step.kind != StepKind::Message || replay(call) != Some(Replay::Creates) {
+        return None;
+    }
+    let (kind, at) = created(call)?;
+    step.words.get(at).map(|handle| (kind, *handle))
+}
+
+#[cfg(test)]
+mod tests;

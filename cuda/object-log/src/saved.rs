@@ -1,0 +1,280 @@
+//! The state of a worker in the words of a file.
+
+use std::sync::Arc;
+
+use foldhash::HashMap;
+
+use crate::images::Image;
+
+/// First word of the state: "objlog" and the version of the format.
+const MAGIC: u64 = 0x0001_676f_6c6a_626f;
+/// Words of a step before its own words.
+const STEP_WORDS: usize = 4;
+/// Image of a step without one.
+const NO_IMAGE: u64 = u64::MAX;
+
+/// Kind of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepKind {
+    /// Executes a message again.
+    Message,
+    /// Like [`Self::Message`]; the message returns an object that exists.
+    Again,
+    /// Allocates memory. The words are its address and its size in bytes; the file has its contents.
+    Memory,
+}
+
+/// One step of a replay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Kind of the step.
+    pub kind: StepKind,
+    /// Number of the message.
+    pub op: u16,
+    /// Second word of the message.
+    pub route: u64,
+    /// The other words of the message.
+    pub words: Vec<u64>,
+    /// The image that the message uses.
+    pub image: Option<Arc<Image>>,
+}
+
+/// A blob of the window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SavedBlob {
+    /// Identifier in messages.
+    pub id: u32,
+    /// Kind, as a number.
+    pub kind: u32,
+    /// Serial number.
+    pub serial: u32,
+    /// Offset in the window.
+    pub offset: u64,
+    /// Size in bytes.
+    pub bytes: u64,
+}
+
+/// State of a worker.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedState {
+    /// Process of the program in the guest.
+    pub process: u32,
+    /// Position up to which the ring has been read.
+    pub tail: u64,
+    /// Number of functions of the guest that have run.
+    pub callbacks: u64,
+    /// Address for the next reservation without a wish.
+    pub next_reservation: u64,
+    /// The image that is being received in parts.
+    pub image: Image,
+    /// Number of replies of each slot that has any.
+    pub replies: Vec<(u16, u64)>,
+    /// All blobs.
+    pub blobs: Vec<SavedBlob>,
+    /// The steps, in order.
+    pub steps: Vec<Step>,
+}
+
+/// Words that are not the state of a worker of this version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the file has no state of a worker of this version")]
+pub struct Malformed;
+
+struct Reader<'a>(&'a [u64]);
+
+impl<'a> Reader<'a> {
+    fn word(&mut self) -> Result<u64, Malformed> {
+        let (first, rest) = self.0.split_first().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*first)
+    }
+
+    fn short<T: TryFrom<u64>>(&mut self) -> Result<T, Malformed> {
+        T::try_from(self.word()?).map_err(|_| Malformed)
+    }
+
+    fn words(&mut self, count: usize) -> Result<&'a [u64], Malformed> {
+        let (words, rest) = self.0.split_at_checked(count).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(words)
+    }
+
+    /// Reads the number of elements of a list whose elements have at least `words` words.
+    fn count(&mut self, words: usize) -> Result<usize, Malformed> {
+        let count: usize = self.short()?;
+        if count > self.0.len() / words { Err(Malformed) } else { Ok(count) }
+    }
+
+    fn image(&mut self) -> Result<Image, Malformed> {
+        let bytes: usize = self.short()?;
+        let count = self.count(1)?;
+        let words = self.words(count)?.to_vec();
+        // The driver reads text up to a zero byte.
+        let fits = bytes <= words.len().saturating_sub(1) * 8 && words.last().is_none_or(|last| *last == 0);
+        if fits { Ok(Image { words, bytes }) } else { Err(Malformed) }
+    }
+}
+
+fn push_image(words: &mut Vec<u64>, image: &Image) {
+    words.extend([image.bytes as u64, image.words.len() as u64]);
+    words.extend(&image.words);
+}
+
+impl SavedState {
+    /// Encodes the state.
+    pub fn encode(&self) -> Vec<u64> {
+        let mut words = vec![MAGIC, self.process.into(), self.tail, self.callbacks, self.next_reservation];
+        push_image(&mut words, &self.image);
+        words.push(self.replies.len() as u64);
+        words.extend(self.replies.iter().flat_map(|(slot, count)| [u64::from(*slot), *count]));
+        words.push(self.blobs.len() as u64);
+        for blob in &self.blobs {
+            words.extend([blob.id.into(), blob.kind.into(), blob.serial.into(), blob.offset, blob.bytes]);
+        }
+        let mut images: Vec<&Arc<Image>> = Vec::new();
+        let (mut numbers, mut known) = (Vec::new(), HashMap::default());
+        for step in &self.steps {
+            numbers.push(step.image.as_ref().map_or(NO_IMAGE, |image| {
+                *known.entry(Arc::as_ptr(image)).or_insert_with(|| {
+                    images.push(image);
+                    images.len() as u64 - 1
+                })
+            }));
+        }
+        words.push(images.len() as u64);
+        images.into_iter().for_each(|image| push_image(&mut words, image));
+        words.push(self.steps.len() as u64);
+        for (step, image) in self.steps.iter().zip(numbers) {
+            let kind = match step.kind {
+                StepKind::Message => 0,
+                StepKind::Memory => 1,
+                StepKind::Again => 2,
+            };
+            let count = step.words.len() as u64;
+            words.extend([u64::from(step.op) | kind << 16, step.route, image, count]);
+            words.extend(&step.words);
+        }
+        words
+    }
+
+    /// Decodes a state.
+    ///
+    /// # Errors
+    /// If the words are not a state.
+    pub fn decode(words: &[u64]) -> Result<Self, Malformed> {
+        let mut reader = Reader(words);
+        if reader.word()? != MAGIC {
+            return Err(Malformed);
+        }
+        let process = reader.short()?;
+        let (tail, callbacks, next_reservation) = (reader.word()?, reader.word()?, reader.word()?);
+        let image = reader.image()?;
+        let count = reader.count(2)?;
+        let replies = (0..count).map(|_| Ok((reader.short()?, reader.word()?))).collect::<Result<_, _>>()?;
+        let count = reader.count(5)?;
+        let blob = |_| {
+            let (id, kind, serial) = (reader.short()?, reader.short()?, reader.short()?);
+            Ok(SavedBlob { id, kind, serial, offset: reader.word()?, bytes: reader.word()? })
+        };
+        let blobs = (0..count).map(blob).collect::<Result<_, _>>()?;
+        let count = reader.count(2)?;
+        let images = (0..count).map(|_| reader.image().map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+        let count = reader.count(STEP_WORDS)?;
+        let mut steps = Vec::new();
+        for _ in 0..count {
+            let first = reader.word()?;
+            let (route, image) = (reader.word()?, reader.word()?);
+            let kind = match first >> 16 {
+                0 => StepKind::Message,
+                1 => StepKind::Memory,
+                2 => StepKind::Again,
+                _ => return Err(Malformed),
+            };
+            let image = match image {
+                NO_IMAGE => None,
+                number => Some(usize::try_from(number).ok().and_then(|at| images.get(at)).ok_or(Malformed)?.clone()),
+            };
+            let count = reader.count(1)?;
+            steps.push(Step { kind, op: first as u16, route, words: reader.words(count)?.to_vec(), image });
+        }
+        if !reader.0.is_empty() {
+            return Err(Malformed);
+        }
+        Ok(Self { process, tail, callbacks, next_reservation, image, replies, blobs, steps })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn state() -> SavedState {
+        let image = Arc::new(Image { words: vec![7, 8, 0], bytes: 13 });
+        let step = |kind, op, image: Option<&Arc<Image>>, words: &[u64]| Step {
+            kind,
+            op,
+            route: 1,
+            words: words.to_vec(),
+            image: image.cloned(),
+        };
+        SavedState {
+            process: 77,
+            tail: 4096,
+            callbacks: 3,
+            next_reservation: 1 << 45,
+            image: Image { words: vec![1, 0], bytes: 8 },
+            replies: vec![(0, 5), (1023, 9)],
+            blobs: vec![SavedBlob { id: 1, kind: 1, serial: 0, offset: 0, bytes: 65536 }],
+            steps: vec![
+                step(StepKind::Message, 1, Some(&image), &[1, 2]),
+                step(StepKind::Memory, 0, None, &[1 << 45, 512]),
+                step(StepKind::Again, 2, Some(&image), &[]),
+            ],
+        }
+    }
+
+    #[test]
+    fn state_decodes_to_itself_and_shares_its_images() {
+        let found = SavedState::decode(&state().encode()).expect("a state");
+        assert_eq!(found, state());
+        let images: Vec<_> = found.steps.iter().filter_map(|step| step.image.as_ref()).collect();
+        assert!(Arc::ptr_eq(images[0], images[1]));
+        assert_eq!(SavedState::decode(&SavedState::default().encode()), Ok(SavedState::default()));
+    }
+
+    #[test]
+    fn part_of_a_state_and_a_longer_one_are_malformed() {
+        let words = state().encode();
+        for length in 0..words.len() {
+            assert_eq!(SavedState::decode(&words[..length]), Err(Malformed), "{length} words");
+        }
+        let longer = [&words[..], &[0]].concat();
+        assert_eq!(SavedState::decode(&longer), Err(Malformed));
+    }
+
+    #[test]
+    fn text_of_an_image_must_end_within_it() {
+        let mut wrong = state();
+        wrong.image = Image { words: vec![u64::MAX], bytes: 8 };
+        assert_eq!(SavedState::decode(&wrong.encode()), Err(Malformed));
+        wrong.image = Image { words: vec![1, 0], bytes: 9 };
+        assert_eq!(SavedState::decode(&wrong.encode()), Err(Malformed));
+    }
+
+    proptest! {
+        #[test]
+        fn changed_words_neither_panic_nor_allocate_much(
+            at in 0usize..60, value in prop_oneof![any::<u64>(), 0u64..9, Just(u64::MAX)]
+        ) {
+            let mut words = state().encode();
+            let at = at % words.len();
+            words[at] = value;
+            // A list is never longer than the words.
+            if let Ok(found) = SavedState::decode(&words) {
+                prop_assert!(found.steps.len() + found.blobs.len() + found.replies.len() <= words.len());
+            }
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! Continues a program from the file that its previous worker has saved.
+//!
+//! The previous worker may have run the guest's code, so the file is trusted as little as the ring: each step is checked
+//! like a message.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use cuda_calls::own;
+use cuda_ring::{ADDRESSES, Header, PINNED_ADDRESSES};
+use object_log::{SavedState, Step, StepKind, created_by};
+
+use crate::driver::Needed;
+use crate::executor::Executor;
+use crate::processes;
+use crate::save::{COPY_WORDS, content_words};
+
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+const OUT_OF_MEMORY: i32 = 2;
+/// Time for which an allocation is tried.
+// TIMEOUT: the card's owner frees the memory of the previous worker when it learns of its end.
+const ALLOCATION_LIMIT: Duration = Duration::from_secs(10);
+/// Interval between attempts to allocate.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
+
+/// Reasons for which a program cannot continue.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The file cannot be read, or is not the state of a worker.
+    #[error("the file of the previous worker has no valid state")]
+    File,
+    /// A step cannot be executed.
+    #[error("step {step} of {steps} of the log has failed: message {op:#x}, error {code}")]
+    Step {
+        /// Number of the step.
+        step: usize,
+        /// Number of all steps.
+        steps: usize,
+        /// Message of the step.
+        op: u16,
+        /// The driver's error; 0 if the step does not have the same result as before.
+        code: i32,
+    },
+}
+
+/// Reads words at an offset of the file.
+fn read(file: BorrowedFd<'_>, words: &mut [u64], mut offset: u64) -> Result<(), RestoreError> {
+    let mut bytes = vec![0u8; COPY_WORDS.min(words.len()) * 8];
+    for part in words.chunks_mut(COPY_WORDS) {
+        let room = bytes.get_mut(..part.len() * 8).unwrap_or_default();
+        let mut filled = 0;
+        while filled < room.len() {
+            let rest = room.get_mut(filled..).unwrap_or_default();
+            match rustix::io::pread(file, rest, offset) {
+                Ok(0) => return Err(RestoreError::File),
+                Ok(count) => {
+                    filled += count;
+                    offset += count as u64;
+                }
+                Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return Err(RestoreError::File),
+            }
+        }
+        for (word, bytes) in part.iter_mut().zip(room.chunks_exact(8)) {
+            *word = bytes.iter().rev().fold(0, |word, byte| word << 8 | u64::from(*byte));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the state in a file. Returns it with the offset of the contents of the memory.
+///
+/// # Errors
+/// If the file has no valid state.
+pub(crate) fn read_state(file: impl AsFd) -> Result<(SavedState, u64), RestoreError> {
+    let file = file.as_fd();
+    let size = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.cast_unsigned());
+    let mut count = [0];
+    read(file, &mut count, 0)?;
+    let [count] = count;
+    let fits = count > 0 && count.checked_add(1).and_then(|words| words.checked_mul(8)).is_some_and(|end| end <= size);
+    if !fits {
+        return Err(RestoreError::File);
+    }
+    // The words must be in the file before memory is allocated for them.
+    let mut words = Vec::new();
+    let mut rest = usize::try_from(count).map_err(|_| RestoreError::File)?;
+    while rest > 0 {
+        let first = words.len();
+        let part = rest.min(COPY_WORDS);
+        words.resize(first + part, 0);
+        read(file, words.get_mut(first..).unwrap_or_default(), 8 * (1 + first as u64))?;
+        rest -= part;
+    }
+    let state = SavedState::decode(&words).map_err(|_| RestoreError::File)?;
+    Ok((state, 8 * (1 + count)))
+}
+
+impl Executor {
+    /// Executes the steps of a state, and restores the contents of the memory.
+    ///
+    /// # Errors
+    /// If a step fails. The program has no context then.
+    pub(crate) fn restore(&mut self, state: &SavedState, file: impl AsFd, mut offset: u64) -> Result<(), RestoreError> {
+        let file = file.as_fd();
+        self.process = state.process;
+        processes::name_after(state.process);
+        self.started = true;
+        self.next_reservation = state.next_reservation;
+        for (slot, count) in &state.replies {
+            *self.counts.get_mut(usize::from(*slot)).ok_or(RestoreError::File)? = *count;
+        }
+        self.is_replaying = true;
+        for (number, step) in state.steps.iter().enumerate() {
+            let done = match step.kind {
+                StepKind::Message | StepKind::Again => self.replay_message(step),
+                StepKind::Memory => {
+                    let at = offset;
+                    offset = offset.checked_add(content_words(step).saturating_mul(8)).ok_or(RestoreError::File)?;
+                    self.replay_memory(step, file, at)
+                }
+            };
+            let steps = state.steps.len();
+            done.map_err(|code| RestoreError::Step { step: number + 1, steps, op: step.op, code })?;
+        }
+        self.is_replaying = false;
+        self.objects.image.clone_from(&state.image.words);
+        self.objects.image_bytes = state.image.bytes;
+        Ok(())
+    }
+
+    fn replay_message(&mut self, step: &Step) -> Result<(), i32> {
+        if step.op == own::START {
+            return Err(0);
+        }
+        if let Some(image) = &step.image {
+            self.objects.image.clone_from(&image.words);
+            self.objects.image_bytes = image.bytes;
+        }
+        let words = u32::try_from(step.words.len() + 2).map_err(|_| 0)?;
+        let header = Header { op: step.op, flags: 0, words };
+        let message = [&[header.word(), step.route][..], &step.words].concat();
+        self.last_code = 0;
+        self.execute(&message).map_err(|_| 0)?;
+        if self.last_code != 0 {
+            return Err(self.last_code);
+        }
+        // If the driver has returned an object that exists, the handle of the message refers to nothing.
+        match created_by(step) {
+            Some((kind, handle)) if !self.has_object(kind, handle) => Err(0),
+            _ => Ok(()),
+        }
+    }
+
+    fn replay_memory(&mut self, step: &Step, file: BorrowedFd<'_>, offset: u64) -> Result<(), i32> {
+        let [address, bytes] = *step.words else { return Err(0) };
+        let end = address.checked_add(bytes);
+        let is_card = (ADDRESSES.start..PINNED_ADDRESSES).contains(&address)
+            && end.is_some_and(|end| end <= PINNED_ADDRESSES)
+            && bytes > 0;
+        if !is_card || !self.enter_step(step) {
+            return Err(0);
+        }
+        let until = Instant::now() + ALLOCATION_LIMIT;
+        loop {
+            match self.driver.allocate_at(address, bytes) {
+                0 => break,
+                OUT_OF_MEMORY if Instant::now() < until => std::thread::sleep(RETRY_INTERVAL),
+                code => return Err(code),
+            }
+        }
+        self.log.restored(step);
+        let mut buffer = vec![0u64; COPY_WORDS.min(usize::try_from(bytes.div_ceil(8)).unwrap_or(COPY_WORDS))];
+        for first in (0..bytes).step_by(8 * COPY_WORDS) {
+            let count = (bytes - first).min(8 * COPY_WORDS as u64);
+            let words = buffer.get_mut(..count.div_ceil(8) as usize).unwrap_or_default();
+            read(file, words, offset + first).map_err(|_| 0)?;
+            match self.copy_now(address + first, words.as_ptr().addr() as u64, count) {
+                0 => {}
+                code => return Err(code),
+            }
+        }
+        match self.driver.invoke(Needed::Synchronize, &[]) {
+            0 => Ok(()),
+            code => Err(code),
+        }
+    }
+}

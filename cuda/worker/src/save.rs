@@ -1,0 +1,202 @@
+//! Saves the state of a program in a file: its log of objects, its replies, and the contents of its memory.
+//!
+//! Nothing of the program changes. The file has a fixed size, which the process that created it chose.
+//!
+//! ```text
+//! words of the state | the state | contents of each `StepKind::Memory`, in the order of the steps
+//! ```
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use cuda_calls::{Handles as _, Kind, handle};
+use cuda_ring::{Words as _, control};
+use object_log::{Image, SavedBlob, SavedState, Step, StepKind};
+use worker_link::Obstacle;
+
+use crate::driver::{NOT_READY, Needed};
+use crate::executor::Executor;
+use crate::host_functions;
+
+/// Number of words that are copied at once.
+pub(crate) const COPY_WORDS: usize = 512 << 10;
+
+/// Returns the size of the contents of a step's memory, in words.
+pub(crate) fn content_words(step: &Step) -> u64 {
+    match (step.kind, &step.words[..]) {
+        (StepKind::Memory, [_, bytes]) => bytes.div_ceil(8),
+        _ => 0,
+    }
+}
+
+/// Returns the bytes of words.
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Writes words at an offset of the file.
+fn write(file: BorrowedFd<'_>, words: &[u64], mut offset: u64) -> Result<(), Obstacle> {
+    for part in words.chunks(COPY_WORDS) {
+        let bytes = bytes_of(part);
+        let mut rest = &bytes[..];
+        while !rest.is_empty() {
+            match rustix::io::retry_on_intr(|| rustix::io::pwrite(file, rest, offset)) {
+                Ok(0) | Err(_) => return Err(Obstacle::Copy),
+                Ok(count) => {
+                    rest = rest.get(count..).unwrap_or_default();
+                    offset += count as u64;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Executor {
+    /// Returns the steps with which another worker continues the program.
+    ///
+    /// # Errors
+    /// Returns the obstacle, if there is one.
+    pub(crate) fn steps(&mut self) -> Result<Vec<Step>, Obstacle> {
+        if !self.started {
+            return Err(Obstacle::Starting);
+        }
+        let sticky = self.control.load(control::STICKY);
+        if sticky != 0 {
+            return Err(Obstacle::Sticky(u32::try_from(sticky).unwrap_or(u32::MAX)));
+        }
+        if self.captures > 0 {
+            return Err(Obstacle::Capture);
+        }
+        let steps = self.log.steps()?;
+        for step in steps.iter().filter(|step| step.kind == StepKind::Memory) {
+            let enters = self.enter_for(step.route as u32);
+            if !enters || self.driver.allocate_at(0, 0) != 0 {
+                return Err(Obstacle::Placement);
+            }
+        }
+        Ok(steps)
+    }
+
+    /// Makes a context current: the one with this number, or another one if it has ended. Returns false if there is no
+    /// context.
+    fn enter_for(&mut self, number: u32) -> bool {
+        if number != 0 && self.enter(number).is_ok() {
+            return true;
+        }
+        self.objects.contexts().into_iter().any(|context| self.enter(context).is_ok())
+    }
+
+    /// Returns true if no work of the program is in flight.
+    ///
+    /// # Errors
+    /// Returns the obstacle if work has failed.
+    pub(crate) fn is_idle(&mut self) -> Result<bool, Obstacle> {
+        if self.has_waits() {
+            return Ok(false);
+        }
+        for context in self.objects.contexts() {
+            if self.enter(context).is_err() {
+                continue;
+            }
+            self.set_mode(2);
+            let streams = self.objects.streams_of(context);
+            for stream in [0, 2].into_iter().chain(streams) {
+                match self.driver.invoke(Needed::StreamQuery, &[stream]) {
+                    NOT_READY => return Ok(false),
+                    // The stream has ended with its context.
+                    0 | 400 => {}
+                    code => return Err(Obstacle::Sticky(code.cast_unsigned())),
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Writes the state of the program to the file. No work may be in flight. `tail` is the position in the ring.
+    ///
+    /// # Errors
+    /// Returns the obstacle. The program is unchanged then, and the file has no valid state.
+    pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
+        let file = file.as_fd();
+        let steps = self.steps()?;
+        let blob = |(id, blob): (u32, crate::window::Blob)| SavedBlob {
+            id,
+            kind: blob.kind.number(),
+            serial: blob.serial,
+            offset: blob.offset,
+            bytes: blob.bytes,
+        };
+        let replies = self.counts.iter().enumerate().filter(|(_, count)| **count > 0);
+        let state = SavedState {
+            process: self.process,
+            tail,
+            callbacks: host_functions::posted(),
+            next_reservation: self.next_reservation,
+            image: Image { words: self.objects.image.clone(), bytes: self.objects.image_bytes },
+            replies: replies.map(|(slot, count)| (slot as u16, *count)).collect(),
+            blobs: self.window.blobs().map(blob).collect(),
+            steps,
+        };
+        let words = state.encode();
+        let contents: u64 = state.steps.iter().map(content_words).fold(0, u64::saturating_add);
+        let total = (1 + words.len() as u64).saturating_add(contents).saturating_mul(8);
+        let room = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.cast_unsigned());
+        if total > room {
+            return Err(Obstacle::Size(total));
+        }
+        let mut offset = 8 * (1 + words.len() as u64);
+        for step in &state.steps {
+            if let (StepKind::Memory, [address, bytes]) = (step.kind, &step.words[..]) {
+                self.save_contents(file, step.route as u32, (*address, *bytes), offset)?;
+                offset += 8 * content_words(step);
+            }
+        }
+        write(file, &words, 8)?;
+        // The first word makes the file valid.
+        write(file, &[words.len() as u64], 0)
+    }
+
+    /// Copies memory of the card to the file.
+    fn save_contents(
+        &mut self,
+        file: BorrowedFd<'_>,
+        context: u32,
+        (address, bytes): (u64, u64),
+        offset: u64,
+    ) -> Result<(), Obstacle> {
+        if !self.enter_for(context) {
+            return Err(Obstacle::Placement);
+        }
+        let mut buffer = vec![0u64; COPY_WORDS.min(usize::try_from(bytes.div_ceil(8)).unwrap_or(COPY_WORDS))];
+        let part_bytes = 8 * COPY_WORDS as u64;
+        for first in (0..bytes).step_by(8 * COPY_WORDS) {
+            let count = (bytes - first).min(part_bytes);
+            let words = buffer.get_mut(..count.div_ceil(8) as usize).unwrap_or_default();
+            words.iter_mut().for_each(|word| *word = 0);
+            if self.copy_now(words.as_mut_ptr().addr() as u64, address + first, count) != 0 {
+                return Err(Obstacle::Copy);
+            }
+            write(file, words, offset + first)?;
+        }
+        Ok(())
+    }
+
+    /// Copies bytes and waits for the end of the copy. Returns the driver's result.
+    pub(crate) fn copy_now(&self, to: u64, from: u64, bytes: u64) -> i32 {
+        match self.driver.invoke(Needed::Copy, &[to, from, bytes, 0]) {
+            0 => self.driver.invoke(Needed::StreamSynchronize, &[0]),
+            code => code,
+        }
+    }
+
+    /// Returns true if a handle refers to an object.
+    pub(crate) fn has_object(&self, kind: Kind, handle: u64) -> bool {
+        self.objects.find(kind, handle).is_ok()
+    }
+
+    /// Makes the context of a step of memory current for its allocation.
+    pub(crate) fn enter_step(&mut self, step: &Step) -> bool {
+        let number = step.route as u32;
+        number != 0 && self.has_object(Kind::Context, handle(Kind::Context, number)) && self.enter(number).is_ok()
+    }
+}

@@ -1,0 +1,147 @@
+//! Restarts workers: a worker saves its state in a file and ends, and the next worker continues the program.
+
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::mpsc::Sender;
+use std::time::Instant;
+
+use rustix::fs::{MemfdFlags, SealFlags};
+
+use super::Executor;
+use crate::core::WorkerId;
+use crate::restart::{Restart, RestartRequest};
+use crate::worker::Worker;
+
+/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of them while its worker is
+/// restarted.
+const MAX_STATE_BYTES: u64 = 8 << 30;
+
+/// Phase of a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    /// The worker waits for the program's work, and saves its state.
+    Saving,
+    /// The state is in the file; the worker ends.
+    Saved,
+    /// The next worker restores the state.
+    Restoring,
+}
+
+/// A restart.
+#[derive(Debug)]
+pub(super) struct Restarting {
+    phase: Phase,
+    file: OwnedFd,
+    name: String,
+    pid: Option<u32>,
+    begin: Instant,
+    results: Sender<Restart>,
+}
+
+/// Creates a file of a fixed size. Memory is used only for the parts that a worker writes.
+fn state_file() -> rustix::io::Result<OwnedFd> {
+    let file = rustix::fs::memfd_create("cuda-state", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&file, MAX_STATE_BYTES)?;
+    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    Ok(file)
+}
+
+impl Executor {
+    /// Begins the restarts that the daemon has requested.
+    pub(super) fn begin_restarts(&mut self) {
+        let requests = std::mem::take(&mut self.shared.state.lock().restarts);
+        for RestartRequest { pid, counts, results } in requests {
+            let mut programs = self.core.served();
+            programs.retain(|(_, of, _)| pid.is_none() || *of == pid);
+            // The client may have gone.
+            let _ = counts.send(programs.len());
+            for (id, pid, name) in programs {
+                if let Err(why) = self.begin_restart(id, pid, &name, &results) {
+                    let _ = results.send(Restart { name, pid, result: Err(why) });
+                }
+            }
+        }
+    }
+
+    fn begin_restart(
+        &mut self,
+        id: WorkerId,
+        pid: Option<u32>,
+        name: &str,
+        results: &Sender<Restart>,
+    ) -> Result<(), String> {
+        if self.restarting.contains_key(&id) {
+            return Err("another restart of its worker is in progress: retry".to_owned());
+        }
+        let file = state_file().map_err(|error| format!("the host has no file for its state: {error}"))?;
+        let worker = self.workers.get_mut(&id).filter(|_| self.core.is_serving(id));
+        let worker = worker.ok_or("its worker is ending")?;
+        if !worker.send_save(file.as_fd()) {
+            return Err("its worker does not read its messages: retry".to_owned());
+        }
+        let (phase, begin) = (Phase::Saving, Instant::now());
+        let restarting = Restarting { phase, file, name: name.to_owned(), pid, begin, results: results.clone() };
+        self.restarting.insert(id, restarting);
+        Ok(())
+    }
+
+    /// Returns true if a worker is being replaced. The function cannot be handed over meanwhile.
+    pub(super) fn is_restarting(&self) -> bool {
+        !self.restarting.is_empty()
+    }
+
+    /// Handles the report of a worker that its state is saved.
+    pub(super) fn restart_saved(&mut self, id: WorkerId) {
+        if let Some(restarting) = self.restarting.get_mut(&id).filter(|it| it.phase == Phase::Saving) {
+            restarting.phase = Phase::Saved;
+        }
+    }
+
+    /// Ends a restart: the next worker continues the program, or a worker has refused.
+    pub(super) fn restart_done(&mut self, id: WorkerId, result: Result<(), String>) {
+        // A worker can only refuse to save, and only the next one can restore.
+        let expected = if result.is_ok() { Phase::Restoring } else { Phase::Saving };
+        if self.restarting.get(&id).is_some_and(|it| it.phase == expected) {
+            self.report_restart(id, result);
+        }
+    }
+
+    fn report_restart(&mut self, id: WorkerId, result: Result<(), String>) {
+        let Some(Restarting { name, pid, begin, results, .. }) = self.restarting.remove(&id) else { return };
+        match &result {
+            Ok(()) => tracing::info!(program = ?name, pid, "a CUDA program continues in a new worker"),
+            Err(why) => tracing::info!(program = ?name, pid, why, "a CUDA program's worker is not restarted"),
+        }
+        // The client may have gone.
+        let _ = results.send(Restart { name, pid, result: result.map(|()| begin.elapsed()) });
+    }
+
+    /// Starts the next worker of a program whose worker has ended. Returns false if the program is lost.
+    pub(super) fn replace(&mut self, id: WorkerId) -> bool {
+        let Some(restarting) = self.restarting.get_mut(&id) else { return false };
+        if restarting.phase != Phase::Saved || !self.core.is_serving(id) {
+            let why = match restarting.phase {
+                Phase::Restoring => "the next worker could not continue the program, which has ended",
+                Phase::Saving | Phase::Saved => "its worker has ended",
+            };
+            self.report_restart(id, Err(why.to_owned()));
+            return false;
+        }
+        restarting.phase = Phase::Restoring;
+        let state = restarting.file.try_clone().map_err(|error| error.to_string());
+        let window = self.window.file().try_clone().map_err(|error| error.to_string());
+        let started = state.and_then(|state| self.launcher.launch_next(window?, state));
+        match started {
+            Ok(started) => {
+                self.workers.insert(id, Worker::new(started));
+                self.core.repeat(id);
+                // The next daemon must find the new process.
+                self.record();
+                true
+            }
+            Err(why) => {
+                self.report_restart(id, Err(format!("the next worker cannot start: {why}")));
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! Restarts of workers, as the daemon requests them.
+
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use crate::function::CudaFunction;
+
+/// Time limit for all restarts of a request.
+// TIMEOUT: a worker waits for the work of its program for at most 10 s, and copies its memory to the host and back. A
+// worker that is under the guest's control may not respond at all.
+const RESTART_LIMIT: Duration = Duration::from_secs(120);
+
+/// Result of the restart of one program's worker.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Restart {
+    /// Name of the program, if the guest's kernel sends it.
+    pub name: String,
+    /// The program's process ID in the guest, if its library has sent the ID. Not checked.
+    pub pid: Option<u32>,
+    /// Time from the request until the program continued in the new worker, or the reason against the restart.
+    pub result: Result<Duration, String>,
+}
+
+/// A request for restarts.
+#[derive(Debug)]
+pub(crate) struct RestartRequest {
+    /// Process ID of the program in the guest; all programs if `None`.
+    pub(crate) pid: Option<u32>,
+    /// Receives the number of restarts, and then the result of each.
+    pub(crate) counts: Sender<usize>,
+    pub(crate) results: Sender<Restart>,
+}
+
+/// Reasons for which restarts have no result.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RestartError {
+    /// The function does not execute commands.
+    #[error("its CUDA function is not served now")]
+    NotServed,
+    /// The workers have not responded in time.
+    #[error("a worker has not responded within {} s", RESTART_LIMIT.as_secs())]
+    TimedOut,
+}
+
+impl CudaFunction {
+    /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
+    /// guest. Returns the result for each program, which is an empty list if there is none.
+    ///
+    /// # Errors
+    /// If there is no result. A worker that responds later still restarts.
+    pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
+        let until = Instant::now() + RESTART_LIMIT;
+        let ((counts, count), (results, result)) = (channel(), channel());
+        self.request_restart(RestartRequest { pid, counts, results });
+        let rest = || until.saturating_duration_since(Instant::now());
+        let failed = |error| match error {
+            RecvTimeoutError::Timeout => RestartError::TimedOut,
+            RecvTimeoutError::Disconnected => RestartError::NotServed,
+        };
+        let count = count.recv_timeout(rest()).map_err(failed)?;
+        (0..count).map(|_| result.recv_timeout(rest()).map_err(failed)).collect()
+    }
+}
