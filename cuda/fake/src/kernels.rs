@@ -46,9 +46,10 @@ pub const KERNELS: [Kernel; 10] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it, after a number of
-    // microseconds of the card's time. So it ends only when its peers run, like a kernel of a collective operation.
-    Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |a| meet(a[0], a[1], a[2], a[3]) },
+    // Announces `round` in word `own` of `count` words, and spins until all words have announced it; then takes a
+    // number of microseconds of the card's time. So it ends only when its peers run, like a kernel of a collective
+    // operation.
+    Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },
     // Follows a chain of `steps` addresses from the first one, and writes the last to an address.
     Kernel {
         name: "chase",
@@ -97,11 +98,14 @@ fn paint(surface: u64, x: u64, y: u64, value: u64) {
     unsafe { std::ptr::copy_nonoverlapping(value.to_le_bytes().as_ptr(), at as *mut u8, bytes.min(8) as usize) };
 }
 
-fn meet(words: u64, count: u64, own: u64, round: u64) {
-    store(words + 8 * own, round);
-    while (0..count).any(|at| load(words + 8 * at) < round) {
-        std::thread::sleep(Duration::from_micros(20));
+/// Announces a kernel's round if the kernel meets its peers. Returns true while it must use the card to wait for them.
+pub fn spins(kernel: &Kernel, arguments: &[u64]) -> bool {
+    let &[words, count, own, round, _] = arguments else { return false };
+    if kernel.name != "meet" {
+        return false;
     }
+    store(words + 8 * own, round);
+    (0..count).any(|at| load(words + 8 * at) < round)
 }
 
 fn load(at: u64) -> u64 {

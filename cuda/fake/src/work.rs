@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use crate::kernels::Kernel;
+use crate::kernels::{self, Kernel};
 use crate::result::{
     CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_UNSUPPORTED, CAPTURED_EVENT, INVALID_HANDLE, INVALID_VALUE,
     NOT_READY, SUCCESS,
@@ -54,6 +54,9 @@ pub enum Op {
 
 /// Number of operations that a stream queues before further submissions block, as in a card's queues.
 const QUEUE: usize = 1024;
+
+/// Card time for which a kernel waits for its peers before it checks them again.
+const SPIN: Duration = Duration::from_micros(200);
 
 impl Op {
     /// `CUgraphNodeType`.
@@ -166,7 +169,12 @@ fn run(op: Op, device: i32) {
                 return;
             }
             match card::of_device(device).and_then(card::Card::engine) {
-                Some(engine) => engine.run(time, || (kernel.run)(&arguments)),
+                Some(engine) => {
+                    while kernels::spins(&kernel, &arguments) {
+                        engine.run(SPIN, || ());
+                    }
+                    engine.run(time, || (kernel.run)(&arguments));
+                }
                 None => (kernel.run)(&arguments),
             }
         }

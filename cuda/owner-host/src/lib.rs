@@ -18,6 +18,6 @@ mod stopped;
 
 pub use journal::Journal;
 pub use lines::Lines;
-pub use links::{LinkEvent, MAX_CLOCK, OwnerLinks};
+pub use links::{LinkEvent, Links, MAX_CLOCK, OwnerLinks};
 pub use rights::{Bound, ListenError, Rights};
 pub use stopped::is_stopped;

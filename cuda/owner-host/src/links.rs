@@ -275,6 +275,43 @@ impl Drop for OwnerLinks {
     }
 }
 
+/// The links of an owner that may not listen for other owners.
+#[derive(Debug, Default)]
+pub struct Links(Option<OwnerLinks>);
+
+impl Links {
+    /// Uses these links from now on.
+    pub fn begin(&mut self, links: OwnerLinks) {
+        self.0 = Some(links);
+    }
+
+    /// Sets the peers, like [`OwnerLinks::set_peers`].
+    pub fn set_peers(&mut self, peers: &BTreeMap<CardId, PathBuf>) {
+        self.0.iter_mut().for_each(|links| links.set_peers(peers));
+    }
+
+    /// Returns the descriptors of the links, like [`OwnerLinks::polled`].
+    pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
+        self.0.iter().flat_map(move |links| links.polled(now))
+    }
+
+    /// Returns the time until the next call, like [`OwnerLinks::next_due`].
+    #[must_use]
+    pub fn next_due(&self, now: u64) -> Option<u64> {
+        self.0.as_ref()?.next_due(now)
+    }
+
+    /// Sends a message, like [`OwnerLinks::send`].
+    pub fn send(&mut self, card: CardId, message: Message, now: u64) {
+        self.0.iter_mut().for_each(|links| links.send(card, message, now));
+    }
+
+    /// Returns the news, like [`OwnerLinks::serve`].
+    pub fn serve(&mut self, now: u64, is_ready: bool) -> Vec<LinkEvent> {
+        self.0.as_mut().map_or_else(Vec::new, |links| links.serve(now, is_ready))
+    }
+}
+
 /// Connects to an owner's socket without waiting. Returns `None` if no owner of this user listens there.
 fn connect(path: &Path) -> Option<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

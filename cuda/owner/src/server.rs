@@ -18,13 +18,12 @@ use crate::core::{Action, CardConfig, Core, Event, PieceId, SessionId, SetupErro
 use cuda_protocol::{FromOwner, LinkError};
 use gang::CardId;
 use limits::Limits;
-use links::Links;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
 use owner_driver::Driver;
 pub use owner_host::Rights;
-use owner_host::{Bound, Journal, Lines, ListenError, OwnerLinks};
+use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use std::collections::BTreeMap;

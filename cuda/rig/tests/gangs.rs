@@ -219,9 +219,9 @@ fn gang_is_added_changed_and_removed_at_run_time() {
     let d = Ranks::start(&rig, "d");
     d.advance(20);
     b.advance(10);
-    good(&rig, &["tenant", "set", "d", "--weight", "500", "--quota-mib", "12"]);
+    good(&rig, &["tenant", "set", "d", "--weight", "500"]);
     // The second card has too little memory for this guarantee, and neither card keeps it.
-    good(&rig, &["tenant", "add", "e", "--card", "gpu1", "--vram-mib", "48", "--guarantee-mib", "48"]);
+    good(&rig, &["tenant", "add", "e", "--card", "gpu1", "--vram-mib", "56", "--guarantee-mib", "56"]);
     bad(&rig, 4, &["tenant", "set", "d", "--guarantee-mib", "16"]);
     let shown = json(&rig, &["tenant", "show", "d"]);
     assert_eq!((&shown["time"]["weight"], &shown["memory"]["guarantee_mib"]), (&500.into(), &8.into()), "{shown}");

@@ -74,6 +74,7 @@ impl Core {
             let Some(session) = self.sessions.get_mut(&id) else { continue };
             session.turn += 1;
             (session.run, session.run_since, session.waiting) = (Some(session.turn), clock, false);
+            session.opened_at = clock;
             let run = Run { turn: session.turn, ..terms };
             tracing::trace!(session = id.0, turn = run.turn, "a step");
             self.send(id, FromOwner::Step(run));

@@ -79,6 +79,9 @@ impl Core {
         else {
             return;
         };
+        if session.run.is_none() {
+            session.opened_at = clock;
+        }
         session.told = (terms.run_ahead_us, terms.idle_us, terms.report_us);
         session.turn += 1;
         session.run = Some(session.turn);
@@ -167,9 +170,20 @@ impl Core {
     }
 
     fn overdue(&mut self, tenant: TenantId) {
-        let running = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.run.is_some());
-        let sessions: Vec<_> = self.sessions_of(tenant).filter(running).collect();
-        for session in sessions {
+        let since = |id: SessionId| {
+            let session = self.sessions.get(&id).filter(|session| session.run.is_some())?;
+            Some((id, session.opened_at))
+        };
+        let mut sessions: Vec<_> = self.sessions_of(tenant).filter_map(since).collect();
+        if self.turns.gang_of(tenant).is_some() {
+            // A turn that overruns can include further turns, so the limit applies to the work of each process.
+            let limit = self.tenants.get(&tenant).and_then(|known| known.spec.time.max_run_ns).unwrap_or(u64::MAX);
+            let later = sessions.extract_if(.., |(_, at)| self.clock.saturating_sub(*at) < limit);
+            if let Some(next) = later.map(|(_, at)| at.saturating_add(limit)).min() {
+                self.deadlines.set(Deadline::SecondLimit(tenant), next);
+            }
+        }
+        for (session, _) in sessions {
             // A stopped process cannot reply, and is not given up for this reason.
             self.actions.push(Action::LookAt { session, is_overdue: true });
         }
@@ -205,6 +219,7 @@ impl Core {
         }
         if session.run != Some(turn) {
             // The process stopped by itself while new terms were in transit. The new terms apply.
+            session.opened_at = self.clock;
             return;
         }
         (session.run, session.waiting) = (None, waiting);

@@ -102,7 +102,14 @@ impl Outboxes {
         now: u64,
     ) -> Result<(), LinkError> {
         let Some(connection) = connections.get_mut(&id) else { return Ok(()) };
-        let is_urgent = matches!(packet.0, FromOwner::Run(_) | FromOwner::Stop { .. } | FromOwner::Soon { .. });
+        let is_urgent = matches!(
+            packet.0,
+            FromOwner::Run(_)
+                | FromOwner::Stop { .. }
+                | FromOwner::Drain { .. }
+                | FromOwner::Step(_)
+                | FromOwner::Soon { .. }
+        );
         if is_urgent {
             connection.urgent.push_back(packet);
         } else {

@@ -121,7 +121,11 @@ pub fn tenant(tenant: &TenantSpec, cards: &[CardSpec], vms: &[&str], others: &[&
     }
     for name in tenant.card_names() {
         match cards.iter().find(|card| card.name == name && card.kind == CardKind::Cuda) {
-            Some(card) => refusals.extend(on_card(tenant, card, others)),
+            // A value that is wrong on each card is refused once.
+            Some(card) => {
+                let new = on_card(tenant, card, others).into_iter().filter(|refusal| !refusals.contains(refusal));
+                refusals.extend(new.collect::<Vec<_>>());
+            }
             None => refusals.push(unknown_card(tenant, name, cards)),
         }
     }
