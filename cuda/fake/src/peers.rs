@@ -1,4 +1,4 @@
-//! The functions for access between cards, stricter than NVIDIA's: every pair of cards could access each other's memory,
+//! The functions for access between cards, stricter than NVIDIA's: each pair of cards could access each other's memory,
 //! but work that uses memory of another card without access to it kills the program. NVIDIA's driver ends only the
 //! context.
 //!
