@@ -64,7 +64,7 @@ impl Axis {
 /// Draws groups of bars, with one bar per kind in each group. The line at 1 is the baseline.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn draw(file: &Path, title: &str, groups: &[&str], kinds: &[Kind], axis: Axis) -> Result<()> {
     let drawn = || -> Result<(), Box<dyn std::error::Error>> {
         let width = GROUP * groups.len() as u32 + 120;

@@ -1,12 +1,12 @@
 //! Measures kernels on the software card's compute engine: thread instructions per second for integers, floats, memory
-//! and divergence, with one core and with two.
+//! and divergence, with one core and with two cores.
 //!
 //! Rounds with one and with two workers alternate, and the median is reported. The time of a round is its wall-clock
-//! time, minus the time for which the workers waited for a CPU. The kernel counts this wait. It still includes all
-//! delays that workers cause each other (locks, caches, distribution of blocks, wake-ups), and a busy host hardly
-//! distorts it. The subtracted part is reported as a separate metric: if it exceeds half of the time, the figures are
-//! rough. As a limit for this host's two cores, the benchmark also measures a plain loop in one and in two independent
-//! threads.
+//! time, minus the time for which the workers waited for a CPU. The kernel counts this wait. This time still includes
+//! all delays that workers cause for each other (locks, caches, distribution of blocks, wake-ups), and a busy host
+//! hardly distorts it. The subtracted part is reported as a separate metric: if it exceeds half of the time, the
+//! figures are rough. As a limit for this host's two cores, the benchmark also measures a plain loop in one and in two
+//! independent threads.
 
 use std::hint::black_box;
 use std::sync::Arc;
@@ -188,7 +188,7 @@ impl Engine {
 }
 
 /// Returns the time in ns for which the threads of this process have waited for a CPU, except the caller, which waits
-/// for them. Returns 0 if the kernel does not count this time.
+/// for them. Returns 0 if the kernel does not report this time.
 fn waited() -> u64 {
     let own = rustix::thread::gettid().as_raw_pid().to_string();
     let Ok(tasks) = std::fs::read_dir("/proc/self/task") else { return 0 };

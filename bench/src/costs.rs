@@ -1,9 +1,9 @@
 //! Measures the mediator's own work for operations of a guest in this process, to check the costs in the model of a
-//! real host ([`crate::model`]). A figure above the model's range misses its target, because the model's cost would be
-//! too low.
+//! real host ([`crate::model`]). A figure above the model's range misses its target, because it shows that the model's
+//! cost is too low.
 //!
-//! The times include accesses to the software card, which are faster than those to a real card. The model counts the
-//! latter separately.
+//! The times include accesses to the software card, which are faster than accesses to a real card. The model counts
+//! accesses to a real card separately.
 
 use std::hint::black_box;
 use std::time::Instant;

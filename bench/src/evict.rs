@@ -5,7 +5,8 @@
 //! so that chunks are evicted and return. The part `placed` models the mediator for guests on a card without page
 //! faults: chunks that do not fit stay in host memory for the whole run, and are accessed there.
 //!
-//! Chunks are 128 KiB. With 2 MiB, these programs would have only three to six chunks, which is too few for a choice.
+//! Chunks are 128 KiB. With chunks of 2 MiB, these programs would have only three to six chunks, which are too few for
+//! a choice.
 
 mod optimum;
 mod placed;
@@ -20,7 +21,7 @@ use optimum::{Optimum, optimum};
 use replay::{Contender, Copied, Instance, Known, Sees, interleave, replay};
 use trace::{BLOCK, Trace};
 
-/// Programs of figure 5 in `swap`.
+/// Programs in figure 5 of the benchmark `swap`.
 const PROGRAMS: [(&str, u32); 6] =
     [("backprop", 40), ("bfs", 15), ("hotspot", 60), ("lud", 8), ("srad", 40), ("srad2", 40)];
 /// Sizes of the card, in percent of the memory in use.
@@ -29,7 +30,7 @@ const PERCENT: [usize; 4] = [90, 75, 50, 25];
 const SEEDS: u64 = 20;
 /// Input numbers of the two instances, and of the run that provides the profile.
 const INPUTS: [u64; 3] = [1, 3, 2];
-/// Target for the clock policy: its copies as a multiple of the minimum.
+/// Target for the clock policy: the number of bytes that it copies, as a multiple of the minimum.
 const TARGET: f64 = 1.2;
 /// The policy that has a target.
 const JUDGED: &str = "clock";
@@ -58,8 +59,8 @@ fn beside(name: String, value: f64, least: f64, target: bool) -> Metric {
     }
 }
 
-/// Numbers of card sizes at which, given the bounds of the optimum, the policy certainly meets or certainly misses its
-/// target.
+/// Numbers of card sizes for which, given the bounds of the optimum, the policy certainly meets its target, and
+/// certainly misses its target.
 #[derive(Debug, Default)]
 struct Verdicts {
     all: u32,

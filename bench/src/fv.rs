@@ -1,8 +1,8 @@
 //! Full virtualization: runs the guest's workloads in each mode of mediation, and compares them with the same workloads
 //! in a VM that has a card in passthrough mode.
 //!
-//! All VMs run at the same time, each on its own software card, and alternate with each workload, so that a change of
-//! the host's speed affects all of them alike.
+//! All VMs run at the same time, each on its own software card. The VMs alternate with each workload, so that a change
+//! of the host's speed affects all of them equally.
 
 use std::collections::BTreeMap;
 
@@ -43,7 +43,7 @@ struct Kind {
     name: &'static str,
     /// Lines of the VM's `[[vm]]` table.
     toml: &'static str,
-    /// True if the targets apply to this way.
+    /// True if the targets apply to this kind.
     is_default: bool,
 }
 

@@ -1,15 +1,17 @@
 //! Gdev's figures 3 and 4: copies between a guest's memory and the card with the library `gdev`, by piece size, and
-//! through the aperture or with the copy engine.
+//! through the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with a
+//! driver that makes the same ioctls without it.
 //!
-//! The link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
+//! In the copies, the link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
 //! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
-//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. They are reported as `link` in
-//! figure 3.
+//! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. These copies are reported as `link`
+//! in figure 3.
 
 use anyhow::{Context, Result, ensure};
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig};
+use workloads::NAMES;
 
 use crate::Request;
 use crate::report::{Interval, Metric, Target, median, order};
@@ -18,7 +20,7 @@ use crate::report::{Interval, Metric, Target, median, order};
 const VM: &str = "gdev";
 /// The guest's kernel.
 const KERNEL: &str = "6.12";
-/// Size of the card's memory, and of the VM's, in MiB.
+/// Size of the card's memory and of the VM's memory in MiB.
 const CARD_MIB: u32 = 384;
 const VRAM_MIB: u32 = 160;
 /// Default number of rounds.
@@ -33,6 +35,10 @@ const SMALL: [u64; 11] = [16, 64, 256, 512, 1024, 2048, 4096, 8192, 16_384, 65_5
 const SMALL_COUNT: u64 = 50;
 /// Both directions.
 const DIRECTIONS: [&str; 2] = ["write", "read"];
+/// Number of runs of a workload with each driver per round, for its median.
+const RUNS: u64 = 4;
+/// Maximum time with the library as a multiple of the time with raw ioctls.
+const RAW_TARGET: f64 = 1.02;
 const PEER_PIECES: &str = "Gdev: 4 MiB are best";
 
 /// A guest that copies.
@@ -57,10 +63,14 @@ impl Machine {
     /// Returns the median time of a copy in microseconds.
     fn copy(&self, direction: &str, bytes: u64, count: u64, more: &str) -> Result<f64> {
         let command = format!("tuning --direction {direction} --bytes {bytes} --count {count} {more}");
-        let line = guest::smoke(&self.vm, &command)?.line;
-        let value = line.split_whitespace().find_map(|word| word.strip_prefix("median_ns="));
-        Ok(value.with_context(|| line.clone())?.parse::<f64>()? / 1e3)
+        microseconds(&guest::smoke(&self.vm, &command)?.line, "median_ns=")
     }
+}
+
+/// Returns a time of a result line, which gives nanoseconds, in microseconds.
+fn microseconds(line: &str, key: &str) -> Result<f64> {
+    let value = line.split_whitespace().find_map(|word| word.strip_prefix(key));
+    Ok(value.with_context(|| format!("{key} in {line}"))?.parse::<f64>()? / 1e3)
 }
 
 /// Returns the number of MiB that the guest's processor copies per second.
@@ -72,12 +82,54 @@ fn processor() -> Result<u64> {
     Ok(rate as u64)
 }
 
-/// Runs the benchmark. Parts: `direct`, `pieces`, `both`.
+/// Runs the benchmark. Parts: `raw`, `direct`, `pieces`, `both`.
 pub fn run(request: &Request) -> Result<Vec<Metric>> {
+    let rounds = request.rounds.unwrap_or(ROUNDS);
+    let mut metrics = Vec::new();
+    if request.wants("raw") {
+        metrics.extend(raw(rounds)?);
+    }
+    if ["direct", "pieces", "both"].iter().any(|part| request.wants(part)) {
+        metrics.extend(copies(request, rounds)?);
+    }
+    Ok(metrics)
+}
+
+/// Compares all workloads with the library and with raw ioctls, alternately in one guest.
+fn raw(rounds: usize) -> Result<Vec<Metric>> {
+    let machine = Machine::boot("gdev-raw", 0)?;
+    let mut samples = vec![[Vec::new(), Vec::new()]; NAMES.len()];
+    for round in 0..rounds {
+        for at in order(NAMES.len(), round) {
+            let name = NAMES[at];
+            eprintln!("bench: gdev, {name} with and without the library, round {} of {rounds}", round + 1);
+            let line = guest::smoke(&machine.vm, &format!("compare --name {name} --count {RUNS}"))?.line;
+            for (samples, key) in samples[at].iter_mut().zip(["library_ns=", "raw_ns="]) {
+                samples.push(microseconds(&line, key)?);
+            }
+        }
+    }
+    let named = NAMES.iter().zip(&samples);
+    let mut metrics: Vec<Metric> = named
+        .map(|(name, [library, raw])| {
+            Metric::ratio_of_samples(format!("gdev.raw.{name}"), library, "us", raw, Target::AtMost(RAW_TARGET))
+        })
+        .collect();
+    // The time of all workloads in a round.
+    let total = |driver: usize| -> Vec<f64> {
+        (0..rounds).map(|round| samples.iter().filter_map(|of| of[driver].get(round)).sum()).collect()
+    };
+    let (library, raw) = (total(0), total(1));
+    let all = Metric::ratio_of_samples("gdev.raw.all", &library, "us", &raw, Target::AtMost(RAW_TARGET));
+    metrics.push(all);
+    Ok(metrics)
+}
+
+/// Measures copies on a card whose link is as fast as the guest's processor.
+fn copies(request: &Request, rounds: usize) -> Result<Vec<Metric>> {
     let rate = processor()?;
     eprintln!("bench: gdev, the processor copies {rate} MiB in a second, and so does the link");
     let machine = Machine::boot("gdev", rate)?;
-    let rounds = request.rounds.unwrap_or(ROUNDS);
     let mut metrics = vec![Metric::plain("gdev.link", rate as f64, "MiB/s")];
     for direction in DIRECTIONS {
         if request.wants("direct") {

@@ -1,6 +1,6 @@
 //! Measures a stock guest that computes next to an attacking guest. Its share of the time is compared with its share
-//! next to a well-behaved guest that always has work. The same run measures both, with the mediator's accounts and the
-//! card's clock.
+//! next to a well-behaved guest that always has work. The same run measures both shares, with the mediator's accounts
+//! and the card's clock.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ const NEIGHBOUR: usize = 0;
 const OTHER: usize = 1;
 /// Size of each guest's RAM in MiB.
 const MEMORY_MIB: u32 = 512;
-/// Maximum measured time of the neighbour alone, and next to a well-behaved guest.
+/// Maximum measured time of the neighbour alone, and of the neighbour next to a well-behaved guest.
 const REFERENCE: Duration = Duration::from_secs(20);
 /// Paths of the requests to the admin API during an attack.
 const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
@@ -40,7 +40,7 @@ const PATHS: [&str; 3] = ["/v1/vms", "/metrics", "/v1/cards"];
 const PAUSE: Duration = Duration::from_millis(100);
 /// Time after which a request counts as unanswered.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Target for the latency that 99 of 100 requests do not exceed, in ms.
+/// Target in ms for the latency that 99 of 100 requests do not exceed.
 const ANSWERED_MS: f64 = 50.0;
 /// Fraction of its share that the neighbour must keep.
 const MIN_SHARE_KEPT: f64 = 0.96;

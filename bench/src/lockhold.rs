@@ -35,7 +35,7 @@ const PAGES: u64 = 64;
 const MOST_US: f64 = 50.0;
 /// Number of code locations to show per lock.
 const PLACES: usize = 6;
-/// Target for the longest hold: its excess over the longest single access, in us.
+/// Target in us for the longest hold, as its excess over the longest single access.
 const LONGEST_US: f64 = 1000.0;
 /// Time between two measured accesses. A shorter time would add load.
 const ACCESS_INTERVAL: Duration = Duration::from_millis(1);
@@ -111,7 +111,7 @@ fn swap(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Runs a part. Returns the durations in us of single accesses to the card meanwhile, in ascending order.
+/// Runs a part. Meanwhile, measures single accesses to the card, and returns their durations in us in ascending order.
 fn with_accesses(rig: &Rig, run: fn(&Rig) -> Result<()>) -> Result<Vec<f64>> {
     let ended = AtomicBool::new(false);
     thread::scope(|scope| {

@@ -3,9 +3,9 @@
 //! all benchmarks with this prefix before the `-`. Results are written to the file immediately, and `--resume`
 //! continues an interrupted run after the last complete benchmark.
 //!
-//! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. It continues with the next benchmark
-//! after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of the files
-//! in the folder.
+//! `--all --json FOLDER` creates one file per benchmark, as in `bench/results`. The command continues with the next
+//! benchmark after a failure, and with `--resume` skips complete benchmarks. `pictures --json FOLDER` draws pictures of
+//! the files in the folder.
 //!
 //! [`report`] contains the metrics with baseline and target, their file, and its conditions. [`model`] contains the
 //! costs of operations on a real host. [`rig::in_process_vm`] provides guests without a VMM. Real VMs and daemons come
@@ -49,7 +49,7 @@ struct Request {
     seconds: Option<u64>,
     /// Number of rounds of each part whose rounds can be set.
     rounds: Option<usize>,
-    /// Comma-separated words. In a benchmark with parts, only parts whose names contain one of them run.
+    /// Comma-separated words. In a benchmark with parts, only parts whose names contain one of these words run.
     only: Option<String>,
 }
 
@@ -134,9 +134,9 @@ impl Arguments {
     }
 }
 
-/// Computes the figures of a benchmark, unless the record already has all of them.
+/// Computes the figures of a benchmark, unless the record already contains all of them.
 fn make((known, benchmark): &Benchmark, request: &Request, record: &mut Record) -> Result<()> {
-    // If this run is for some parts only, a later run may request the other parts.
+    // If this run is only for some parts, a later run may request the other parts.
     let whole = request.only.is_none();
     if whole && record.has_ended(known) {
         return Ok(());

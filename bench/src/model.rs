@@ -8,7 +8,7 @@
 //!
 //! Costs that are the same on all platforms and that cannot be counted are omitted: the guest's own processor time, and
 //! kernels. The ratio of two platforms is therefore farther from 1 than the ratio of total times. The range of a ratio
-//! is its minimum and maximum over all choices of costs within their ranges, with the same choice on both sides.
+//! is its minimum and maximum over all choices of costs within their ranges, with the same choice for both platforms.
 
 use crate::report::Interval;
 
@@ -23,11 +23,11 @@ pub enum Item {
     Exit,
     /// Message that the VMM sends without waiting.
     Post,
-    /// Message for whose reply the VMM waits.
+    /// Message whose reply the VMM waits for.
     RoundTrip,
     /// Interrupt of the card that the host forwards to a guest.
     Relay,
-    /// Interrupt that the mediator forwards after it has determined which VM the interrupt is for.
+    /// Interrupt that the mediator forwards after it has determined the VM that the interrupt is for.
     Wake,
     /// The mediator's own work for a register access.
     Register,
@@ -159,8 +159,8 @@ quantities! {
     aperture_writes: "aperture_writes",
     /// Number of bytes of VRAM that the guest's CPU accessed with these reads and writes, or through PRAMIN.
     aperture_bytes: "aperture_bytes",
-    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest: for the
-    /// guest's accesses, its page tables, and pages that are mapped under its apertures.
+    /// Number of words (of up to 8 bytes each) of card memory that the mediator's CPU read for the guest. The reads are
+    /// for the guest's accesses, its page tables, and pages that are mapped under its apertures.
     vram_words_read: "vram_words_read",
     /// Number of words that the mediator's CPU wrote for the same purposes.
     vram_words_written: "vram_words_written",
@@ -217,8 +217,8 @@ pub enum Platform {
 pub struct Bill([f64; ITEMS]);
 
 impl Bill {
-    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest whose
-    /// accesses are all counted; the bill is that of its driver running on the host.
+    /// Returns a platform's bill for a guest's operations. For [`Platform::Native`], pass the counts of a guest for
+    /// which all accesses are counted. The bill is then that of its driver on the host.
     #[must_use]
     pub fn for_counts(platform: Platform, counts: &Counts) -> Self {
         let mut bill = Self::default();
@@ -279,7 +279,8 @@ impl Bill {
     /// Returns the range of the ratio of this bill to `base` over all choices of costs. Both platforms pay `common` us
     /// in addition.
     ///
-    /// The ratio of two sums is monotonic in each cost, so at its extremes every cost is at a bound of its range.
+    /// The ratio of two sums is monotonic in each cost. At the extremes of the ratio, every cost is therefore at a
+    /// bound of its range.
     #[must_use]
     pub fn ratio(&self, base: &Self, common: f64) -> Interval {
         let differing: Vec<usize> = (0..ITEMS).filter(|&at| self.0[at] != 0.0 || base.0[at] != 0.0).collect();

@@ -3,7 +3,7 @@
 //! and the cost of lending RAM. Also measures clearing PGRAPH between two VMs.
 //!
 //! The parts are `load`, `exits` and `handover`. A guest under TCG has no exits, so each message to the server counts
-//! as one. The machine is emulated, so its times only have meaning relative to each other.
+//! as an exit. The machine is emulated, so its times only have meaning relative to each other.
 
 use std::collections::BTreeMap;
 

@@ -14,9 +14,9 @@ pub use record::Record;
 /// Target for a metric.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Target {
-    /// The value must not exceed this.
+    /// The value must not exceed this limit.
     AtMost(f64),
-    /// The value must not be below this.
+    /// The value must not be below this limit.
     AtLeast(f64),
     /// The value is only reported.
     None,
@@ -33,12 +33,12 @@ pub struct Metric {
     pub unit: Cow<'static, str>,
     /// Value to compare with, measured in the same run.
     pub baseline: Option<f64>,
-    /// Target for the ratio of value and baseline, or for the value if there is no baseline.
+    /// Target for the ratio of value and baseline, or for the value if the metric has no baseline.
     pub target: Target,
-    /// Interval of the ratio of value and baseline, or of the value if there is no baseline. The target applies to the
-    /// worse bound.
+    /// Interval of the ratio of value and baseline, or of the value if the metric has no baseline. The target applies
+    /// to the worse bound.
     pub interval: Option<Interval>,
-    /// Published value of the same metric.
+    /// Published value of the same metric. The target applies to the ratio of both values.
     pub peer: Option<&'static str>,
 }
 
@@ -49,12 +49,12 @@ impl Metric {
         Self { name, value, unit, baseline: None, target: Target::None, interval: None, peer: None }
     }
 
-    /// Creates a metric with a baseline. The target applies to their ratio.
+    /// Creates a metric with a baseline.
     pub fn ratio(name: impl Into<String>, value: f64, unit: &'static str, baseline: f64, target: Target) -> Self {
         Self { baseline: Some(baseline), ..Self::plain(name, value, unit).target(target) }
     }
 
-    /// Creates a metric from the median of the samples and its interval. Without samples the value is NaN, which meets
+    /// Creates a metric from the median of the samples and its interval. Without samples, the value is NaN, which meets
     /// no target.
     pub fn of_samples(name: impl Into<String>, samples: &[f64], unit: &'static str) -> Self {
         let value = median(samples).unwrap_or(f64::NAN);
@@ -119,8 +119,8 @@ impl Metric {
         self.baseline.map_or(self.value, |baseline| self.value / baseline)
     }
 
-    /// Returns true if the worse bound of the interval, or the value if there is no interval, meets the target; `None`
-    /// without a target.
+    /// Returns true if the worse bound of the interval, or the value if the metric has no interval, meets the target;
+    /// `None` without a target.
     pub fn met(&self) -> Option<bool> {
         let (low, high) = self.interval.map_or((self.judged(), self.judged()), |Interval { low, high }| (low, high));
         match self.target {

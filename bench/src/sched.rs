@@ -2,9 +2,9 @@
 //! GPUvm's and Gdev's figures, and with misbehaving guests. Runs are deterministic, except for the cost of a decision.
 //!
 //! GPUvm's `madd` is assumed to take 0.5 ms, and its `long-madd` five times as long. Without preemption, an engine is
-//! allocated in whole kernels. The share in a window of 100 ms can be off by one kernel at each end of the window, and
-//! 3 % of the window is 3 ms. Policies therefore cannot meet the target if the longest kernel is much longer than 2.5
-//! ms; `sched.lengths` covers other lengths.
+//! allocated in units of whole kernels. The share in a window of 100 ms can be off by one kernel at each end of the
+//! window, and 3 % of the window is 3 ms. Policies therefore cannot meet the target if the longest kernel is much
+//! longer than 2.5 ms; `sched.lengths` covers other lengths.
 //!
 //! `sched_guests` does the same with stock guests, and [`idle`] measures the effect of idle VMs.
 
@@ -193,8 +193,8 @@ fn gpuvm_figures_7_and_8() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels that are not worth
-/// waiting for.
+/// Measures BAND with other lengths of `madd`, to find windows that are too short, and kernels that are too short to
+/// wait for.
 fn lengths() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for madd in [100 * US, 200 * US, MS, 2 * MS, 5 * MS] {
@@ -212,7 +212,7 @@ fn lengths() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures short tasks against long ones that arrive 30 s later, for 200 s.
+/// Measures short tasks against long tasks that arrive 30 s later, for 200 s.
 fn gdev_figure_14() -> Result<Vec<Metric>> {
     let mut metrics = Vec::new();
     for Contender { name, config } in contenders() {
@@ -435,7 +435,7 @@ fn cpu_seconds() -> f64 {
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }
 
-/// Measures the cost of the simulation and of a decision.
+/// Measures the cost of the simulation and the cost of a decision.
 fn scale() -> Result<Vec<Metric>> {
     let guest = |vm: u64| {
         let stream = Stream::looping(Length::Exponential(MS * (1 + vm % 5)), Length::Exponential(5 * MS));

@@ -3,12 +3,12 @@
 //! other figures of GPUvm and Gdev; [`sharing`] measures weights, bursts, and a VM alone; and [`rogues`] measures
 //! misbehaving VMs.
 //!
-//! Shares are those of completed work, as the guests count it. Each guest reports the end of each of its kernels with
-//! the card's timestamp after the kernel, and the card's time model gives the length of the kernel. Fairness therefore
-//! does not depend on the mediator's accounts, and windows need not begin or end with a whole kernel. Times are real:
-//! windows are 500 and 100 ms long, and the scheduler has its default settings. As in the papers' systems, the card
-//! does not clear residue between VMs, because the software card needs more time for the clearing kernel than for most
-//! of the measured kernels; [`competing::cleared`] measures the default for comparison.
+//! Shares are shares of completed work, as counted by the guests. Each guest reports the end of each of its kernels
+//! with the card's timestamp after the kernel, and the card's time model gives the length of the kernel. Fairness
+//! therefore does not depend on the mediator's accounts, and a window does not have to begin or end with a whole
+//! kernel. Times are real: windows are 500 and 100 ms long, and the scheduler has its default settings. As in the
+//! papers' systems, the card does not clear residue between VMs, because the software card needs more time for the
+//! clearing kernel than for most of the measured kernels; [`competing::cleared`] measures the default for comparison.
 
 mod competing;
 mod figures;
@@ -40,7 +40,8 @@ const HALF: u64 = 500 * MS;
 const TENTH: u64 = 100 * MS;
 /// Step in ns between the starts of the shorter windows.
 const WINDOW_STEP_NS: u64 = 10 * MS;
-/// Number of kernels that a guest keeps in flight. It is the same for short and long kernels, so that policies differ.
+/// Number of kernels that a guest keeps in flight. This number is the same for short and long kernels, so that policies
+/// differ.
 const IN_FLIGHT: u32 = 16;
 /// Number of VMs to boot if only some of them compete.
 const VMS: usize = 16;

@@ -1,5 +1,5 @@
-//! Measures shadow page tables without a VM: the cost of a TLB flush by the size of the change, and the speed of
-//! scanning tables, compared with a plain copy of the same bytes.
+//! Measures shadow page tables without a VM. The results are the cost of a TLB flush by the size of the change, and the
+//! speed of scanning tables compared with a plain copy of the same bytes.
 //!
 //! An address space maps 1 GiB with 4 KiB pages: eight tables of 256 KiB in guest VRAM. Guest memory is an array, so
 //! the measured time consists of this project's own work and the reads.
@@ -19,7 +19,7 @@ use crate::report::{Metric, Target, median};
 const PAGE: u64 = 4096;
 /// Number of mapped bytes.
 const MAPPED: u64 = 1 << 30;
-/// Address of the directory in guest VRAM. The tables follow it.
+/// Address of the directory in guest VRAM. The tables follow the directory.
 const DIRECTORY: u64 = 0;
 const DIRECTORY_BYTES: u64 = 64 << 10;
 const TABLES: u64 = DIRECTORY + DIRECTORY_BYTES;
@@ -196,7 +196,7 @@ pub fn run() -> Result<Vec<Metric>> {
     )?;
     let scan = timed(
         |_| {
-            // Report the tables as written although their contents are the same.
+            // Report the tables as written, although their contents are the same.
             world.borrow_mut().spaces.written(GuestVramAddr(DIRECTORY), TABLES + ALL);
             Ok(())
         },

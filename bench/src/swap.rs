@@ -37,7 +37,7 @@ const BUS_RATE: u64 = 32 * MIB;
 const LANES: f64 = 2.0;
 /// Default size of a chunk in bytes.
 const CHUNK: u64 = 2 * MIB;
-/// Upper bound of all waits.
+/// Maximum duration of all waits.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Returns the time model.

@@ -67,7 +67,7 @@ pub fn run() -> Result<Vec<Metric>> {
     vm.wait_ready()?;
     let (echo, sync) = ("0000:00:10.0", "0000:00:11.0");
 
-    // Interleave measurements, so that a change of the host's speed affects all of them alike.
+    // Interleave measurements, so that a change of the host's speed affects all of them equally.
     let mut reads = [Vec::new(), Vec::new()];
     let mut writes = [Vec::new(), Vec::new(), Vec::new()];
     for round in 0..ROUNDS {

@@ -1,6 +1,6 @@
 //! Counts the exits of a Xen domain (accesses that the daemon serves) and the buffered exits, while the driver loads
 //! and during each workload. The domain has a shared card, and its own pages under the apertures, as operators are
-//! advised. For comparison it gets the card in passthrough mode, where each access is an exit.
+//! advised. For comparison, the domain also gets the card in passthrough mode, where each access is an exit.
 //!
 //! Xen, domain 0 and the domain are all emulated on two processors, so times are valid only for this machine, while
 //! numbers of exits are valid in general.
@@ -16,7 +16,7 @@ const CARD_MIB: u32 = 128;
 const VM_MIB: u32 = 64;
 /// Memory of domain 0 in MiB.
 const DOM0_MIB: u32 = 1400;
-/// The workloads and their names. Each runs equally often in both modes.
+/// The workloads and their names. Each workload runs equally often in both modes.
 const WORKLOADS: [(&str, &str); 4] = [
     ("copy", "copy --engine ce0 --from vram --to vram --size 65536 --count 20"),
     ("fences", "fences --count 50"),

@@ -9,8 +9,8 @@ use serde_json::Value;
 /// Folder of the benchmarks' raw files.
 const RESULTS: &str = "bench/results";
 
-/// Files that are older than the rule that each file of figures must name its commit and host. Do not add files to this
-/// list; repeat the measurement instead.
+/// Files from before the rule that each file of figures must name its commit and host. Do not add files to this list;
+/// repeat the measurement instead.
 const WITHOUT_CONDITIONS: [&str; 11] = [
     "cuda-handover-more.json",
     "cuda-handover-wait.json",
@@ -25,7 +25,7 @@ const WITHOUT_CONDITIONS: [&str; 11] = [
     "isolation-fifo.json",
 ];
 
-/// Pictures that are older than the rule to keep raw files. Do not add pictures to this list.
+/// Pictures from before the rule to keep raw files. Do not add pictures to this list.
 const PICTURES_WITHOUT_RAW_FILE: [&str; 1] = ["swap-shares.svg"];
 
 /// Pictures in README.md that `cargo xtask docs` generates from code; tests of `doc-pages` and `mediatorctl` compare

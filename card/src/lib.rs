@@ -1,4 +1,4 @@
-//! The interface to a physical card for all layers above, at the level of a PCI function.
+//! The interface to a physical card for all higher layers, at the level of a PCI function.
 //!
 //! [`Card`] lists the functions that its users (`channels`, `mediator` and the passthrough path) call. A real card
 //! behind VFIO can provide all of them except [`Card::access_counts`], which may return `None`. `simgpu` implements the
@@ -7,8 +7,8 @@
 //! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not in this crate: PCI configuration space (the host's PCI core owns that of the card, and `devmodel` contains that
-//! of a vGPU), power states, and anything that needs a driver.
+//! This crate does not contain PCI configuration space (the host's PCI core owns that of the card, and `devmodel`
+//! contains that of a vGPU), power states, or anything that needs a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -40,7 +40,7 @@ pub struct Identity {
     pub bar3_size: u64,
 }
 
-/// The two memory BARs. Page tables written by the driver map their offsets.
+/// The two memory BARs. Offsets in them are translated by page tables that the driver writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Aperture {
     /// BAR1: general access to VRAM, and the doorbells (USERD).
@@ -52,9 +52,9 @@ pub enum Aperture {
 /// The way in which the card signals interrupts. In both modes, edges are signalled on the event descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptMode {
-    /// One MSI message per edge. The driver allows the next message by writing the card's re-arm register.
+    /// One MSI message per edge. The driver permits the next message by writing the card's re-arm register.
     Msi,
-    /// A level interrupt. It is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
+    /// A level interrupt. The interrupt is signalled once and then masked until [`Card::unmask_intx`], as in VFIO.
     Intx,
 }
 
@@ -76,8 +76,8 @@ impl HostMemory for MmapRegion {
     }
 }
 
-/// Host memory that the card may read and, if `writable` is set, write. It is a range of a mapping and keeps the
-/// mapping alive.
+/// Host memory that the card may read, and write if `writable` is true. This memory is a range of a mapping, which it
+/// keeps alive.
 #[derive(Clone, Debug)]
 pub struct DmaMemory {
     region: Arc<dyn HostMemory>,
@@ -141,7 +141,7 @@ impl DmaMemory {
     }
 }
 
-/// Reasons for which host memory cannot be mapped for the card, or unmapped.
+/// Reasons why host memory cannot be mapped for the card, or unmapped.
 #[derive(Debug, thiserror::Error)]
 pub enum DmaError {
     /// Part of the range is already mapped.
@@ -180,7 +180,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// Pinning would allocate more untouched memory than the limit allows.
+    /// Pinning would allocate more untouched memory than the limit permits.
     #[error(
         "I/O address range {iova:#x}+{len:#x} has memory that the VM never touched, more than `memory.ram.touch_mib` allows; \
          raise it, or have the VMM touch its memory first (QEMU: `prealloc=on`)"
@@ -202,7 +202,7 @@ pub enum DmaError {
         /// Size of the request in bytes.
         len: u64,
     },
-    /// The process may not pin this much memory.
+    /// The process is not permitted to pin this much memory.
     #[error(
         "{len:#x} bytes for I/O address {iova:#x} cannot be pinned: this process may pin {limit:#x} bytes; raise \
          RLIMIT_MEMLOCK (LimitMEMLOCK=infinity in the daemon's unit)"
@@ -228,13 +228,13 @@ pub enum DmaError {
         /// Number of existing mappings.
         mappings: usize,
     },
-    /// The host's IOMMU refused the request.
+    /// The host's IOMMU rejected the request.
     #[error("the host could not map memory for the card: {0}")]
     Host(#[source] std::io::Error),
 }
 
 /// Numbers of accesses by the card's engines and kernels to card memory and host memory, per block. An access is a
-/// burst of at most [`AccessCounts::BURST_BYTES`] bytes. Accesses by CPUs through the BARs do not count, nor do the
+/// burst of at most [`AccessCounts::BURST_BYTES`] bytes. Accesses by CPUs through the BARs do not count. Neither do the
 /// card's own accesses to page tables, context images, push buffers, semaphores, code, and cached constants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessCounts {
@@ -257,7 +257,7 @@ pub trait Card: Send + Sync {
     fn identity(&self) -> Identity;
 
     /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; any other
-    /// offset reads as all ones, like an unclaimed access.
+    /// offset reads as all ones, as for an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
@@ -299,8 +299,8 @@ pub trait Card: Send + Sync {
         None
     }
 
-    /// Returns the I/O virtual addresses that [`Card::map_dma`] refuses: those that the host's IOMMU reserves, for
-    /// example for interrupts, and those beyond the card's address width. They never change.
+    /// Returns the I/O virtual addresses that [`Card::map_dma`] rejects: those that the host's IOMMU reserves, for
+    /// example for interrupts, and those beyond the card's address width. These addresses never change.
     fn unmappable(&self) -> Vec<Range<u64>> {
         Vec::new()
     }
@@ -312,7 +312,7 @@ pub trait Card: Send + Sync {
     }
 
     /// Returns the number of accesses by engines and kernels to each block of memory since the last call with `reset`,
-    /// if the card counts them. A real card does not; an offline profile replaces the counts.
+    /// if the card counts them. A real card does not count them; an offline profile takes the place of the counts.
     ///
     /// Counts belong to addresses, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {

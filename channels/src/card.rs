@@ -11,9 +11,9 @@ use nvspec::fifo::{ChannelId, RunlistEntry};
 use nvspec::instance::{INSTANCE_BYTES, userd};
 use nvspec::regs::pfifo;
 
-/// Maximum number of polls after a channel was asked to leave its engines. A register read takes about a microsecond on
-/// hardware, and a channel without work in progress leaves within a few microseconds. The code does not wait for a
-/// channel with work, because that would block other channels.
+/// Maximum number of polls after a request that a channel leave its engines. A register read takes about a microsecond
+/// on hardware, and a channel without work in progress leaves within a few microseconds. The code does not wait for a
+/// channel that has work, because this would block other channels.
 const MAX_LEAVE_POLLS: u32 = 16;
 /// Flags of a runlist entry, with the value that drivers write.
 const RUNLIST_FLAGS: u32 = 4;
@@ -83,7 +83,7 @@ pub(crate) fn stop(host: &mut impl Host, channel: ChannelId) {
     host.write32(register, pfifo::CHANNEL_STATE::ENABLED.with(state, 0));
 }
 
-/// Starts to remove a channel from its engines, without waiting.
+/// Starts to remove a channel from its engines, and does not wait for the removal.
 pub(crate) fn ask_kick(host: &mut impl Host, channel: ChannelId) {
     host.write32(pfifo::PREEMPT::OFFSET, pfifo::PREEMPT::CHANNEL.encode(channel.0.into()));
 }
@@ -101,8 +101,8 @@ pub(crate) fn kick(host: &mut impl Host, channel: ChannelId) -> Result<(), Stuck
     if (0..MAX_LEAVE_POLLS).any(|_| !kicked(host).1) { Ok(()) } else { Err(Stuck { channel }) }
 }
 
-/// Writes a runlist into `page` and submits it. The card reports it as pending while a removed channel still works; the
-/// code does not wait for the change to finish.
+/// Writes a runlist into `page` and submits it. The card reports the list as pending while a removed channel still
+/// works; the code does not wait for this to end.
 // GUESS: the card fetches a list when it is submitted, even while the previous list is pending; the software card does
 // so.
 pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId]) {
@@ -166,8 +166,8 @@ pub(crate) fn state(host: &mut impl Host, channel: ChannelId) -> u32 {
     host.read32(pfifo::CHANNEL_STATE::at(channel.0.into()))
 }
 
-/// Returns an address that the card keeps in two words of a channel's USERD. The card may change it between the two
-/// reads.
+/// Returns an address that the card stores in two words of a channel's USERD. The card may change the address between
+/// the two reads.
 pub(crate) fn userd_wide(host: &mut impl Host, channel: ChannelId, low: u64, high: u64) -> u64 {
     let mut above = host.userd_read(channel, high);
     let mut below = 0;

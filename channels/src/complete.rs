@@ -1,11 +1,11 @@
 //! Completion: finds the submissions that have ended, and the VMs that must be notified.
 //!
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
-//! write) and the record's semaphore holds the submission's sequence. Both are needed, because the card's GP_GET is
-//! ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address space. For
-//! the same reason, a channel's last submission does not count as ended while an engine works for the channel, if the
-//! caller does not trust the VM. A guest can still make one of its submissions seem to end within another. The
-//! protection of other VMs' memory must not rely on a completion.
+//! write) and the record's semaphore holds the submission's sequence. Both conditions are needed, because the card's
+//! GP_GET is ahead of its work, and because a guest's work can write the semaphore, which is in the guest's address
+//! space. For the same reason, a channel's last submission does not count as ended while an engine works for the
+//! channel, if the caller does not trust the VM. A guest can still make one of its submissions seem to end within
+//! another. The protection of other VMs' memory must not rely on a completion.
 
 use crate::card;
 use crate::pool::{Slot, Vm};
@@ -25,14 +25,15 @@ pub(crate) const MAX_POLLED_PER_VM: usize = 32;
 const ENGINES: u32 = (1 << engine::COUNT) - 1;
 
 impl Channels {
-    /// Returns the submissions that have ended since the last call, in the order of each channel. Channels without work
-    /// in flight cause no register reads. If a VM has many channels, each call polls some of them
-    /// ([`Self::is_deferred`]). With `doubt`, engines are polled as well.
+    /// Returns the submissions that have ended since the last call, those of each channel in their order. Channels
+    /// without work in flight cause no register reads. If a VM has many channels, each call polls some of them
+    /// ([`Self::is_deferred`]). If `doubt` is true, engines are polled, too.
     pub fn completed(&mut self, host: &mut impl Host, now: u64, doubt: bool) -> Vec<Completion> {
         let Self { layout, slots, vms, deferred, .. } = self;
         *deferred = false;
         for vm in vms.values_mut().filter(|vm| vm.told) {
-            // The VM was already notified of these completions, so drop them for the engines that raised no interrupt.
+            // The VM was already notified of these completions, so ignore them for the engines that raised no
+            // interrupt.
             (vm.news, vm.told) = (0, false);
         }
         let mut completions = Vec::new();
@@ -84,9 +85,9 @@ impl Channels {
         completions
     }
 
-    /// Returns true if the last call of [`Self::completed`] left channels out, or found a record that reports the end
-    /// of a submission while an engine still works for its channel. In this case, call it again soon, without waiting
-    /// for an interrupt.
+    /// Returns true if the last call of [`Self::completed`] omitted channels, or found a record that reports the end of
+    /// a submission while an engine still works for its channel. In this case, call it again soon, without waiting for
+    /// an interrupt.
     #[must_use]
     pub fn is_deferred(&self) -> bool {
         self.deferred
@@ -104,7 +105,7 @@ impl Channels {
         {
             working.insert(vm);
         }
-        // The next interrupt, or the next poll for completions, finds the channels that are left out here.
+        // The next interrupt, or the next poll for completions, finds the channels that are omitted here.
         for physical in due(&self.vms, &self.slots).0 {
             let Some(Slot::Bound(bound)) = self.slots.get_mut(usize::from(physical.0)) else { continue };
             let moved = moved(host, physical, &mut bound.ring);
@@ -159,8 +160,8 @@ impl Channels {
 }
 
 /// Returns the channels with work in flight that are due for a poll: at most [`MAX_POLLED_PER_VM`] per VM, starting
-/// with the first that the last call left out. Also returns the VMs with left-out channels, each with its first
-/// left-out channel.
+/// with the first channel that the last call omitted. Also returns the VMs with omitted channels, each with its first
+/// omitted channel.
 fn due(vms: &BTreeMap<TenantId, Vm>, slots: &[Slot]) -> (Vec<ChannelId>, Vec<(TenantId, u8)>) {
     let is_busy = |physical: &ChannelId| {
         let slot = slots.get(usize::from(physical.0));
@@ -195,7 +196,7 @@ fn look(host: &mut impl Host, layout: &Layout, physical: ChannelId, record: &Rec
 }
 
 /// Returns true if the card has no work left for a channel that it may schedule. A guest can make the last record's
-/// methods the data of its own method; the card then never executes them.
+/// methods the data of its own method. The card then never executes them.
 // GUESS: if GET is at the end of the last range, all earlier work was executed or handed to an engine.
 fn at_rest(host: &mut impl Host, physical: ChannelId, span: Span, ring: &Ring) -> bool {
     let last = ring.with_card().checked_sub(1).and_then(|last| ring.records.get(last));

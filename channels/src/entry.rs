@@ -13,9 +13,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Keeps address, length, level and sync, and clears all other bits. The entry then has no privilege and no
-    /// condition, and does not keep the engine from switching channels. Returns `None` for unsupported entries: a range
-    /// that reaches the host's addresses, or a control entry that is not a NOP (CRCs would be wrong on the host's
+    /// Keeps address, length, level and sync, and clears all other bits. The resulting entry has no privilege and no
+    /// condition, and does not prevent the engine from switching channels. Returns `None` for unsupported entries: a
+    /// range that reaches the host's addresses, or a control entry that is not a NOP (CRCs would be wrong on the host's
     /// ring).
     pub(crate) fn check(raw: u64) -> Option<Self> {
         let entry = GpEntry::from(raw);

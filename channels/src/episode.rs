@@ -6,7 +6,7 @@ pub(crate) use saved::SavedEpisode;
 
 use nvspec::fifo::{ChannelId, engine};
 
-/// Time for which a channel may keep an engine busy without progress, unless its VM has another limit.
+/// Time for which a channel may keep an engine busy without progress, unless its VM has a different limit.
 // TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 
@@ -18,7 +18,7 @@ pub(crate) struct Signature {
     pub(crate) serial: u64,
     /// GP_GET as kept by the card.
     pub(crate) gp_get: u32,
-    /// Low word of GET as kept by the card.
+    /// Low word of GET, as the card stores it.
     pub(crate) get: u32,
     /// Last submission that has ended.
     pub(crate) completed: u32,
@@ -52,7 +52,7 @@ impl Watchdog {
     }
 
     /// Records that engine `unit` works for `signature`, or for no channel, at `now_ns`. Returns the time without
-    /// progress when it exceeds `limit_ns`, once per standstill.
+    /// progress when it first exceeds `limit_ns`, once per stall.
     pub(crate) fn sample(
         &mut self,
         unit: u32,
@@ -66,7 +66,7 @@ impl Watchdog {
 }
 
 impl Episode {
-    /// Like [`Watchdog::sample`], for a single episode.
+    /// Same as [`Watchdog::sample`], for a single episode.
     pub(crate) fn sample(
         episode: &mut Option<Self>,
         signature: Option<Signature>,

@@ -16,7 +16,7 @@ const OPS: usize = 256;
 /// card and the host. Checks the invariants after each action, and at the end that all work completes.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn fuzz(data: &[u8]) {
     let mut rig = Rig::new();
     let mut bytes = Bytes(data);
@@ -67,7 +67,7 @@ impl Bytes<'_> {
 
     fn op(&mut self) -> Op {
         let what = self.byte();
-        // Mostly few channels, so that operations affect the same channel; occasionally any number.
+        // Usually only a few channels, so that operations affect the same channel; occasionally any number.
         let who = self.byte();
         let (second, channel) = (who & 0x80 != 0, if who & 0x40 == 0 { who % 6 } else { self.byte() });
         match what % 24 {

@@ -13,7 +13,7 @@ use nvspec::fifo::ChannelId;
 use nvspec::instance::context;
 
 impl Gate {
-    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted` means that its VM is
+    /// Returns true if a channel that wants to run must wait until its VM is admitted. `trusted` means that the VM is
     /// the host's own.
     pub(crate) fn bars(self, bound: &Bound, trusted: bool) -> bool {
         self != Self::Open && self != Self::Only(Some(bound.vm)) && !trusted && uses_graphics(bound)
@@ -22,7 +22,7 @@ impl Gate {
 
 impl Channels {
     /// Makes the card schedule only those channels with a PGRAPH context that belong to `vm`, or none if `vm` is
-    /// `None`. Running work stays until it ends or its channel is [asked to leave](Self::ask_to_leave).
+    /// `None`. Running work continues until it ends or its channel is [asked to leave](Self::ask_to_leave).
     pub fn admit(&mut self, host: &mut impl Host, vm: Option<TenantId>) {
         self.gate = Gate::Only(vm);
         let own = vm.and_then(|vm| self.vms.get(&vm)).into_iter().flat_map(|vm| vm.channels.values().copied());
@@ -66,9 +66,10 @@ impl Channels {
         self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Unused)
     }
 
-    /// Makes a channel run without its PGRAPH context from now on, or with it while its VM is admitted. The caller's
-    /// records must show no work in flight; the card is checked as well. Returns false while the channel is on an
-    /// engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not bound.
+    /// Makes a channel run without its PGRAPH context from now on, or with this context while its VM is admitted.
+    /// According to the caller's records, no work must be in flight; the card is checked, too. Returns false while the
+    /// channel is on an engine: the caller must retry. Returns true if the channel has no PGRAPH context or is not
+    /// bound.
     pub fn set_only_copies(&mut self, host: &mut impl Host, physical: ChannelId, only: bool) -> bool {
         let Some(bound) = self.bound(physical).filter(|bound| bound.contexts.first().is_some_and(Option::is_some))
         else {
@@ -77,7 +78,7 @@ impl Channels {
         if (bound.graphics == Graphics::Unused) == only {
             return true;
         }
-        // While the card works for a channel, it may have a different pointer from the block.
+        // While the card works for a channel, its pointer may differ from the pointer in the block.
         card::stop(host, physical);
         let left = card::kick(host, physical).is_ok();
         if left {
@@ -87,9 +88,9 @@ impl Channels {
         left
     }
 
-    /// Takes the PGRAPH context from a channel for which a copy engine works, until its VM is admitted again, because
-    /// another VM is about to be admitted. Cancels the request that the channel leave. PGRAPH already holds another
-    /// context.
+    /// Takes the PGRAPH context from a channel for which a copy engine works, because another VM is about to be
+    /// admitted. The channel gets the context back when its own VM is admitted. Cancels the request that the channel
+    /// leave. PGRAPH already holds another context.
     pub fn withdraw_graphics(&mut self, host: &mut impl Host, physical: ChannelId) {
         if self.bound(physical).is_some_and(|bound| bound.graphics == Graphics::Attached && uses_graphics(bound)) {
             card::stop(host, physical);

@@ -1,7 +1,7 @@
 //! Context images: the state of a channel that an engine's firmware saves while another channel uses the engine.
 //!
 //! PGRAPH's firmware loads a context by writing registers anywhere in BAR0, and the image lists these registers.
-//! Therefore, the host owns the images, and a guest's pointer only indicates that a context exists. The card's pointer
+//! Therefore, the host owns the images, and a guest's pointer only shows that a context exists. The card's pointer
 //! refers to the channel's image in the mediator's memory, which is mapped after the channel's work area. The mapping
 //! is privileged, and a channel's work makes no privileged accesses.
 
@@ -15,7 +15,8 @@ use nvspec::mmu::Rights;
 
 /// Maximum size of PGRAPH's image in bytes: the remaining part of a channel's span.
 pub const GRAPH_IMAGE_MAX: u64 = (PAGE_STRIDE as u64 - GRAPH_PAGE as u64) * SMALL_PAGE;
-/// The first small page of PGRAPH's image in a channel's span. The image is last, since the card determines its length.
+/// The first small page of PGRAPH's image in a channel's span. The image is last, because the card determines its
+/// length.
 const GRAPH_PAGE: u32 = 6;
 /// The first small page of each engine's image, in the order of [`CONTEXTS`].
 const PAGES: [u32; CONTEXTS.len()] = [GRAPH_PAGE, 4, 5];

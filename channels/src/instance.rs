@@ -20,7 +20,7 @@ pub(crate) const CONTEXTS_FIRST: u64 = context::GR;
 pub(crate) const CONTEXTS_BYTES: usize = 0x38;
 const _: () = assert!(context::CE1 + 8 - context::GR == CONTEXTS_BYTES as u64);
 
-/// Reason why a guest's instance block is refused.
+/// Reason why a guest's instance block is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InstanceError {
     /// The data is shorter than an instance block.
@@ -46,9 +46,9 @@ pub struct GuestInstance {
     pub gp_base: GpuVa,
     /// Log2 of the number of entries in the ring.
     pub gp_entries_log2: u32,
-    /// Saved state: index after the consumed entries. Not checked.
+    /// Saved state: index after the entries that were consumed. Not checked.
     pub gp_get: u32,
-    /// Saved state: index after the entries known to be written. Not checked.
+    /// Saved state: index after the entries that are known to be written. Not checked.
     pub gp_put: u32,
     /// The guest's page directory.
     pub directory: Place,

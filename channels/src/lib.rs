@@ -1,19 +1,19 @@
 //! Virtual channels of guests, on the physical channels of a card.
 //!
 //! A guest has its own channel numbers (0 to 127), while all VMs share the card's 128 channels. All structures of
-//! running channels belong to the host. It builds an instance block field by field from the guest's block. The USERD
-//! pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
+//! running channels belong to the host. The host builds an instance block field by field from the guest's block. The
+//! USERD pages, the runlist and the GPFIFO rings that the card fetches are in card memory that no guest writes.
 //!
 //! A guest's doorbell does not start work on the card by itself. [`Channels::pull`] checks the guest's ring entries up
 //! to the doorbell, and copies them into the host's ring, followed by a completion record. The record is a range of a
-//! push buffer: when all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
+//! push buffer. When all earlier work has ended, it releases a semaphore with a number and the card's time, and raises
 //! the non-stall interrupt. [`Channels::start`] permits the card to fetch the entries during the VM's slice.
-//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress as its own indices and
+//! [`Channels::completed`] returns the submissions that have ended. The guest sees its progress in its own indices and
 //! addresses, and does not see the host's ring.
 //!
 //! The GPU reads a channel's work area (ring, records), so the area is mapped in the address space that the channel
 //! uses: at [`work_va`], with the pages of [`Layout::work_pages`]. In this mapping only the semaphores are writable. A
-//! work area must be mapped only where its channel is bound; otherwise another VM could write its semaphores.
+//! work area must be mapped only where its channel is bound. Otherwise, another VM could write its semaphores.
 //!
 //! Context images also belong to the host, and no guest work reads or writes them, because they list registers that the
 //! card's firmware writes. A guest's context pointers only determine whether the card gets a context
@@ -28,18 +28,20 @@
 //! - the traits that a user implements, on one object: [`Host`] for the card, [`GuestMemory`] for re-reading engine
 //!   context pointers, [`GuestRing`] for the guest's rings.
 //!
-//! A guest's instance block is read only at defined points: the whole block at bind (the caller copies it once), and
-//! its engine context pointers again at enable, disable, runlist submission, preempt and doorbell. Linux 6.1 writes
-//! those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops and preempts the
-//! channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind have no effect.
+//! A guest's instance block is read only at defined points. The whole block is read at bind (the caller copies it
+//! once), and its engine context pointers are read again at enable, disable, runlist submission, preempt and doorbell.
+//! Linux 6.1 writes those pointers into the block of a running channel and then rings its doorbell; Linux 6.12 stops
+//! and preempts the channel, writes the pointers, and enables it again. Other writes of a guest to its block after bind
+//! have no effect.
 //!
 //! Limits:
-//! - of the PBDMA's state, only the ring's indices survive an unbind; the position within a fetched range is lost;
+//! - of the PBDMA's state, only the ring's indices are kept after an unbind; the position within a fetched range is
+//!   lost;
 //! - a record's methods are inserted between a guest's methods: each submission must set address and payload of its own
 //!   host semaphore methods, and must not end within a method's data (or after 510 entries), as drivers do;
-//! - ring control entries other than NOPs are refused.
+//! - control entries in the ring other than NOPs are rejected.
 //!
-//! Policy is decided elsewhere: when to pull, when to poll for completions, and the reaction to a hang.
+//! The crate does not decide when to pull, when to poll for completions, or how to react to a hang.
 //!
 //! The crate never waits: a channel that does not leave its engines immediately is [`Stuck`], and its owner tries again
 //! ([`Channels::kick`]). The crate uses no locks and no threads; time is an argument.
@@ -141,7 +143,7 @@ pub trait GuestMemory {
     /// Fills `data` from `place` on.
     ///
     /// # Errors
-    /// If any byte is outside the guest's memory.
+    /// Returns an error if any byte is outside the guest's memory.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -155,7 +157,7 @@ pub trait GuestRing {
     /// Fills `data` from `va` on. A read never crosses a 4 KiB page.
     ///
     /// # Errors
-    /// If nothing is mapped at this address, or the memory cannot be read.
+    /// Returns an error if nothing is mapped at this address, or the memory cannot be read.
     fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), Unmapped>;
 
     /// Records that a range of a push buffer was pulled: `dwords` words from `va` on. Implementers use this to track

@@ -23,7 +23,7 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId, engine};
 use nvspec::instance::INSTANCE_BYTES;
 use std::collections::BTreeMap;
 
-/// A physical channel. The state for the card is in the fields of [`Bound::block`] and on the card itself.
+/// A physical channel. The state on the card is in the fields of [`Bound::block`], and on the card itself.
 #[derive(Debug)]
 pub(crate) enum Slot {
     Free,
@@ -45,7 +45,7 @@ pub(crate) enum Slot {
 pub(crate) struct Bound {
     pub(crate) vm: TenantId,
     pub(crate) channel: VirtualChannelId,
-    /// Distinguishes this binding from an earlier one of the same channel.
+    /// Number that distinguishes this binding from an earlier binding of the same channel.
     pub(crate) serial: u64,
     pub(crate) instance: Place,
     pub(crate) directory: VramAddr,
@@ -80,7 +80,7 @@ pub(crate) struct Vm {
     pub(crate) channels: BTreeMap<u8, ChannelId>,
     /// The VM's part of the runlist, in the guest's order; bound channels only.
     pub(crate) list: Vec<u8>,
-    /// Channels that the guest has removed from its list and that are still on their engines.
+    /// Channels that the guest has removed from its list but that are still on their engines.
     pub(crate) unlisted: Vec<ChannelId>,
     /// Channels whose bind was refused, by the guest's number.
     pub(crate) refused: BTreeMap<u8, Refused>,
@@ -103,7 +103,7 @@ pub struct Channels {
     golden: Golden,
     pub(crate) slots: Vec<Slot>,
     pub(crate) vms: BTreeMap<TenantId, Vm>,
-    /// Index of the runlist page, of two, that is written next.
+    /// Index of the runlist page, of two, to be written next.
     next_page: usize,
     /// Number at which the search for a free channel starts, so that a released number is reused as late as possible.
     next_slot: usize,
@@ -158,8 +158,8 @@ impl Channels {
         self.vms.insert(vm, record);
     }
 
-    /// Ends all of a VM's channels and forgets the VM. Returns the channels that are still on their engines. While such
-    /// a channel exists, neither the VM's memory nor its shadow tables may be reused.
+    /// Ends all of a VM's channels and forgets the VM. Returns those of the VM's channels that are still on their
+    /// engines. While such a channel exists, neither the VM's memory nor its shadow tables may be reused.
     pub fn destroy_vm(&mut self, host: &mut impl Host, vm: TenantId) -> Vec<Stuck> {
         let Some(record) = self.vms.remove(&vm) else { return Vec::new() };
         for channel in record.channels.values() {
@@ -234,8 +234,8 @@ impl Channels {
     /// [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`] if it has not left its engines yet: the VM has lost the channel, but no other VM can use it before
-    /// [`Self::let_go`].
+    /// [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can use it
+    /// before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);
@@ -275,7 +275,7 @@ impl Channels {
     }
 
     /// Makes `list` the VM's part of the runlist, and submits the union of all VMs' parts to the card. The card removes
-    /// channels that are no longer listed from their engines. The result tells if all of them have left; if not,
+    /// channels that are no longer listed from their engines. The result tells whether all of them have left; if not,
     /// [`Self::runlists_taken`] reports this later.
     pub fn submit_runlist(
         &mut self,
@@ -466,7 +466,7 @@ impl Channels {
         self.vms.get(&vm).into_iter().flat_map(|vm| vm.channels.values()).filter_map(|physical| self.bound(*physical))
     }
 
-    /// Reads the guest's engine context pointers again, and updates the card's block with the contexts that exist now.
+    /// Reads the guest's engine context pointers again, and updates the card's block for the contexts that exist now.
     /// As on hardware, the guest may do this to a running channel; the card sees the change when it next loads the
     /// context. The guest's images are never read, because images belong to the host.
     ///
@@ -505,13 +505,14 @@ impl Channels {
         true
     }
 
-    /// Updates the card's scheduling according to the state that the guest requested and the host's permit.
+    /// Updates the card's scheduling according to the state that the guest has requested and the host's permission.
     fn apply(&mut self, host: &mut impl Host, physical: ChannelId) {
         let Some(bound) = self.bound(physical) else { return };
         let paused = self.vms.get(&bound.vm).is_some_and(|vm| vm.paused != 0);
         let run = bound.requested == RequestedState::Enabled && !paused && bound.permit == Permit::Granted;
         if run {
-            // Also applies to a running channel: a guest that restarts a channel expects the effect of a start.
+            // This also applies to a running channel, because a guest that restarts a channel expects the effect of a
+            // start.
             self.set_running(physical, true);
             self.bring_to_gate(host, physical);
         } else if bound.told == RunState::Running {
@@ -553,7 +554,7 @@ impl Channels {
     fn is_unlisting(&mut self, host: &mut impl Host, vm: TenantId) -> bool {
         let Some(record) = self.vms.get_mut(&vm).filter(|record| !record.unlisted.is_empty()) else { return false };
         let at_work: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
-        // A channel that has been unbound since then has left the card, and another channel may have its number.
+        // A channel that has been unbound since then has left the card, and its number may belong to another channel.
         record.unlisted.retain(|physical| {
             record.channels.values().any(|bound| bound == physical)
                 && (at_work.contains(physical) || card::is_loaded(host, *physical))
@@ -601,7 +602,7 @@ impl Channels {
     }
 }
 
-/// Checks a state change. An illegal change is a bug in this crate that no guest can cause.
+/// Checks a state change. An illegal change is a bug in this crate, and a guest cannot cause it.
 fn check(channel: ChannelId, from: RunState, to: RunState) {
     assert!(from.can_go(to), "channel {} cannot go from {from:?} to {to:?}", channel.0);
 }

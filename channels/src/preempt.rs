@@ -1,4 +1,4 @@
-//! Preemption requested by a guest. It starts immediately, and is complete when the card reports its end.
+//! Preemption requested by a guest. Preemption starts immediately, and is complete when the card reports its end.
 //!
 //! Running work may not be interruptible; its channel then leaves only when the work ends. The code does not wait for
 //! the card's report. The card has one preemption register, so requests of several VMs are serialized:
@@ -11,8 +11,8 @@ use nvspec::fifo::{CHANNELS, ChannelId, VirtualChannelId};
 use std::collections::VecDeque;
 
 /// Number of polls for one channel while other channels wait.
-// TIMEOUT: a polling guest polls every 20 us; this many polls take about a millisecond, in which a channel without work
-// in progress leaves, and a hung channel blocks the others for at most this long at a time.
+// TIMEOUT: a polling guest polls every 20 us, so this many polls take about a millisecond. A channel without work in
+// progress leaves within this time, and a hung channel blocks the other channels for at most this long at a time.
 const MAX_POLLS_PER_CHANNEL: u32 = 64;
 
 /// Channels that must leave their engines, without duplicates.
@@ -97,7 +97,7 @@ impl Channels {
     pub fn vacate(&mut self, host: &mut impl Host, vm: TenantId) {
         let Some(record) = self.vms.get(&vm) else { return };
         // A channel without a PBDMA may still have its context on an engine, which saves it when another channel needs
-        // the engine, to the old address of the channel's memory. The card does not report that, and an unneeded
+        // the engine, to the old address of the channel's memory. The card does not report this, and an unnecessary
         // request costs little.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
@@ -117,8 +117,8 @@ impl Channels {
             .collect()
     }
 
-    /// Returns true if the channel is still on its engines. The caller must repeat the call until the channel has left:
-    /// nothing else advances the preemptions that wait for the card.
+    /// Returns true if the channel is still on its engines. The caller must repeat the call until the channel has left,
+    /// because nothing else advances the preemptions that wait for the card.
     pub fn preempting(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> bool {
         self.preemptions.advance(host);
         self.physical(vm, channel).is_some_and(|physical| self.preemptions.waiting.contains(&physical))

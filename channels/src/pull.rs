@@ -18,14 +18,14 @@ use nvspec::mmu::HOST_VA_BASE;
 
 /// Number of guest entries per read.
 const CHUNK: usize = 64;
-/// Number of free entries that makes a pull worthwhile if not all entries fit.
+/// Number of free entries at which a pull is worthwhile even if not all entries fit.
 const WORTHWHILE: u32 = RING_ENTRIES / 4;
 
 impl Channels {
-    /// Pulls the guest's ring entries up to a doorbell, as far as they fit, into the host's ring as one submission,
-    /// followed by a completion record. The card does not get the submission before [`Self::start`]. `now` is the time
-    /// in ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the
-    /// doorbell was checked.
+    /// Pulls the guest's ring entries up to a doorbell into the host's ring as one submission, as far as they fit, and
+    /// appends a completion record. The card does not get the submission before [`Self::start`]. `now` is the time in
+    /// ns. Pulls nothing if a later doorbell was already pulled, or if the channel has been unbound since the doorbell
+    /// was checked.
     ///
     /// # Errors
     /// See [`PullError`]. The same fault is returned until the channel is bound again.
@@ -113,7 +113,7 @@ impl Channels {
     }
 
     /// Sets the card's fetch limit of each ring again, because an earlier owner that was still running may have raised
-    /// it after this state was saved.
+    /// the limit after this state was saved.
     pub fn allow_again(&self, host: &mut impl Host) {
         for physical in self.vms.values().flat_map(|vm| vm.channels.values().copied()) {
             if let Some(bound) = self.bound(physical) {
@@ -173,9 +173,9 @@ fn take(ring: &Ring, guest: &mut impl GuestRing, count: u32) -> (Vec<Entry>, Opt
     (entries, None)
 }
 
-/// Returns the number of the `wanted` entries at `va` that one read may cover: the read stops at the page's end and at
-/// `to_end`, the ring's end. Returns at least 1, because a page holds a whole number of entries and the ring is aligned
-/// to an entry.
+/// Returns how many of the `wanted` entries at `va` a single read may cover: the read stops at the end of the page and
+/// at `to_end`, the end of the ring. Returns at least 1, because a page holds a whole number of entries and the ring is
+/// aligned to an entry.
 fn chunk(va: GpuVa, wanted: usize, to_end: usize) -> usize {
     let in_page = SMALL_PAGE.saturating_sub(va.0 % SMALL_PAGE).checked_div(ENTRY_BYTES as u64).unwrap_or(1);
     wanted.min(to_end).min(CHUNK).min(usize::try_from(in_page).unwrap_or(1)).max(1)

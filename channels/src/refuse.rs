@@ -4,7 +4,7 @@ use crate::{Channels, Place, TenantId};
 use nvspec::addr::GuestVramAddr;
 use nvspec::fifo::{CHANNELS, VirtualChannelId};
 
-/// A guest's channel without a physical one.
+/// A guest's channel without a physical channel.
 #[derive(Debug)]
 pub(crate) struct Refused {
     /// The guest's instance block.

@@ -14,7 +14,8 @@ use crate::{GuestInstance, RingFault, Submission};
 use nvspec::addr::GpuVa;
 use std::collections::VecDeque;
 
-/// Capacity of a host ring in entries. It is one less than the ring's size, because a full ring would look empty.
+/// Capacity of a host ring in entries. The capacity is one less than the ring's size, because a full ring would look
+/// empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
 /// Maximum number of submissions in flight that counts as few.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
@@ -70,7 +71,7 @@ pub(crate) struct Ring {
     started: u64,
     /// Host position that the card had reached at the last poll.
     get: u64,
-    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of them.
+    /// Pulled submissions in flight, oldest first. The card may already have fetched the first of these submissions.
     pub(crate) records: VecDeque<Record>,
     /// Number of submissions so far.
     submitted: u64,
@@ -82,7 +83,7 @@ pub(crate) struct Ring {
     last_end: u64,
     /// Reason why the guest's ring cannot be read further.
     pub(crate) fault: Option<RingFault>,
-    /// Position and GET at the last comparison. GET is `None` if there was no comparison since the card was idle.
+    /// Position and GET at the last comparison. GET is `None` if no comparison was made since the card was idle.
     pub(crate) seen: (u64, Option<u32>),
 }
 
@@ -114,7 +115,7 @@ impl Ring {
         }
     }
 
-    /// Accepts a doorbell. Returns its number.
+    /// Accepts a doorbell. Returns the number of the doorbell.
     pub(crate) fn ring(&mut self, gp_put: u32) -> u64 {
         self.gp_put = gp_put;
         self.doorbells = self.doorbells.wrapping_add(1);
@@ -164,7 +165,7 @@ impl Ring {
         self.get
     }
 
-    /// Returns true if the card had fetched all work that it was given at the last poll.
+    /// Returns true if, at the last poll, the card had fetched all work that it was given.
     pub(crate) fn drained(&self) -> bool {
         self.get == self.started
     }
@@ -180,8 +181,8 @@ impl Ring {
         self.records.partition_point(|record| record.end() <= self.started)
     }
 
-    /// Allows the card to fetch a submission and the earlier ones. Returns the new index; `None` if the submission may
-    /// already run, or does not exist.
+    /// Lets the card fetch a submission and the earlier submissions. Returns the new index; `None` if the submission
+    /// may already run, or does not exist.
     pub(crate) fn start(&mut self, submission: Submission) -> Option<u32> {
         let record = self.records.iter().find(|record| record.submission == submission)?;
         let end = record.end();

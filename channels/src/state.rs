@@ -9,7 +9,7 @@ pub(crate) enum RequestedState {
     Enabled,
 }
 
-/// The host's permit for a channel that its guest has enabled.
+/// The host's permission for a channel that its guest has enabled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Permit {
     Granted,
@@ -21,8 +21,8 @@ pub(crate) enum Permit {
 
 /// Permitted use of a channel's PGRAPH context.
 ///
-/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method faults, and ends the
-/// channel.
+/// A channel whose block has no pointer to a PGRAPH context cannot use PGRAPH: a PGRAPH method causes a fault, which
+/// ends the channel.
 // GUESS: real hardware also faults, because FECS has no image to load. The software card faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Graphics {
@@ -47,13 +47,13 @@ pub(crate) enum Gate {
     Only(Option<TenantId>),
 }
 
-/// Words of a guest's instance block for the progress of its ring: byte offset and value.
+/// Words of a guest's instance block for the progress of its ring: byte offset and value of each.
 pub type SavedWords = [(u64, u32); 3];
 
 /// Presence of a channel on the card, as reported by the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// An engine works for the channel, or the fetch unit holds it and its methods are consumed.
+    /// An engine works for the channel, or the fetch unit holds the channel and its methods are being consumed.
     Works,
     /// The channel waits for a semaphore, and no engine works for it.
     Acquires,
@@ -66,12 +66,12 @@ pub enum Presence {
 pub enum RunState {
     /// No VM owns the channel.
     Free,
-    /// Bound to a VM's channel; the card does not schedule it.
+    /// Bound to a VM's channel, but the card does not schedule the channel.
     Stopped,
-    /// Bound, and the card may schedule it when it is in the runlist.
+    /// Bound, and the card may schedule the channel while it is in the runlist.
     Running,
-    /// Without an owner but still on the card. The channel stays out of use until it leaves the card or the card is
-    /// reset.
+    /// The channel has no owner but is still on the card. The channel stays out of use until it leaves the card or the
+    /// card is reset.
     Stuck,
 }
 

@@ -52,8 +52,8 @@ impl Channels {
     }
 
     /// Handles a guest's read of the word at byte `offset` of its USERD. Returns 0 for a channel that is not bound.
-    /// GP_PUT reads as written by the guest, GP_GET as an index of the guest's ring. If the card is in a completion
-    /// record of the host, GET is the end of the guest range before the record.
+    /// GP_PUT reads as the guest has written it, and GP_GET reads as an index in the guest's ring. If the card is in a
+    /// completion record of the host, GET is the end of the guest range before the record.
     pub fn userd_read(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId, offset: u64) -> u32 {
         let physical = self.physical(vm, channel);
         let Some((physical, bound)) = physical.and_then(|physical| Some((physical, self.bound(physical)?))) else {
@@ -82,9 +82,9 @@ impl Channels {
     }
 
     /// Returns the words that the card would have saved in a guest's instance block: with these words, a later bind
-    /// continues at the channel's position. For a bound channel the words are valid once it was preempted and is not
-    /// enabled; for an unbound channel they are kept until it is bound or unbound again. `None` for channels that were
-    /// not bound.
+    /// continues at the channel's position. For a bound channel, the words are valid once it was preempted and is not
+    /// enabled. For an unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel
+    /// that was never bound.
     ///
     /// All fetched work counts as done: the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
@@ -107,7 +107,7 @@ impl Channels {
         self.hindrance(physical).is_none()
     }
 
-    /// Returns the reason that keeps a physical channel from running, other than waiting for its slice.
+    /// Returns the reason that prevents a physical channel from running, other than waiting for its slice.
     #[must_use]
     pub fn hindrance(&self, physical: ChannelId) -> Option<Hindrance> {
         let bound = self.bound(physical).filter(|bound| bound.permit != Permit::Ended);
@@ -121,8 +121,8 @@ impl Channels {
         (!runs).then_some(Hindrance::Guest)
     }
 
-    /// Returns the presence of a physical channel on the card. The guest's settings do not matter: begun work of an
-    /// engine continues when its channel is stopped, or removed from the runlist.
+    /// Returns the presence of a physical channel on the card. The guest's settings do not matter, because work that an
+    /// engine has begun continues when its channel is stopped or removed from the runlist.
     #[must_use]
     pub fn presence(&self, host: &mut impl Host, physical: ChannelId) -> Presence {
         if is_worked_for(host, physical) {
@@ -167,7 +167,7 @@ impl Channels {
         [graphics && bound.graphics != Graphics::Unused, ce0, ce1]
     }
 
-    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use it now.
+    /// Returns true if a channel's guest has set a PGRAPH context, even if the channel may not use this context now.
     #[must_use]
     pub fn has_graphics(&self, physical: ChannelId) -> bool {
         self.bound(physical).is_some_and(|bound| bound.contexts.first().is_some_and(Option::is_some))

@@ -33,7 +33,7 @@ pub struct Bind<'a> {
     pub directory: VramAddr,
 }
 
-/// Reasons to keep a VM's channels from running.
+/// Reasons that prevent a VM's channels from running.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pause {
     /// The guest pauses engines.
@@ -135,7 +135,7 @@ pub struct Doorbell {
     pub virtual_channel: VirtualChannelId,
     /// The physical channel number.
     pub channel: ChannelId,
-    /// Index after the last entry of the ring that the guest has written.
+    /// Index after the last ring entry that the guest has written.
     pub gp_put: u32,
     /// Serial number of the binding for which the doorbell was checked.
     pub(crate) serial: u64,
@@ -207,7 +207,7 @@ pub struct Completion {
     pub submitted_at: u64,
     /// Time at which the end of the submission was noticed.
     pub completed_at: u64,
-    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have swallowed the record. A
+    /// The card's time when the submission ended, in ns. `None` if the guest's own methods have consumed the record. A
     /// guest can forge this time.
     pub card_time_ns: Option<u64>,
 }
@@ -244,10 +244,11 @@ pub enum DoorbellError {
     /// No channel is bound at this address.
     #[error("the channel is not bound")]
     Unbound,
-    /// The channel's bind was refused. Returned for the first doorbell; later ones find the channel unbound.
+    /// The channel's bind was refused. The error is returned for the first doorbell; later doorbells find the channel
+    /// unbound.
     #[error("the channel's bind was refused")]
     Refused,
-    /// The index is beyond the ring: PBDMA error GP_PTR on hardware.
+    /// The index is beyond the end of the ring, which causes the PBDMA error GP_PTR on hardware.
     #[error("GP_PUT {gp_put} is beyond a ring of {entries} entries")]
     BeyondRing {
         /// The guest's value.

@@ -36,7 +36,7 @@ impl Channels {
     }
 
     /// Returns channels that have work in flight, may run, do not wait for a semaphore, and have made no progress for
-    /// longer than the hang limit although no engine worked for another channel. Each channel is returned once. The
+    /// longer than the hang limit, although no engine worked for another channel. Each channel is returned once. The
     /// card can report only one fetch fault at a time; this check finds a channel whose fault was lost because another
     /// fault was pending. Call this as often as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {

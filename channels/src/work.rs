@@ -1,5 +1,5 @@
-//! The host's work area of a physical channel: its GPFIFO ring, and for each submission in flight a completion record,
-//! which consists of a part of a push buffer and the semaphore that it releases.
+//! The host's work area of a physical channel: its GPFIFO ring, and a completion record for each submission in flight.
+//! A record consists of a part of a push buffer and the semaphore that this part releases.
 
 use crate::Layout;
 use nvspec::addr::{GpuVa, SMALL_PAGE, VramAddr};
@@ -32,8 +32,8 @@ const SEMAPHORES: u64 = 3 * SMALL_PAGE;
 pub(crate) const SEMAPHORE_BYTES: usize = 16;
 /// Offset of the time in a semaphore.
 const SEMAPHORE_TIME: usize = 8;
-/// Number of words of a record's push buffer: one less than fits, so that the end of one range is not the start of the
-/// next.
+/// Number of words in a record's push buffer. The number is one less than would fit, so that the end of one range is
+/// not the start of the next.
 const PUSH_WORDS: u32 = 6;
 /// Size of a record's push buffer in bytes.
 const PUSH_BYTES: usize = 24;
@@ -82,9 +82,9 @@ impl Layout {
         self.work.offset(u64::from(channel.0).wrapping_mul(WORK_BYTES))
     }
 
-    /// Returns the pages that the address space of a physical channel must map in its `span`, before the channel is
-    /// enabled and while it is bound, in addition to [`Self::image_pages`]: the index of the small page, counted from
-    /// [`HOST_VA_BASE`], the page in VRAM, and the rights to it.
+    /// Returns the pages that the address space of a physical channel must map in its `span`, in addition to
+    /// [`Self::image_pages`], before the channel is enabled and while it is bound. Each has the index of the small
+    /// page, counted from [`HOST_VA_BASE`], the page in VRAM, and the access rights to it.
     #[must_use]
     pub fn work_pages(&self, channel: ChannelId, span: Span) -> [(u32, VramAddr, Rights); 4] {
         let first = span.first_page();
@@ -112,8 +112,8 @@ pub(crate) fn semaphore_offset(slot: usize) -> u64 {
     SEMAPHORES.wrapping_add((slot as u64).wrapping_mul(SEMAPHORE_BYTES as u64))
 }
 
-/// Returns the ring entry that makes the card fetch a record's push buffer. The entry is marked as a subroutine, so the
-/// guest's view of its own top level does not change.
+/// Returns the ring entry that makes the card fetch a record's push buffer. The entry is marked as a subroutine, so
+/// that the guest's view of its own top level does not change.
 pub(crate) fn record_entry(span: Span, slot: usize) -> u64 {
     let va = work_va(span).offset(push_offset(slot));
     GpEntry::new().with_address_dwords(va.0 >> 2).with_not_main(true).with_dwords(PUSH_WORDS).into()
@@ -139,7 +139,7 @@ pub(crate) fn record_push(span: Span, slot: usize, sequence: u32) -> [u8; PUSH_B
     bytes
 }
 
-/// Offset, in a record's push buffer, of the word that raises the interrupt, and a no-op word to replace it.
+/// Offset, in a record's push buffer, of the word that raises the interrupt, and the no-op word that can replace it.
 pub(crate) const RAISES: u64 = PUSH_BYTES as u64 - 4;
 pub(crate) fn raises_nothing() -> [u8; 4] {
     u32::from(MethodHeader::to(HeaderOp::Immediate, SUBCHANNEL, NOP, 0)).to_le_bytes()

@@ -46,7 +46,7 @@ fn symbol_tables() -> String {
     text + &forms(&all.iter().enumerate().map(|(index, (name, ..))| (name.as_str(), index)).collect())
 }
 
-/// Generates the names without suffixes, sorted bytewise, each with its forms.
+/// Generates the names without suffixes, sorted by bytes, each with its forms.
 fn forms(index: &BTreeMap<&str, usize>) -> String {
     let mut sorted: Vec<&Family> = families().map(|(_, family)| family).collect();
     sorted.sort_by_key(|family| family.name);

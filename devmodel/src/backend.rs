@@ -2,7 +2,7 @@
 //!
 //! All addresses and numbers in this module are the guest's: guest VRAM addresses, guest bus addresses, and virtual
 //! channel and engine numbers. The implementation does the translation, the bounds checks and the isolation. The vGPU
-//! only decodes, and refuses invalid encodings.
+//! only decodes, and rejects invalid encodings.
 
 use nvspec::addr::GuestVramAddr;
 use nvspec::falcon::Falcon;
@@ -37,7 +37,7 @@ pub struct Denied;
 /// them again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WriteFailure {
-    /// The write is outside the guest's memory, and is lost.
+    /// The write is outside the guest's memory and is lost.
     #[error(transparent)]
     Denied(#[from] Denied),
     /// No memory is currently available for the write.
@@ -75,9 +75,9 @@ pub struct EngineStatus {
 /// A signal from a vGPU to its guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InterruptLine {
-    /// One MSI message. The vGPU sends it only while MSI is enabled, and after the guest has re-armed it.
+    /// One MSI message. The vGPU sends the message only while MSI is enabled, and after the guest has re-armed it.
     Msi,
-    /// The INTx level: true if asserted. The vGPU sends it only when the level changes.
+    /// The INTx level: true if asserted. The vGPU sends the signal only when the level changes.
     Intx(bool),
 }
 
@@ -113,8 +113,8 @@ pub trait Backend {
     /// Handles the guest's binding of an instance block to an aperture; `None` unbinds it.
     fn bind_aperture(&mut self, aperture: Aperture, instance: Option<Place>);
 
-    /// Handles a move of PRAMIN, BAR0's window on VRAM, to `base`; `None` if the guest moved it outside VRAM. Only an
-    /// implementation that maps memory into the window needs this; the vGPU [reads](Self::vram_read) and
+    /// Handles a move of PRAMIN, BAR0's window on VRAM, to `base`; `None` means that the guest moved the window outside
+    /// VRAM. Only an implementation that maps memory into the window needs this; the vGPU [reads](Self::vram_read) and
     /// [writes](Self::vram_write) trapped accesses by address.
     fn place_window(&mut self, _base: Option<GuestVramAddr>) {}
 

@@ -1,4 +1,4 @@
-//! Refused accesses: counts them per register and reason, and logs the first access of each pair.
+//! Denied accesses: counts them per register and reason, and logs the first access of each pair.
 
 use nvspec::regs;
 use saved_state::Invalid;
@@ -52,7 +52,8 @@ impl fmt::Display for Reason {
 /// Location of a refused access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Site {
-    /// Byte offset in BAR0, a multiple of 4. For windows it is the offset of the register that sets their location.
+    /// Byte offset in BAR0, a multiple of 4. For a window, this is the offset of the register that sets the window's
+    /// location.
     Register(u32),
     /// BAR1.
     Bar1,
@@ -77,7 +78,7 @@ impl fmt::Display for Site {
     }
 }
 
-/// Numbers of refused accesses for a site and a reason.
+/// Number of denied accesses for a site and a reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Count {
     /// Number of refused reads.

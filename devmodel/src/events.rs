@@ -5,7 +5,7 @@ use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 use serde::{Deserialize, Serialize};
 
-/// The GPU's MMU refused an access of this guest.
+/// The GPU's MMU rejected an access of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MmuFault {
     /// Fault unit, from `nvspec::mmu::fault::unit`; below 32.
@@ -18,11 +18,11 @@ pub struct MmuFault {
     pub reason: u32,
     /// Client within the hub or cluster.
     pub client: u32,
-    /// True if the client is in the hub, false if it is in a GPC.
+    /// True if the client is in the hub; false if it is in a GPC.
     pub hub: bool,
     /// True if the access was a write.
     pub write: bool,
-    /// The cluster, for a client in a GPC.
+    /// The cluster of a client in a GPC.
     pub gpc: u32,
 }
 
@@ -60,7 +60,7 @@ pub enum EngineError {
     Copy(CopyError),
 }
 
-/// A copy engine's firmware refused a method of this guest.
+/// A copy engine's firmware rejected a method of this guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CopyError {
     /// Number of the copy engine: 0 or 1.

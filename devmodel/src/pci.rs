@@ -68,7 +68,7 @@ mod command {
     pub const MEMORY: u8 = 1 << 1;
     pub const MASTER: u8 = 1 << 2;
     pub const WRITABLE: u16 = 0x0546;
-    /// Bit in the high byte of the register.
+    /// This is a bit in the high byte of the register.
     pub const INTX_DISABLE: u8 = 1 << 2;
 }
 
@@ -177,7 +177,7 @@ impl PciConfig {
     /// Creates a function in its reset state.
     ///
     /// # Errors
-    /// If a BAR's size cannot be encoded.
+    /// Returns an error if a BAR's size cannot be encoded.
     pub fn new(identity: &PciIdentity) -> Result<Self, BadBar> {
         let check = |bar, bytes: u64, wide: bool| {
             if !bytes.is_power_of_two() || bytes < 4096 || (!wide && bytes > 1 << 31) {
@@ -200,7 +200,8 @@ impl PciConfig {
     /// this function fills them in.
     ///
     /// # Errors
-    /// If the capability does not fit into the first 256 bytes, or `body` is shorter than these three bytes.
+    /// Returns an error if the capability does not fit into the first 256 bytes, or if `body` is shorter than these
+    /// three bytes.
     pub fn add_vendor_capability(&mut self, body: &[u8]) -> Result<(), BadCapability> {
         let room = LEGACY_BYTES.saturating_sub(capability::VENDOR);
         let [id, next, length] = [VENDOR_SPECIFIC, 0, u8::try_from(body.len()).unwrap_or(0)];
@@ -226,7 +227,7 @@ impl PciConfig {
     /// Gives the function an expansion ROM of `bytes` bytes.
     ///
     /// # Errors
-    /// If the size is not a power of two from 2 KiB to 16 MiB.
+    /// Returns an error if the size is not a power of two from 2 KiB to 16 MiB.
     pub fn add_rom(&mut self, bytes: u64) -> Result<(), BadRom> {
         if !bytes.is_power_of_two() || !ROM_BYTES.contains(&bytes) {
             return Err(BadRom(bytes));
@@ -318,7 +319,7 @@ impl PciConfig {
         self.byte(capability::MSI_CONTROL) & MSI_ENABLE != 0
     }
 
-    /// Returns true if the function is in power state D0. In other states its BARs do not answer.
+    /// Returns true if the function is in power state D0. In other power states, its BARs do not answer.
     #[must_use]
     pub fn is_awake(&self) -> bool {
         self.byte(capability::POWER_CONTROL) & POWER_STATE == 0
@@ -352,7 +353,7 @@ impl PciConfig {
     }
 }
 
-/// Configuration space under construction. It contains no guest input.
+/// Configuration space under construction. This space contains no guest input.
 struct Image {
     bytes: Box<[u8; CONFIG_BYTES]>,
     writable: Box<[u8; CONFIG_BYTES]>,
@@ -512,7 +513,7 @@ mod tests {
     #[test]
     fn reset_is_requested_only_if_function_has_one() {
         let mut config = config();
-        // A driver writes back the value that it read, with the highest bit of device control set.
+        // A driver writes back the value that it has read, with the highest bit of device control set.
         let control = [0x10, 0xa8];
         assert!(!config.write(0x80, &control).reset);
         config.add_reset();

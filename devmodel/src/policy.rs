@@ -46,7 +46,7 @@ pub struct Line {
     pub policy: Policy,
 }
 
-/// A line of the table, for a range without declared registers. A declared register within the range has its own line,
+/// A line of the table, for a range without declared registers. A declared register in the range has its own line,
 /// which takes precedence.
 #[derive(Clone, Copy, Debug)]
 pub struct Range {
@@ -73,7 +73,7 @@ pub enum RangeKind {
     State,
 }
 
-/// Target of a byte offset of BAR0.
+/// The meaning of a byte offset in BAR0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// A declared register, and its index in its array.

@@ -11,8 +11,8 @@ const PAGES: usize = (windows::BAR0_BYTES / 4096) as usize;
 
 type Page = Box<[u32; PAGE_DWORDS]>;
 
-/// The values of all plain registers. They need at most the size of BAR0 and, with the registers that the policy table
-/// makes writable, less than 1 MiB.
+/// The values of all plain registers. The values need at most the size of BAR0 and, with the registers that the policy
+/// table makes writable, less than 1 MiB.
 #[derive(Clone)]
 pub struct Storage {
     pages: Vec<Option<Page>>,

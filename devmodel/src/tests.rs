@@ -1,4 +1,4 @@
-//! Tests that use the vGPU as a driver and the mediator do, with a mock of the mediator.
+//! Tests that use the vGPU as a driver and as the mediator do, with a mock of the mediator.
 
 mod driver;
 mod fifo;

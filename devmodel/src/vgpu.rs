@@ -54,7 +54,7 @@ impl VGpu {
     /// Creates a vGPU in its power-on state.
     ///
     /// # Errors
-    /// If the description is out of range.
+    /// Returns an error if the description is out of range.
     pub fn new(config: VGpuConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let mut pci = PciConfig::new(&config.pci)?;
@@ -91,7 +91,7 @@ impl VGpu {
         &self.pci
     }
 
-    /// Returns the accesses refused since the vGPU was created.
+    /// Returns the accesses that were denied since the vGPU was created.
     #[must_use]
     pub fn denials(&self) -> &Denials {
         &self.denials
@@ -205,8 +205,8 @@ impl VGpu {
             // The ROM is read-only.
             Target::Range(RangeKind::Prom) => {}
             Target::Range(RangeKind::Pramin) => {
-                // Without memory, the word is lost: callers use this function, and not `bar0_write`, only for
-                // registers.
+                // Without memory, the word is lost. Callers therefore use this function only for registers, and use
+                // `bar0_write` otherwise.
                 let _lost = self.pramin_write(u64::from(offset), &value.to_le_bytes(), backend);
             }
             Target::Nothing => self.denials.write(Site::Register(offset), Reason::Unknown, u64::from(value)),
@@ -265,7 +265,7 @@ impl VGpu {
         self.evaluate(backend);
     }
 
-    /// Reports an access of this guest that the GPU's MMU refused.
+    /// Reports an access of this guest that the GPU's MMU rejected.
     pub fn mmu_fault(&mut self, fault: MmuFault, backend: &mut dyn Backend) {
         self.pfifo.mmu_fault(fault);
         self.evaluate(backend);
@@ -346,7 +346,7 @@ impl VGpu {
         }
     }
 
-    /// Resets everything to the power-on state, except the counters of refused accesses and signals.
+    /// Resets everything to the power-on state, except the counters of denied accesses and signals.
     pub fn reset(&mut self, backend: &mut dyn Backend) {
         let Self {
             config: _,

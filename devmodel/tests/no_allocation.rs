@@ -13,7 +13,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 thread_local! {
-    /// Number of allocations of this thread. The count is per thread, because the test harness has other threads.
+    /// Number of allocations of this thread. The count is per thread, because the test harness uses other threads, too.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 

@@ -1,4 +1,4 @@
-//! Compiles the protocols without a protocol compiler on the host.
+//! Compiles the protocol definitions; the host does not need a protocol compiler.
 
 use std::error::Error;
 
@@ -17,7 +17,7 @@ const FILES: [&str; 9] = [
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(FILES, ["proto"])?;
-    // Generated without a transport, because each client chooses its own.
+    // The generated code contains no transport, because each client chooses its own.
     tonic_prost_build::configure().build_transport(false).include_file("protocols.rs").compile_fds(descriptors)?;
     Ok(())
 }

@@ -106,6 +106,11 @@ pub trait Backend: Send {
     /// If the memory is of another kind of device, or on a driver error.
     fn reference(&mut self, shared: &Shared) -> Result<Memory>;
 
+    /// Returns true if the device has segments.
+    fn has_segments(&mut self) -> bool {
+        false
+    }
+
     /// Finds or creates a segment.
     ///
     /// # Errors

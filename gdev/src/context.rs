@@ -339,6 +339,11 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.reference(shared)
     }
 
+    /// Returns true if the device has segments.
+    pub fn has_segments(&mut self) -> bool {
+        self.backend.has_segments()
+    }
+
     /// Finds or creates a segment (Gdev's `shmget`).
     ///
     /// # Errors

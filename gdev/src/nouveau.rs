@@ -14,7 +14,7 @@
 mod both;
 pub mod device;
 pub mod mediator;
-pub(crate) mod methods;
+pub mod methods;
 pub mod push;
 pub mod uapi;
 
@@ -45,6 +45,9 @@ const STAMPED: u64 = 128;
 pub const MOST_IN_FLIGHT: u64 = STAMPED / 2;
 /// Offset of the stamp at the end of each submission in the buffer of stamps; pairs of launches come before it.
 const LAST_STAMP: u64 = STAMPED * 2 * STAMP_BYTES;
+/// Offset and size in the buffer of stamps of the area through which small programs are loaded.
+const STAGING_AT: u64 = (LAST_STAMP + STAMP_BYTES).next_multiple_of(0x1000);
+const STAGING_BYTES: u64 = 16 << 10;
 
 /// Work that a [`Nouveau`] has done.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -118,6 +121,8 @@ pub struct Nouveau {
     modules: Vec<Loaded>,
     bank: Buffer,
     stamps: Buffer,
+    /// The last submission that reads the staging area.
+    staged: u64,
     local: Option<Buffer>,
     mediator: Option<Arc<Mediator>>,
     /// The copy engines' channels, created on first use.
@@ -151,14 +156,17 @@ impl Nouveau {
     pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Self> {
         let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
         let channel = Channel::with_ring(device, in_flight as usize)?;
-        channel.add(Engine::M2mf.object())?;
-        channel.add(Object::COMPUTE)?;
+        let mut push = Push::default();
+        for object in [Engine::M2mf.object(), Object::COMPUTE] {
+            channel.create(object)?;
+            push.bind(object);
+        }
         let multiprocessors = (device.parameter(param::GRAPH_UNITS)? >> 8) as u32 & 0xff_ffff;
         if multiprocessors == 0 {
             return Err(Error::Unsupported { device: "nouveau", what: "kernels on a card without multiprocessors" });
         }
         let bank = Buffer::new(device, Domain::Vram, u64::from(methods::BANK_BYTES))?;
-        let stamps = Buffer::new(device, Domain::Gart, LAST_STAMP + STAMP_BYTES)?;
+        let stamps = Buffer::new(device, Domain::Gart, STAGING_AT + STAGING_BYTES)?;
         stamps.map()?.write(0, &vec![0; (LAST_STAMP + STAMP_BYTES) as usize]);
         let context = Self {
             device: Arc::clone(device),
@@ -168,6 +176,7 @@ impl Nouveau {
             modules: Vec::new(),
             bank,
             stamps,
+            staged: 0,
             local: None,
             mediator: None,
             engines: None,
@@ -178,7 +187,6 @@ impl Nouveau {
             done: Done::default(),
             ends: None,
         };
-        let mut push = Push::default();
         methods::set_up(&mut push, multiprocessors, context.bank.address());
         context.submit(push, &[Use::write(&context.bank)])?;
         Ok(context)
@@ -428,13 +436,22 @@ impl Backend for Nouveau {
         const FETCH_AHEAD_BYTES: u64 = 0x100;
         let code = Buffer::new(&self.device, Domain::Vram, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
         if !bytes.is_empty() {
-            // The kernel keeps the staging memory until the copy has ended.
-            let staging = Buffer::new(&self.device, Domain::Gart, bytes.len() as u64)?;
-            staging.map()?.write(0, &bytes);
-            let (_, copies) = self.submit_copy(Spot::from(&staging), Spot::from(&code), bytes.len() as u64)?;
+            let length = bytes.len() as u64;
+            let (fence, copies) = if length <= STAGING_BYTES {
+                self.channel.wait(self.staged)?;
+                self.stamps.map()?.write(STAGING_AT as usize, &bytes);
+                let staging = Spot { address: self.stamps.address() + STAGING_AT, buffer: Some(&self.stamps) };
+                self.submit_copy(staging, Spot::from(&code), length)?
+            } else {
+                // The kernel keeps the staging memory until the copy has ended.
+                let staging = Buffer::new(&self.device, Domain::Gart, length)?;
+                staging.map()?.write(0, &bytes);
+                self.submit_copy(Spot::from(&staging), Spot::from(&code), length)?
+            };
+            self.staged = fence.number();
             self.done.copies += copies;
-            self.done.cpu_bytes += bytes.len() as u64;
-            self.done.link_bytes += bytes.len() as u64;
+            self.done.cpu_bytes += length;
+            self.done.link_bytes += length;
         }
         self.modules.push(Loaded { code, program: program.clone() });
         Ok(Module { index: self.modules.len() - 1 })
@@ -510,6 +527,10 @@ impl Backend for Nouveau {
         let Exported { descriptor, domain } = source.ok_or(Error::Unsupported { device: self.name(), what })?;
         let buffer = Buffer::import(&self.device, descriptor, *domain)?;
         Ok(self.insert(Held::Own(buffer), shared.bytes))
+    }
+
+    fn has_segments(&mut self) -> bool {
+        self.mediator().is_ok()
     }
 
     fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {

@@ -7,24 +7,31 @@
 //!
 //! All work of a context is executed in order by one channel with M2MF and compute. The end of each submission is a
 //! stamp in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space`
-//! (page tables), `channel` (submissions and waits), `ram` (pinned memory), `ranges` (an allocator).
+//! (page tables), `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an
+//! allocator).
 //!
-//! Not supported: segments, which need the paravirtual interface.
+//! Segments need the paravirtual interface, which the operator offers in the VM's configuration. All contexts of the
+//! process count as one user of the machine.
 
 mod bus;
 mod channel;
 mod device;
+mod paravirtual;
 mod ram;
 mod ranges;
 mod space;
 
 use std::collections::HashMap;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+pub use bus::Bus;
 use channel::Channel;
 use device::Device;
+use pv::abi::share::{self, control};
+use pv::guest::Ops;
 use ram::PinnedMemory;
 use space::Physical;
 
@@ -100,6 +107,28 @@ struct Mapped {
     bytes: u64,
 }
 
+/// Memory that kernels can use.
+#[derive(Debug)]
+enum Held {
+    Own(Mapped),
+    /// A segment that the mediator has mapped.
+    Segment {
+        id: u32,
+        address: u64,
+        bytes: u64,
+    },
+}
+
+impl Held {
+    /// Returns the address and the size in bytes.
+    fn range(&self) -> (u64, u64) {
+        match self {
+            Self::Own(mapped) => (mapped.address, mapped.bytes),
+            Self::Segment { address, bytes, .. } => (*address, *bytes),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Loaded {
     code: Mapped,
@@ -110,7 +139,7 @@ struct Loaded {
 #[derive(Debug)]
 pub struct Vgpu {
     channel: Channel,
-    memory: HashMap<usize, Mapped>,
+    memory: HashMap<usize, Held>,
     next_memory: usize,
     modules: Vec<Loaded>,
     bank: Mapped,
@@ -125,8 +154,19 @@ impl Vgpu {
     /// # Errors
     /// If the socket cannot be opened, if the daemon refuses the process, or if channels or memory are missing.
     pub fn open(socket: &Path) -> Result<Self> {
-        let device = Device::open(socket)?;
-        let mut channel = Channel::new(&device)?;
+        Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))
+    }
+
+    /// Drives a vGPU through `bus`, and creates a context on it. `msi` is the event of the device's interrupt.
+    ///
+    /// # Errors
+    /// If the device does not respond like a GF100, or if channels or memory are missing.
+    pub fn on(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Self> {
+        Self::on_device(&Device::start(bus, msi)?, "the vGPU")
+    }
+
+    fn on_device(device: &Arc<Device>, name: &str) -> Result<Self> {
+        let mut channel = Channel::new(device)?;
         let bank = map_vram(&mut channel, u64::from(methods::BANK_BYTES))?;
         let mut push = Push::default();
         push.bind(Engine::M2mf.object());
@@ -145,7 +185,7 @@ impl Vgpu {
         match context.wait(first) {
             // The mediator reports a refused channel as a fault of its first work.
             Err(Error::Lost(why)) => Err(Error::Open {
-                device: format!("a channel of vgpu:{}", socket.display()),
+                device: format!("a channel of {name}"),
                 why,
                 remedy: "the VM may have all of its channels in use: see `channels` in its configuration, and the log of \
                          the daemon",
@@ -175,17 +215,44 @@ impl Vgpu {
         self.submit(push)
     }
 
-    fn insert(&mut self, mapped: Mapped) -> Memory {
-        let memory = Memory { index: self.next_memory, address: mapped.address, bytes: mapped.bytes };
-        self.memory.insert(memory.index, mapped);
+    /// Returns the address of a byte of card memory in the vGPU's VRAM, for programs that observe the device.
+    ///
+    /// # Errors
+    /// If the context does not have the memory, or if the memory is a segment or in RAM.
+    pub fn vram_address(&self, memory: Memory, offset: u64) -> Result<u64> {
+        match &self.mapped(memory)?.backing {
+            Backing::Vram(vram) => Ok(vram.at + offset),
+            Backing::Ram(_) => Err(Error::Unsupported { device: "vgpu", what: "VRAM addresses of pinned memory" }),
+        }
+    }
+
+    /// Returns the maximum number of bytes of the vGPU's VRAM that were in use at the same time.
+    #[must_use]
+    pub fn peak_vram_bytes(&self) -> u64 {
+        self.channel.device().peak_vram_bytes()
+    }
+
+    fn insert(&mut self, held: Held) -> Memory {
+        let (address, bytes) = held.range();
+        let memory = Memory { index: self.next_memory, address, bytes };
+        self.memory.insert(memory.index, held);
         self.next_memory += 1;
         memory
     }
 
-    fn mapped(&self, memory: Memory) -> Result<&Mapped> {
+    fn held(&self, memory: Memory) -> Result<&Held> {
         let known = self.memory.get(&memory.index);
-        let known = known.filter(|mapped| (mapped.address, mapped.bytes) == (memory.address, memory.bytes));
-        known.ok_or(Error::Memory(memory.index))
+        known.filter(|held| held.range() == (memory.address, memory.bytes)).ok_or(Error::Memory(memory.index))
+    }
+
+    /// Returns memory that is not a segment.
+    fn mapped(&self, memory: Memory) -> Result<&Mapped> {
+        match self.held(memory)? {
+            Held::Own(mapped) => Ok(mapped),
+            Held::Segment { .. } => {
+                Err(Error::Unsupported { device: "vgpu", what: "this on segments: copy, attach and detach them" })
+            }
+        }
     }
 
     /// Returns memory whose range the CPU accesses.
@@ -193,6 +260,11 @@ impl Vgpu {
         let (mapped, bytes) = (self.mapped(memory)?, bytes as u64);
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= mapped.bytes);
         if inside { Ok(mapped) } else { Err(Error::Range { offset, bytes, size: mapped.bytes }) }
+    }
+
+    /// Executes an operation on segments. Returns the value of its answer. `what` describes the operation.
+    fn call(&self, ops: &Ops, what: &str) -> Result<u64> {
+        self.channel.device().lock().call(ops, what)
     }
 
     /// Unmaps memory when the submissions so far have ended.
@@ -272,21 +344,21 @@ impl Backend for Vgpu {
             }
         };
         let mapped = map(&mut self.channel, backing, bytes)?;
-        Ok(self.insert(mapped))
+        Ok(self.insert(Held::Own(mapped)))
     }
 
     fn free(&mut self, memory: Memory) -> Result<()> {
         self.mapped(memory)?;
         match self.memory.remove(&memory.index) {
-            Some(mapped) => self.release(mapped),
-            None => Ok(()),
+            Some(Held::Own(mapped)) => self.release(mapped),
+            Some(Held::Segment { .. }) | None => Ok(()),
         }
     }
 
     fn place(&self, memory: Memory) -> Result<Place> {
-        Ok(match self.mapped(memory)?.backing {
-            Backing::Vram(_) => Place::Vram,
-            Backing::Ram(_) => Place::Ram,
+        Ok(match self.held(memory)? {
+            Held::Own(Mapped { backing: Backing::Ram(_), .. }) => Place::Ram,
+            Held::Own(Mapped { backing: Backing::Vram(_), .. }) | Held::Segment { .. } => Place::Vram,
         })
     }
 
@@ -311,7 +383,7 @@ impl Backend for Vgpu {
     }
 
     fn copy(&mut self, copy: &Copy) -> Result<Fence> {
-        let (from, to) = (self.mapped(copy.from)?.address, self.mapped(copy.to)?.address);
+        let ((from, _), (to, _)) = (self.held(copy.from)?.range(), self.held(copy.to)?.range());
         self.submit_copy(from + copy.from_offset, to + copy.to_offset, copy.bytes)
     }
 
@@ -335,7 +407,7 @@ impl Backend for Vgpu {
         let loaded = self.modules.get(module.index).ok_or(Error::Module(module.index))?;
         let kernel = methods::kernel(&loaded.program, name, grid, params)?;
         for used in uses {
-            self.mapped(*used)?;
+            self.held(*used)?;
         }
         let mut push = Push::default();
         let code = Code { address: loaded.code.address, kernel };
@@ -381,31 +453,59 @@ impl Backend for Vgpu {
         let what = "references to memory of another device";
         let backing = backing.ok_or(Error::Unsupported { device: self.name(), what })?;
         let mapped = map(&mut self.channel, backing, shared.bytes)?;
-        Ok(self.insert(mapped))
+        Ok(self.insert(Held::Own(mapped)))
     }
 
-    fn segment(&mut self, _: SegmentRequest) -> Result<Segment> {
-        Err(no_segments())
+    fn has_segments(&mut self) -> bool {
+        self.channel.device().lock().has_segments()
     }
 
-    fn attach(&mut self, _: Segment, _: bool) -> Result<Memory> {
-        Err(no_segments())
+    fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
+        // The permissions within the machine do not apply: the process is its only user.
+        let SegmentRequest { key, bytes, create, group, mode: _, group_writes } = request;
+        let flags = if create { share::CREATE } else { 0 } | if group { share::ABROAD } else { 0 };
+        let mode = match (group, group_writes) {
+            (false, _) => 0,
+            (true, false) => share::mode::READ,
+            (true, true) => share::mode::READ | share::mode::WRITE,
+        };
+        let ops = Ops::new().share_get(key, bytes, flags, mode);
+        let id = self.call(&ops, &format!("a segment of {bytes} bytes, key {key}"))?;
+        let id = u32::try_from(id).map_err(|_| Error::Lost(format!("the mediator returned {id:#x} as a segment")))?;
+        Ok(Segment { id, bytes })
+    }
+
+    fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory> {
+        let Segment { id, bytes } = segment;
+        let size = self.call(&Ops::new().control(id, control::SIZE, 0), &format!("the size of segment {id}"))?;
+        if bytes > size {
+            return Err(Error::Range { offset: 0, bytes, size });
+        }
+        let flags = if read_only { share::READ_ONLY } else { 0 };
+        let ops = Ops::new().attach(id, self.channel.id().into(), flags);
+        let address = self.call(&ops, &format!("attaching segment {id}"))?;
+        Ok(self.insert(Held::Segment { id, address, bytes }))
     }
 
     fn detach(&mut self, memory: Memory) -> Result<()> {
-        self.mapped(memory)?;
-        Err(Error::Memory(memory.index))
+        let Held::Segment { id, .. } = *self.held(memory)? else { return Err(Error::Memory(memory.index)) };
+        // A second attachment of the same context has the same mapping.
+        let others = self.memory.iter().filter(|(index, _)| **index != memory.index);
+        if !others.into_iter().any(|(_, held)| matches!(held, Held::Segment { id: other, .. } if *other == id)) {
+            let ops = Ops::new().detach(id, self.channel.id().into());
+            self.call(&ops, &format!("detaching segment {id}"))?;
+        }
+        self.memory.remove(&memory.index);
+        Ok(())
     }
 
-    fn remove(&mut self, _: Segment) -> Result<()> {
-        Err(no_segments())
+    fn remove(&mut self, segment: Segment) -> Result<()> {
+        let ops = Ops::new().control(segment.id, control::REMOVE, 0);
+        self.call(&ops, &format!("removing segment {}", segment.id)).map(drop)
     }
 
-    fn attached(&mut self, _: Segment) -> Result<u64> {
-        Err(no_segments())
+    fn attached(&mut self, segment: Segment) -> Result<u64> {
+        let ops = Ops::new().control(segment.id, control::ATTACHED, 0);
+        self.call(&ops, &format!("the number of contexts with segment {}", segment.id))
     }
-}
-
-fn no_segments() -> Error {
-    Error::Unsupported { device: "vgpu", what: "segments: use a reference, or a VM with the paravirtual driver" }
 }

@@ -1,4 +1,4 @@
-//! A private apt: its own lists, cache, status and configuration, all under the cache folder.
+//! A private apt: its lists, cache, status and configuration are all in the cache folder.
 //!
 //! Only the network settings (`Acquire::http` and so on) come from the system's apt. The private apt considers no
 //! package installed, so a resolved package includes all of its dependencies down to the C library.
@@ -21,7 +21,7 @@ const APT: &str = "apt";
 /// The required programs, each with its package.
 const PROGRAMS: [(&str, &str); 3] = [("apt-get", APT), ("apt-cache", APT), ("dpkg-deb", "dpkg")];
 
-/// A fault of the host that trying another suite would not remedy.
+/// A problem of the host that does not depend on the suite.
 #[derive(Debug)]
 pub struct HostProblem(String);
 
@@ -90,7 +90,7 @@ impl Apt {
                 mirror.main
             )));
         }
-        // Sid has no security suite, and a small mirror may lack it. In both cases, use the older package of the main
+        // Sid has no security suite, and a small mirror may lack it. In both cases, use the older package in the main
         // archive.
         apt.write("apt.sources", &sources(suite, &mirror, &keyring, false))?;
         apt.update(&mut step).with_context(|| format!("{} does not have {}", mirror.main, suite.target()))?;
@@ -122,7 +122,7 @@ impl Apt {
         listed.iter().map(|l| fetched(&archives.join(&l.file))).collect()
     }
 
-    /// Same as [`Self::fetch_closure`], but omits the packages in `unneeded`.
+    /// Same as [`Self::fetch_closure`], but without the packages in `unneeded`.
     pub fn fetch_closure_without(
         &self,
         packages: &[String],
@@ -186,7 +186,7 @@ impl Apt {
         self.suite.suite.as_deref().map(|s| vec!["-t", s]).unwrap_or_default()
     }
 
-    /// Frees the disk space of fetched packages.
+    /// Frees the disk space of the fetched packages.
     pub fn clean(&self) -> Result<()> {
         crate::cache::remove(&self.root.join("cache"))
     }
@@ -223,8 +223,8 @@ impl Apt {
         set("APT::Architecture", "amd64");
         set("APT::Architectures::", "amd64");
         set("APT::Install-Recommends", "false");
-        // Without root privileges, apt cannot change to another user. With them, that user may be unable to enter the
-        // cache folder.
+        // Without root privileges, apt cannot switch to another user. With root privileges, that other user may not
+        // have access to the cache folder.
         set("APT::Sandbox::User", "");
         set("Debug::NoLocking", "true");
         set("Acquire::Languages", "none");
@@ -243,7 +243,7 @@ impl Apt {
     }
 }
 
-/// Returns the result of `make` for the first suite for which it succeeds. A fault of this host stops the search,
+/// Returns the result of `make` for the first suite for which `make` succeeds. A problem of this host stops the search,
 /// because it would affect all suites.
 pub fn first_of<T>(suites: &[Suite], mut make: impl FnMut(&Suite) -> Result<T>) -> Result<T> {
     let mut errors = Vec::new();

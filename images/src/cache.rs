@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use crate::progress::Progress;
 use crate::recipe::Record;
 
-/// Minimum age of an unused item that is removed.
+/// Minimum age at which an unused item is removed.
 const OLD: Duration = Duration::from_secs(24 * 3600);
 
 /// The cache folder, locked during the lifetime of this value.
@@ -65,13 +65,13 @@ impl Cache {
     }
 
     /// Creates the item `kind`/`key`: `fill` gets an empty folder, which is renamed to the item's name only after
-    /// success.
+    /// `fill` has succeeded.
     pub fn make(&self, kind: &str, key: &str, fill: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
         let parent = self.path(kind);
         let target = parent.join(key);
         let scratch = parent.join(format!(".{key}.{}", process::id()));
         fs::create_dir_all(&parent).with_context(|| format!("cannot create {}", parent.display()))?;
-        // This process holds the lock, so an incomplete item is left over from a process that ended early.
+        // This process holds the lock, so an incomplete item was left by a process that ended early.
         for entry in fs::read_dir(&parent)?.flatten() {
             if entry.file_name().to_string_lossy().starts_with('.') {
                 remove(&entry.path())?;
@@ -79,7 +79,7 @@ impl Cache {
         }
         fs::create_dir(&scratch).with_context(|| format!("cannot create {}", scratch.display()))?;
         if let Err(error) = fill(&scratch) {
-            // Report the first error, not that of a failed removal.
+            // Report the first error, and not the error of a failed removal.
             let _ = remove(&scratch);
             return Err(error);
         }
@@ -94,7 +94,7 @@ impl Cache {
         fs::read_to_string(self.path("manifest.toml")).ok().and_then(|t| toml::from_str(&t).ok()).unwrap_or_default()
     }
 
-    /// Writes the resolutions, for readers and for the next run.
+    /// Writes the resolutions for readers and for the next run.
     pub fn store_record(&self, record: &Record) -> Result<()> {
         let path = self.path("manifest.toml");
         let text = format!(

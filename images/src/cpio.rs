@@ -67,7 +67,7 @@ impl Archive {
 /// nodes.
 ///
 /// # Errors
-/// If an entry is malformed, has an unsupported type, or would be outside the folder.
+/// Returns an error if an entry is malformed, has an unsupported type, or would be outside the folder.
 pub fn unpack(archive: &[u8], folder: &Path) -> Result<()> {
     let folder = folder.canonicalize().with_context(|| format!("the folder {}", folder.display()))?;
     let mut left = archive;
@@ -105,7 +105,7 @@ impl Entry<'_> {
         let name = Path::new(self.name);
         ensure!(name.components().all(|part| matches!(part, Component::Normal(_))), "it is not below the folder");
         let path = folder.join(name);
-        // A link from an earlier entry may point outside the folder.
+        // A link from an earlier entry may point to a place outside the folder.
         let parent = path.parent().context("it has no name")?.canonicalize()?;
         ensure!(parent.starts_with(folder), "it is not below the folder");
         match self.mode & 0o170_000 {

@@ -10,7 +10,7 @@ use crate::cpio::Archive;
 use crate::initramfs::{self, Program};
 use crate::kernel::Unpacked;
 
-/// A guest's kernel with its modules and programs.
+/// The kernel of a guest, with its modules and programs.
 #[derive(Clone, Debug)]
 pub struct CudaGuest {
     kernel: Unpacked,
@@ -25,7 +25,7 @@ impl CudaGuest {
     /// Writes the guest's initramfs with `more` added to `initrd`.
     ///
     /// # Errors
-    /// If a part cannot be read, or the file cannot be written.
+    /// Returns an error if a part cannot be read, or the file cannot be written.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         // The kernel accepts concatenated archives.
         let mut all = initramfs::pack(&self.kernel, &self.programs)?;

@@ -14,7 +14,8 @@ const POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of lines shown from the end of a failed child's output.
 const TAIL_LINES: usize = 12;
 
-/// Runs `command` to its end and returns its output; a nonzero exit code is an error with the end of that output.
+/// Runs `command` to its end and returns its output. A nonzero exit code is an error that contains the end of the
+/// output.
 ///
 /// `package` is the Debian package that contains the program, for the message if it is missing. `detail` returns the
 /// progress of the step.

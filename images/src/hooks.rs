@@ -78,7 +78,7 @@ impl Coccinelle {
     }
 }
 
-/// Returns the folders below `root` in which Debian puts libraries.
+/// Returns the folders below `root` in which Debian installs libraries.
 pub fn library_folders(root: &Path) -> Vec<PathBuf> {
     ["usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu"].iter().map(|f| root.join(f)).filter(|f| f.is_dir()).collect()
 }

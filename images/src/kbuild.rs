@@ -18,7 +18,7 @@ const PROGRAMS: [(&str, &str); 5] =
     [("make", "make"), ("gcc", "gcc"), ("ld", "binutils"), ("strip", "binutils"), ("tar", "tar")];
 /// Folder of the wrapped programs, next to their wrappers.
 const WRAPPED: &str = ".elf";
-/// Compiler options that a kernel's configuration may require and an older compiler does not have, each with the make
+/// Compiler options that a kernel's configuration may require but an older compiler does not have, each with the make
 /// variable that disables it. The kernel then uses its own fallback.
 const OPTIONS: [(&str, &str); 1] = [("-fmin-function-alignment=16", "CONFIG_CC_HAS_MIN_FUNCTION_ALIGNMENT=")];
 
@@ -69,7 +69,7 @@ impl Kbuild {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
         let mut command = Command::new("make");
         command.arg("-C").arg(&self.headers).arg(format!("-j{jobs}")).arg(format!("M={}", sources.display()));
-        // Debian's makefiles name the compiler that built the kernel; another version works as well. 6.1's nouveau
+        // Debian's makefiles name the compiler that built the kernel, but another version works as well. 6.1's nouveau
         // searches its own headers below NOUVEAU_PATH.
         command.args(["CC=gcc", "NOUVEAU_PATH=", "CONFIG_DEBUG_INFO=", "CONFIG_DEBUG_INFO_BTF_MODULES="]);
         for (option, variable) in OPTIONS {

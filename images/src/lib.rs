@@ -111,8 +111,8 @@ impl Images {
 
 /// Creates the missing images, and returns the paths of all images.
 ///
-/// Several processes may call this concurrently: one of them works, and the others wait. An error names the missing
-/// package or setting.
+/// Several processes may call this concurrently: one of them creates the images, and the others wait. An error names
+/// the missing package or setting.
 pub fn ensure(progress: &Progress) -> Result<Images> {
     ensure_with(progress, false)
 }
@@ -138,7 +138,7 @@ pub fn ensure_with(progress: &Progress, refresh: bool) -> Result<Images> {
     let mut kernels = Vec::new();
     let mut initramfs = Vec::new();
     for kernel in unpacked {
-        // Keep the paravirtual kernel if it exists. Otherwise every run with the stock kernel would remove it.
+        // Keep the paravirtual kernel if it exists. Otherwise, every run with the stock kernel would remove it.
         if let Some(hooked) = pv::find(&kernel, &cache)? {
             initramfs.push(initramfs::key_of(&hooked, &programs)?);
         }
@@ -267,7 +267,7 @@ pub fn ensure_checkers(progress: &Progress) -> Result<PathBuf> {
     Ok(root)
 }
 
-/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates its kernel if it is missing.
+/// Creates the machine that has a card behind an IOMMU, and its own VMs. Creates the kernel if it is missing.
 pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;
@@ -284,7 +284,7 @@ pub fn ensure_nest(progress: &Progress) -> Result<Nest> {
     Nest::new(recipe, kernel, guest_programs(&manifest, progress)?, &qemu)
 }
 
-/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates its kernel if it is missing.
+/// Creates the guest with the kernel called `name` and the driver of virtio-gpu. Creates the kernel if it is missing.
 pub fn ensure_cuda_guest(name: &str, progress: &Progress) -> Result<CudaGuest> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

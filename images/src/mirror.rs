@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 
 /// The environment variable that overrides the archive's URI.
 pub const MIRROR_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_MIRROR";
-/// The environment variable that overrides the security archive's URI.
+/// The environment variable that overrides the URI of the security archive.
 pub const SECURITY_VARIABLE: &str = "GPU_MEDIATOR_DEBIAN_SECURITY_MIRROR";
 
 /// Paths of the archive's keyring, as installed by the package `debian-archive-keyring`; the first existing file is
@@ -85,7 +85,7 @@ fn variable(name: &str) -> Option<String> {
     env::var(name).ok().map(|v| v.trim_end_matches('/').to_owned()).filter(|v| !v.is_empty())
 }
 
-/// Returns the security archive, which by convention of the mirrors is next to the main archive.
+/// Returns the security archive, which mirrors by convention have next to the main archive.
 fn security_beside(main: &str) -> String {
     format!("{main}-security")
 }
@@ -168,7 +168,7 @@ fn choose(sources: &[Source]) -> Option<Mirror> {
             |n: &String| releases.iter().any(|r| n == r || n.strip_prefix(r).is_some_and(|x| x.starts_with('-')));
         s.components.iter().any(|c| c == "main") && s.suites.iter().any(named)
     };
-    // Third parties may also name their suites after Debian's releases.
+    // Third parties may name their suites after Debian's releases, too.
     let score = |s: &Source| {
         let last = s.uri.trim_end_matches('/').rsplit('/').next().unwrap_or_default();
         let (keyring, name) = (s.signed_by.contains("debian-archive"), last.starts_with("debian"));

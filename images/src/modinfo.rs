@@ -81,7 +81,7 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Returns a module's name with underscores: the kernel treats `-` and `_` alike.
+/// Returns a module's name with underscores, because the kernel treats `-` and `_` alike.
 pub fn normal(name: &str) -> String {
     name.replace('-', "_")
 }
@@ -92,8 +92,8 @@ fn dependencies(elf: &[u8]) -> Result<Vec<String>> {
     Ok(parse(section.data().context("unreadable .modinfo section")?))
 }
 
-/// Returns the dependencies in a section of NUL-terminated strings: those that `depends=` lists, and those that
-/// `softdep=pre:` lists before `post:`.
+/// Returns the dependencies in a section of NUL-terminated strings: the modules in `depends=`, and the modules in
+/// `softdep=pre:` before `post:`.
 fn parse(modinfo: &[u8]) -> Vec<String> {
     let mut names = Vec::new();
     for entry in modinfo.split(|b| *b == 0) {

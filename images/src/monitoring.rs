@@ -26,7 +26,7 @@ impl Monitoring {
     /// Returns the server's command, without arguments.
     ///
     /// # Errors
-    /// If the packages contain no dynamic loader.
+    /// Returns an error if the packages contain no dynamic loader.
     pub fn prometheus(&self) -> Result<Command> {
         self.command("usr/bin/prometheus")
     }
@@ -96,7 +96,7 @@ fn make(recipe: &MonitoringRecipe, suite: &Suite, cache: &Cache, progress: &Prog
         });
         unpacked.collect()
     };
-    // The packages are known only after the download. The key therefore depends on the recipe alone, and a new package
+    // The packages are known only after the download. The key therefore depends only on the recipe, and a new package
     // version is used only when a refresh is requested.
     let inputs = [VERSION, suite.target()].into_iter().chain(recipe.packages.iter().map(String::as_str));
     let key = key(&inputs.collect::<Vec<_>>());

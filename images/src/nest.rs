@@ -1,10 +1,10 @@
-//! A machine that has a card behind an IOMMU, and VMs: our init in an initramfs, on a kernel with VFIO and KVM, and
-//! QEMU with all the files that it reads.
+//! A machine that has a card behind an IOMMU, and its own VMs: our init in an initramfs, on a kernel with VFIO and KVM,
+//! and QEMU with all the files that it reads.
 //!
 //! The machine contains the same QEMU that runs it, so that both support the same devices. QEMU is in its own folder
 //! with its dynamic loader and its libraries, which may come from a different system than the host's programs.
 //!
-//! The machine contains no shell, no programs to run in it, and no images of its VMs: the tests add these.
+//! The machine contains no shell, no programs to run in it, and no images of its VMs. The tests add these.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -30,7 +30,7 @@ const FOLDER: &str = "qemu";
 pub struct Nest {
     kernel: Unpacked,
     programs: Vec<Program>,
-    /// QEMU's files by their paths in the machine.
+    /// QEMU's files, by their paths in the machine.
     files: Vec<(String, PathBuf)>,
     qemu: Qemu,
 }

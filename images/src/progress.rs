@@ -18,7 +18,7 @@ pub struct Progress(Sink);
 
 enum Sink {
     Lines(Box<dyn Fn(&str) + Send + Sync>),
-    /// Spinners, above which lines are printed.
+    /// Spinners, with lines printed above them.
     Spinners(MultiProgress),
 }
 
@@ -86,13 +86,13 @@ pub struct Step<'a> {
     what: String,
     started: Instant,
     told: Instant,
-    /// Its spinner, on a terminal.
+    /// The spinner of the step, on a terminal.
     bar: Option<ProgressBar>,
 }
 
 impl Step<'_> {
-    /// Prints a line when one is due; on a terminal, shows the progress at once. Must be called often. `detail` returns
-    /// the progress of the step.
+    /// Prints a line when one is due. On a terminal, shows the progress immediately. Must be called often. `detail`
+    /// returns the progress of the step.
     pub fn tick(&mut self, detail: impl FnOnce() -> String) {
         if let Some(bar) = &self.bar {
             return bar.set_message(detail());

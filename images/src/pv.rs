@@ -28,7 +28,7 @@ const DRIVER: &str = "nouveau.ko";
 /// The driver's folder in the kernel's sources.
 const DRIVER_FOLDER: &str = "drivers/gpu/drm/nouveau";
 
-/// Returns the folder of our sources: those of the module, and below `nouveau` the hooks.
+/// Returns the folder of our sources: the sources of the module and, in the subfolder `nouveau`, the hooks.
 fn sources() -> PathBuf {
     crate::cache::workspace().join("guest/pv-module")
 }

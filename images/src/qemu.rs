@@ -1,4 +1,5 @@
-//! QEMU: the host's if it is new enough, otherwise a QEMU unpacked from Debian packages and run with its own loader.
+//! QEMU: the host's QEMU if it is new enough; otherwise, a QEMU that is unpacked from Debian packages and run with its
+//! own loader.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -104,7 +105,7 @@ fn make(recipe: &QemuRecipe, suite: &Suite, cache: &Cache, progress: &Progress) 
     Ok((qemu, Made { recipe: RECIPE_VERSION.into(), key, suite: suite.target().into(), packages }))
 }
 
-/// Returns the command for a QEMU that was unpacked into `root`. It runs with the loader, libraries and firmware from
+/// Returns the command for a QEMU that was unpacked into `root`. QEMU runs with the loader, libraries and firmware from
 /// `root`.
 fn unpacked(root: &Path) -> Result<Qemu> {
     let text = |path: &Path| -> Result<String> {

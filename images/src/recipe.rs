@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// Version of the recipes; increased when a recipe's result changes, so that older items are created again.
+/// Version of the recipes; increased when the result of a recipe changes, so that older items are created again.
 pub const RECIPE_VERSION: &str = "1";
 
 /// The manifest of requested images.
@@ -86,7 +86,7 @@ pub struct KernelRecipe {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct InitramfsRecipe {
-    /// The module that is packed together with all its dependencies.
+    /// The module to pack, together with all its dependencies.
     pub module: String,
     /// The package whose program becomes `/init`.
     pub init: String,
@@ -154,19 +154,19 @@ pub struct NestRecipe {
     pub firmware: Vec<String>,
 }
 
-/// Names the parts of a guest whose programs use CUDA.
+/// The parts of a guest whose programs use CUDA.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CudaGuestRecipe {
-    /// The modules that are packed together with all their dependencies, by the kernel's name.
+    /// The modules to pack, together with all their dependencies, by the kernel's name.
     pub modules: BTreeMap<String, Vec<String>>,
-    /// The package of its init.
+    /// The package of the guest's init.
     pub init: String,
-    /// The packages of its programs.
+    /// The packages of the guest's programs.
     pub programs: Vec<String>,
 }
 
-/// Names the parts of a Xen host.
+/// The parts of a Xen host.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct XenRecipe {
@@ -204,7 +204,7 @@ pub struct Package {
     pub sha256: String,
 }
 
-/// Sources of a created item, and its key in the cache.
+/// Sources of a created item, and the item's key in the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Made {
     /// The version of the recipe that created the item.

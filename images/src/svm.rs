@@ -1,5 +1,5 @@
-//! A QEMU in which virtual machines may run concurrently on processors that are threads. Its emulation of AMD's SVM is
-//! patched.
+//! Creates a QEMU in which virtual machines may run concurrently on processors that are threads. Its emulation of AMD's
+//! SVM is patched.
 //!
 //! VMRUN can inject an interrupt into a guest. QEMU (version 11.1.3, and all versions since the emulation was written)
 //! records the vector as a pending exception, delivers it, and keeps the record. If the processor's thread leaves its
@@ -7,9 +7,9 @@
 //! new exception. The guest then gets the interrupt again, at an arbitrary point. Between `swapgs` and `iretq`, this
 //! causes a triple fault. With one processor in one thread, this hardly ever happens.
 //!
-//! This module creates a copy of QEMU without the instruction that records the vector. It finds the instruction by its
-//! effect, not by its address: the instruction is the only store of the value that becomes the second argument of the
-//! only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
+//! This module creates a copy of QEMU without the instruction that records the vector. The module finds the instruction
+//! by its effect, not by its address: the instruction is the only store of the value that becomes the second argument
+//! of the only call that delivers the interrupt. If the search fails, QEMU is used unchanged.
 
 use std::fs;
 use std::path::Path;
@@ -67,7 +67,7 @@ pub(crate) fn ensure(qemu: &Qemu, cache: &Cache, progress: &Progress) -> Result<
 }
 
 /// Returns the same QEMU with `copy` instead of `original`. QEMU finds its firmware relative to its own path, unless an
-/// option names it.
+/// option names another path.
 fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     let mut mended = qemu.clone();
     let copied = copy.display().to_string();
@@ -82,7 +82,7 @@ fn instead(qemu: &Qemu, original: &Path, copy: &Path) -> Qemu {
     mended
 }
 
-/// Removes the instruction from a program, if it is found.
+/// Removes the instruction from a program if it is found.
 fn mended(mut image: Vec<u8>) -> Option<Vec<u8>> {
     let at = place(&image)?;
     image.get_mut(at..at + STORE_BYTES)?.copy_from_slice(&NOP);

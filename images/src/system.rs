@@ -33,7 +33,7 @@ const ARCHIVE: &str = "system.cpio";
 const MERGED: [&str; 4] = ["bin", "lib", "lib64", "sbin"];
 /// Path of the agent in the system.
 const AGENT: &str = "usr/sbin/tests-agent";
-/// Unit that starts the agent when the system is up, so that its first message reports this.
+/// Unit that starts the agent when the system is up, so that the agent's first message shows that the system is up.
 const AGENT_UNIT: &str = "[Unit]\nDescription=Commands of the host's tests\n\n[Service]\nExecStart=/usr/sbin/tests-agent\nStandardOutput=journal+console\n";
 /// The folder of the administrator's units.
 const UNITS: &str = "etc/systemd/system";
@@ -54,8 +54,8 @@ impl System {
         Self { kernel, archive, agent }
     }
 
-    /// Writes the initramfs of the system with `more` added to `initrd`; for files in both, the version in `more`
-    /// applies.
+    /// Writes the initramfs of the system with `more` added to `initrd`. If both contain a file, the version in `more`
+    /// takes precedence.
     pub fn bootable(&self, more: Archive, initrd: &Path) -> Result<Kernel> {
         let mut agent = Archive::default();
         agent.file(AGENT, 0o755, &read(&self.agent)?);
@@ -67,7 +67,7 @@ impl System {
     }
 }
 
-/// Finds or creates the files of the system called `name`. Returns the path of their archive.
+/// Finds or creates the files of the system called `name`. Returns the path of the system's archive.
 pub fn ensure(
     name: &str,
     recipe: &TreeRecipe,
@@ -105,8 +105,8 @@ fn libc_version(text: &str) -> Option<Libc> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns the version of the files, which changes when the manifest, this recipe or this host requires a different
-/// result.
+/// Returns the version of the files. The version changes when the manifest, this recipe or this host requires a
+/// different result.
 fn version(recipe: &TreeRecipe, libc: Libc) -> String {
     let inputs = [&recipe.packages[..], &recipe.without, &recipe.masked].concat();
     let libc = format!("{}.{}", libc.0, libc.1);

@@ -18,7 +18,7 @@ const MERGED: [&str; 4] = ["bin", "sbin", "lib", "lib64"];
 /// Folders on which a test mounts the kernel's file systems and its own files.
 const MOUNTED: [&str; 4] = ["proc", "dev", "tmp", "mnt"];
 
-/// Finds or makes the folder called `name`.
+/// Finds or creates the folder called `name`.
 pub fn ensure(
     name: &str,
     recipe: &TreeRecipe,

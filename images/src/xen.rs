@@ -6,8 +6,8 @@
 //!
 //! The host has no network, disks or Python, and no part of the toolstack that needs them.
 //!
-//! The libraries of domain 0 are Debian's. Programs of this host that are added to domain 0 bring this host's C
-//! library, which must not be older than Debian's.
+//! The libraries of domain 0 are Debian's. Programs of this host in domain 0 use this host's C library, which must not
+//! be older than Debian's.
 //!
 //! Sources: `xl(1)`, `xenstored(8)`, Debian's `/etc/init.d/xen`, the multiboot notes of `docs/misc/` in Xen.
 
@@ -37,13 +37,13 @@ pub const ENTRY: &str = "xen";
 /// mode requires: all reads (the lower half) and all writes except those of CR2 and CR8.
 ///
 /// Since version 9.1, QEMU's emulation treats a read of any control register as a read of CR0. Xen intercepts these
-/// reads and emulates the instruction with its own copy of CR2, which is not valid, because it lets domains read CR2.
-/// Then every domain's kernel crashes at its first page fault. Reads of CR0 need not be intercepted: a domain sees the
-/// processor's TS bit.
+/// reads and emulates the instruction with its own copy of CR2. This copy is not valid, because Xen lets domains read
+/// CR2 directly. As a result, every domain's kernel crashes at its first page fault. Reads of CR0 need not be
+/// intercepted: a domain sees the processor's TS bit.
 const INTERCEPTED: u32 = 0xfefb_fefb;
 /// The bit for reads of CR0 in the mask.
 const CR0_READ: u32 = 1;
-/// Names in the folder of the item.
+/// Names of the files in the item's folder.
 const ARCHIVE: &str = "tools.cpio";
 const HYPERVISOR: &str = "xen";
 /// The folder for libraries in domain 0.
@@ -216,7 +216,7 @@ fn is_dynamic(path: &Path) -> Result<bool> {
     Ok(file.section_by_name(".interp").is_some_and(|section| section.size() != 0))
 }
 
-/// Returns the uncompressed hypervisor in a package's `boot`, because QEMU requires an uncompressed one.
+/// Returns the uncompressed hypervisor in a package's `boot` folder, because QEMU cannot boot a compressed one.
 fn hypervisor(boot: &Path, step: &mut Step<'_>) -> Result<Vec<u8>> {
     let entries = fs::read_dir(boot).with_context(|| format!("cannot read {}", boot.display()))?;
     let named = |path: &PathBuf| {

@@ -1,4 +1,4 @@
-//! Address newtypes: no bare `u64` address crosses a function boundary.
+//! Address newtypes, so that no bare `u64` address crosses a function boundary.
 
 macro_rules! address {
     ($( $(#[$doc:meta])* $name:ident; )*) => {$(
@@ -36,7 +36,7 @@ address! {
     VramAddr;
     /// Byte address in the VRAM that a guest sees; starts at 0 in every vGPU.
     GuestVramAddr;
-    /// Bus address that the card emits for system memory; in a guest this is a guest-physical address.
+    /// Bus address that the card emits for system memory. In a guest, this is a guest-physical address.
     Gpa;
     /// Bus address that the physical card emits for system memory, 40 bits on Fermi.
     Iova;
@@ -101,9 +101,9 @@ impl Target {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Place {
-    /// In the VRAM that the guest sees. Not bounds-checked.
+    /// An address in the VRAM that the guest sees. The address was not bounds-checked.
     Vram(GuestVramAddr),
-    /// In the guest's RAM. Not bounds-checked.
+    /// An address in the guest's RAM. The address was not bounds-checked.
     Ram(Gpa),
 }
 

@@ -25,8 +25,8 @@ pub struct Chip {
     pub pbdmas: u32,
     /// Number of cache slices of each memory partition.
     pub ltc_slices: u32,
-    /// Size of a PGRAPH context in bytes, as FECS reports it. It is small, because drivers read and copy the whole
-    /// context word by word.
+    /// Size of a PGRAPH context in bytes, as FECS reports it. The context is small, because drivers read and copy the
+    /// whole context word by word.
     pub graph_context_bytes: u32,
     /// Fused-off engines in the format of `ptop::ENGINES_DISABLED`: the chip has no display and no video decoding.
     pub engines_disabled: u32,

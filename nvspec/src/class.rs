@@ -26,7 +26,7 @@ pub mod id {
     pub const SOFTWARE_LOW: u32 = 0x6e;
 }
 
-/// Reasons why PGRAPH refused a method's data, as numbers of its data error register. Source: nouveau's table of data
+/// Reasons why PGRAPH rejected a method's data, as numbers in its data error register. Source: nouveau's table of data
 /// errors.
 pub mod data_error {
     /// The operation is not possible in this state.

@@ -198,7 +198,7 @@ macro_rules! regs {
         }
     )*
 
-        /// All blocks: name, first offset, offset after the last, registers.
+        /// All blocks, each with its name, its first offset, the offset after its last register, and its registers.
         pub static BLOCKS: &[(&str, u32, u32, &[crate::RegInfo])] =
             &[$( (stringify!($block), $base, $end, $block::INFO) ),*];
     };

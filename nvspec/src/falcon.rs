@@ -28,7 +28,7 @@ impl Falcon {
         }
     }
 
-    /// Returns the offset of the falcon's registers in BAR0. In each falcon the registers in
+    /// Returns the offset of the falcon's registers in BAR0. In each falcon, the registers in
     /// [`regs::fecs`](crate::regs::fecs) and [`regs::gpccs`](crate::regs::gpccs) have the same distance from it.
     #[must_use]
     pub const fn base(self) -> u32 {

@@ -27,7 +27,7 @@ impl VirtualChannelId {
     }
 }
 
-/// Entry of a runlist: 8 bytes.
+/// Entry of a runlist, which has 8 bytes.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct RunlistEntry {
@@ -40,12 +40,12 @@ pub struct RunlistEntry {
     pub flags: u32,
 }
 
-/// Entry of a GPFIFO ring: 8 bytes. It refers to a range of a push buffer. An entry without dwords is a control entry,
-/// whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
+/// Entry of a GPFIFO ring, which has 8 bytes. The entry refers to a range of a push buffer. An entry without dwords is
+/// a control entry, whose opcode (see [`gp_opcode`]) is in the address bits 39:32.
 #[bitfield(u64)]
 #[derive(PartialEq, Eq)]
 pub struct GpEntry {
-    /// The range is fetched only on a condition.
+    /// The range is fetched conditionally.
     pub conditional: bool,
     /// No switch to another channel happens within the range.
     pub no_context_switch: bool,
@@ -70,7 +70,7 @@ impl GpEntry {
         self.address_dwords() << 2
     }
 
-    /// Returns a control entry's opcode, one of [`gp_opcode`]: address bits 39:32.
+    /// Returns a control entry's opcode, which is one of [`gp_opcode`] and is in address bits 39:32.
     #[must_use]
     pub const fn opcode(self) -> u64 {
         self.address_dwords() >> 30
@@ -89,7 +89,7 @@ pub mod gp_opcode {
     pub const PB_CRC: u64 = 3;
 }
 
-/// Way in which a method header's data is distributed to methods: header bits 31:29.
+/// Bits 31:29 of a method header, which determine how the header's data is distributed to methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderOp {
     /// The form of older chips, increasing (opcode 0, sub-opcode in bits 17:16).
@@ -118,7 +118,7 @@ impl HeaderOp {
     }
 }
 
-/// Method header: one dword.
+/// Method header, which has one dword.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct MethodHeader {
@@ -172,7 +172,7 @@ impl MethodHeader {
     }
 }
 
-/// Method header of the older form: one dword, opcodes 0 and 2.
+/// Method header of the older form, which has one dword and opcode 0 or 2.
 #[bitfield(u32)]
 #[derive(PartialEq, Eq)]
 pub struct OldMethodHeader {
@@ -217,7 +217,7 @@ pub mod sub_op {
 
 /// Methods that the host itself executes, on any subchannel. Source: class 0x906f.
 pub mod host_method {
-    /// Binds an object class to the subchannel: class in 15:0, engine in 20:16.
+    /// Binds an object class to the subchannel; the class is in bits 15:0, and the engine in bits 20:16.
     pub const SET_OBJECT: u32 = 0x00;
     /// Invalid by definition.
     pub const ILLEGAL: u32 = 0x04;
@@ -302,7 +302,7 @@ pub mod engine {
     /// Copy engine 1.
     #[doc(alias = "PCOPY1")]
     pub const CE1: u32 = 5;
-    /// Software engine: the driver executes the methods.
+    /// Software engine, whose methods the driver executes.
     pub const SOFTWARE: u32 = 0x1f;
     /// Number of engines that the host schedules.
     pub const COUNT: u32 = 6;

@@ -13,21 +13,21 @@ pub mod ramfc {
     pub const BYTES: u64 = 0x200;
     /// Index after the last GPFIFO entry that the host has seen as written (saved state).
     pub const GP_PUT: u64 = 0x000;
-    /// USERD physical address, low word: target in bits 1:0, address in 31:9.
+    /// Low word of USERD's physical address, with the target in bits 1:0 and the address in bits 31:9.
     pub const USERD_LO: u64 = 0x008;
-    /// USERD physical address, bits 39:32.
+    /// Bits 39:32 of USERD's physical address.
     pub const USERD_HI: u64 = 0x00c;
-    /// Signature that the host expects: 0xface.
+    /// Signature that the host expects, which is 0xface.
     pub const SIGNATURE: u64 = 0x010;
     /// Index of the next GPFIFO entry to consume (saved state).
     pub const GP_GET: u64 = 0x014;
-    /// Next dword of the current push buffer range, low word (saved state).
+    /// Low word of the address of the next dword in the current push buffer range (saved state).
     pub const PB_GET_LO: u64 = 0x018;
-    /// Next dword of the current push buffer range, high word.
+    /// High word of the address of the next dword in the current push buffer range.
     pub const PB_GET_HI: u64 = 0x01c;
-    /// Address of the top-level push buffer, low word.
+    /// Low word of the address of the top-level push buffer.
     pub const TOP_LEVEL_GET_LO: u64 = 0x020;
-    /// Address of the top-level push buffer, high word.
+    /// High word of the address of the top-level push buffer.
     pub const TOP_LEVEL_GET_HI: u64 = 0x024;
     /// Reference counter (saved state).
     pub const REF: u64 = 0x028;
@@ -35,19 +35,19 @@ pub mod ramfc {
     pub const ACQUIRE: u64 = 0x030;
     /// Last data of the four semaphore methods (saved state).
     pub const SEMAPHORE: [u64; 4] = [0x038, 0x03c, 0x040, 0x044];
-    /// GPU virtual address of the GPFIFO ring, low word.
+    /// Low word of the GPFIFO ring's GPU virtual address.
     pub const GP_BASE_LO: u64 = 0x048;
-    /// GPFIFO ring: address bits 39:32 in 7:0, log2 of the number of entries in 31:16.
+    /// Bits 39:32 of the GPFIFO ring's address in bits 7:0, and log2 of its number of entries in bits 31:16.
     pub const GP_BASE_HI: u64 = 0x04c;
     /// Next GPFIFO entry to fetch (saved state).
     pub const GP_FETCH: u64 = 0x050;
-    /// Next push buffer dword to fetch, low word (saved state).
+    /// Low word of the address of the next push buffer dword to fetch (saved state).
     pub const PB_FETCH_LO: u64 = 0x054;
-    /// Next push buffer dword to fetch, high word.
+    /// High word of the address of the next push buffer dword to fetch.
     pub const PB_FETCH_HI: u64 = 0x058;
-    /// End of the current push buffer range, low word (saved state).
+    /// Low word of the end of the current push buffer range (saved state).
     pub const PB_PUT_LO: u64 = 0x05c;
-    /// End of the current push buffer range, high word.
+    /// High word of the end of the current push buffer range.
     pub const PB_PUT_HI: u64 = 0x060;
     /// Push buffer header state, see [`pb_header`].
     pub const PB_HEADER: u64 = 0x084;
@@ -71,7 +71,7 @@ pub mod ramfc {
     pub const CONFIG1: u64 = 0x0fc;
     /// Value of [`SIGNATURE`].
     pub const SIGNATURE_VALUE: u32 = 0x0000_face;
-    /// Values that a driver writes to the constant words: (offset, value).
+    /// Values that a driver writes to the constant words, each with the word's offset.
     pub const DEFAULTS: [(u64, u32); 11] = [
         (SIGNATURE, SIGNATURE_VALUE),
         (ACQUIRE, 0xffff_f902),
@@ -98,21 +98,22 @@ pub mod ramfc {
         pub const METHOD: Field = Field::new(13, 2);
     }
     /// Objects bound to the subchannels, as data of the method that bound them (saved state).
-    // GUESS: their location on GF100 is not public. Drivers do not use these words.
+    // GUESS: no public source gives the location of these words on GF100. Drivers do not use these words.
     pub const OBJECTS: u64 = 0x180;
-    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is refused.
+    /// Log2 of the number of entries in the largest accepted GPFIFO ring; a larger code is rejected.
     pub const GP_ENTRIES_LOG2_MAX: u32 = 20;
 }
 
 /// Page directory of the address space.
 pub mod vm {
-    /// Page directory address, low word: target in bits 1:0, volatile in bit 2, address in 31:12.
+    /// Low word of the page directory's address, with the target in bits 1:0, the volatile flag in bit 2, and the
+    /// address in bits 31:12.
     pub const PDB_LO: u64 = 0x200;
-    /// Page directory address, bits 39:32.
+    /// Bits 39:32 of the page directory's address.
     pub const PDB_HI: u64 = 0x204;
-    /// Last valid virtual address, low word.
+    /// Low word of the last valid virtual address.
     pub const LIMIT_LO: u64 = 0x208;
-    /// Last valid virtual address, bits 39:32.
+    /// Bits 39:32 of the last valid virtual address.
     pub const LIMIT_HI: u64 = 0x20c;
 
     use crate::Field;
@@ -128,7 +129,7 @@ pub mod vm {
     pub const LIMIT_ADDRESS_HI: Field = Field::new(7, 0);
 }
 
-/// Engine context pointers: GPU virtual address with bit 2 set when valid, then its high word.
+/// Engine context pointers, each a GPU virtual address whose bit 2 is set if it is valid, followed by its high word.
 pub mod context {
     /// PGRAPH.
     pub const GR: u64 = 0x210;
@@ -149,7 +150,7 @@ pub mod graph_image {
     pub const LIST: u64 = 4;
     /// Size in bytes of both words.
     pub const HEAD_BYTES: u64 = 8;
-    /// Size of an entry of the list in bytes: a register's offset in BAR0, and its value.
+    /// Size in bytes of an entry of the list, which contains a register's offset in BAR0 and its value.
     pub const ENTRY_BYTES: u64 = 8;
 }
 
@@ -159,20 +160,20 @@ pub mod userd {
     pub const BYTES: u64 = 0x1000;
     /// DMA_PUT of the non-GPFIFO mode.
     pub const PUT: u64 = 0x40;
-    /// Address at which the PBDMA fetches, low word.
+    /// Low word of the address at which the PBDMA fetches.
     pub const GET: u64 = 0x44;
     /// Last value of the reference method.
     pub const REF: u64 = 0x48;
-    /// DMA_PUT, high word.
+    /// High word of DMA_PUT.
     pub const PUT_HI: u64 = 0x4c;
-    /// Address of the top-level push buffer, low word.
+    /// Low word of the address of the top-level push buffer.
     pub const TOP_LEVEL_GET: u64 = 0x58;
-    /// Address of the top-level push buffer, high word.
+    /// High word of the address of the top-level push buffer.
     pub const TOP_LEVEL_GET_HI: u64 = 0x5c;
-    /// Address at which the PBDMA fetches, high word.
+    /// High word of the address at which the PBDMA fetches.
     pub const GET_HI: u64 = 0x60;
     /// Index of the next GPFIFO entry that the host has not consumed.
     pub const GP_GET: u64 = 0x88;
-    /// Index after the last GPFIFO entry that the owner has written: the doorbell.
+    /// Doorbell: the index after the last GPFIFO entry that the owner has written.
     pub const GP_PUT: u64 = 0x8c;
 }

@@ -30,8 +30,8 @@ pub const SPT_BYTES: u64 = SPT_ENTRIES as u64 * ENTRY_BYTES;
 /// Size of a full large-page table in bytes.
 pub const LPT_BYTES: u64 = LPT_ENTRIES as u64 * ENTRY_BYTES;
 
-/// First virtual address that a mediating host reserves for itself in every address space: the whole range of the last
-/// directory entry. This project chose the address; it is not a hardware constant.
+/// First virtual address of the range that a mediating host reserves for itself in every address space, which is the
+/// range of the last directory entry. This project chose the address; it is not a hardware constant.
 pub const HOST_VA_BASE: GpuVa = GpuVa((PD_ENTRIES as u64 - 1) << PDE_SHIFT);
 const _: () = assert!(HOST_VA_BASE.0 + PDE_SPAN == 1 << VA_BITS);
 
@@ -160,7 +160,7 @@ pub struct Pte {
     pub privileged: bool,
     /// Writes fault.
     pub read_only: bool,
-    /// Contents are encrypted.
+    /// The contents of the page are encrypted.
     pub encrypted: bool,
     /// Address in units of 4 KiB, in the space that `aperture` selects.
     #[bits(28)]
@@ -172,7 +172,7 @@ pub struct Pte {
     pub aperture: PteAperture,
     #[bits(1)]
     __: u8,
-    /// Storage kind: 0 pitch linear, others block linear, compressed or depth formats.
+    /// Storage kind; 0 is pitch linear, and the others are block-linear, compressed or depth formats.
     pub kind: u8,
     /// Compression tag line.
     #[bits(17)]
@@ -294,7 +294,7 @@ pub mod fault {
         pub const DISPATCH: u32 = 0x04;
         /// PGRAPH's context switching.
         pub const CTXCTL: u32 = 0x05;
-        /// Host: PBDMA fetches and semaphores.
+        /// The host, for PBDMA fetches and semaphores.
         pub const FIFO: u32 = 0x06;
         /// CPU reads through an aperture.
         pub const BAR_READ: u32 = 0x07;

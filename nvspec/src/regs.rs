@@ -17,7 +17,8 @@ pub use memory::{ltc, ltc_intr, pbfb, pbfb_bcast, pfb, pflush, pstraps};
 
 use crate::RegInfo;
 
-/// Returns all blocks of all files: name, first offset, offset after the last, registers.
+/// Returns all blocks of all files, each with its name, its first offset, the offset after its last register, and its
+/// registers.
 pub fn blocks() -> impl Iterator<Item = &'static (&'static str, u32, u32, &'static [RegInfo])> {
     host::BLOCKS.iter().chain(memory::BLOCKS).chain(board::BLOCKS).chain(graph::BLOCKS)
 }

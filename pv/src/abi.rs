@@ -239,8 +239,8 @@ constants! {
     pub mod status {
         /// The interface is not set up.
         pub const RESET: u32 = 0;
-        /// The driver writes this value when it has set up the features and the queue. It reads back once the device
-        /// has accepted them.
+        /// The driver writes this value when it has set up the features and the queue. The value reads back once the
+        /// device has accepted the features and the queue.
         pub const READY: u32 = 1;
         /// The queue is set up incorrectly, or has become unusable. Only [`RESET`] ends this state.
         pub const FAILED: u32 = 0x80;

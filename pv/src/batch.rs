@@ -5,7 +5,8 @@
 //! - *Structure*: sizes and counts that are inconsistent, or codes that version 1 does not define. [`Batch::parse`]
 //!   checks the whole batch first: after an error the batch is [`Malformed`], and no operation starts.
 //! - *Values*: a reserved field that is not 0, a number without a meaning, or a feature that was not accepted. The
-//!   error is the answer to that operation ([`Batch::ops`]): earlier operations are done, and later ones do not start.
+//!   error is the answer to that operation ([`Batch::ops`]): earlier operations are done, and later operations do not
+//!   start.
 
 use crate::abi::{Answer, AnswerHeader, BatchHeader, MAX_BATCH_BYTES, MAX_BATCH_OPS, Status, feature, op, share};
 use crate::operation::{Fault, Op};
@@ -21,8 +22,8 @@ pub struct Batch<'a> {
 }
 
 impl<'a> Batch<'a> {
-    /// Parses `data`, the contents of the part of a chain that the device reads. The caller must have copied them from
-    /// shared memory once.
+    /// Parses `data`, the contents of the part of a chain that the device reads. The caller must have copied these
+    /// contents from shared memory exactly once.
     ///
     /// # Errors
     /// Returns the structural error and its position if the batch is malformed.
@@ -76,7 +77,8 @@ fn next<'a>(left: &mut &'a [u8], features: u32) -> Result<Op<'a>, Status> {
     })
 }
 
-/// A batch in progress: its bytes and the position in them. It can be suspended between two operations and resumed.
+/// A batch in progress: its bytes and the position in them. A batch can be suspended between two operations and
+/// resumed.
 #[derive(Clone, Debug)]
 pub struct Begun {
     bytes: Vec<u8>,
@@ -198,8 +200,8 @@ impl Answers {
         Self { status: Status::Malformed, done: 0, count: 0, answers: Vec::new() }
     }
 
-    /// Records that the next operation is done with a value (0 if it has none), or that it failed. Returns true if the
-    /// operation after it may start.
+    /// Records that the next operation is done with a value (0 if it has no value), or that it failed. Returns true if
+    /// the operation after it may start.
     pub fn push(&mut self, result: Result<u64, Status>) -> bool {
         if self.status != Status::Done || self.done >= self.count {
             return false;

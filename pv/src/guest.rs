@@ -15,7 +15,7 @@ const FIRST_CAPABILITY: usize = 0x40;
 /// Maximum number of capabilities.
 const MOST_CAPABILITIES: usize = 48;
 
-/// Finds the interface's capability in the configuration space of a function, if there is one.
+/// Finds the interface's capability in the configuration space of a function, if the function has this capability.
 #[must_use]
 pub fn capability(config: &[u8]) -> Option<Capability> {
     let mut at = usize::from(*config.get(CAPABILITIES)?);
@@ -200,7 +200,7 @@ fn count<T>(list: &[T]) -> u32 {
 /// Result of a batch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// Status of the batch; all ones if the answer is missing.
+    /// Status of the batch; all ones if the batch has no answer.
     pub status: u32,
     /// Number of operations that are done.
     pub done: u32,
@@ -226,7 +226,7 @@ impl Reply {
     /// Returns the value of the last operation.
     ///
     /// # Panics
-    /// If not all operations are done.
+    /// Panics if not all operations are done.
     #[must_use]
     pub fn value(&self) -> u64 {
         assert_eq!(self.status, 0, "{self:?}");

@@ -96,7 +96,7 @@ impl Structure {
     }
 }
 
-/// Converts a name: capitals stay as they are, and camel case gets underscores.
+/// Converts a name to its C form: capitals stay as they are, and camel case gets underscores.
 fn snake(name: &str) -> String {
     if !name.contains(char::is_lowercase) {
         return name.to_owned();

@@ -4,7 +4,7 @@
 //! - [`abi`]: the binary format that guest and mediator share
 //! - [`Batch`]: decodes bytes into checked and typed operations ([`Op`]), and collects their [`Answers`]
 //! - [`Tables`]: the typed page tables that the mediator keeps for one virtual machine
-//! - [`guest`]: batches and answers from the point of view of a guest's driver
+//! - [`guest`]: batches and answers as a guest's driver sees them
 //! - [`header()`]: generates a C header from [`abi`] for guest drivers
 //!
 //! The crate uses no I/O, no threads and no clock.

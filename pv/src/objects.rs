@@ -10,8 +10,8 @@
 //!   the tables.
 //!
 //! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker
-//! (`shadow-pt`) therefore reads and follows these tables like those that the guest keeps itself, and checks each of
-//! their entries. This crate only checks types, and does not translate anything.
+//! (`shadow-pt`) therefore reads and follows these tables as it does the tables that the guest keeps itself, and checks
+//! each of their entries. This crate only checks types, and does not translate anything.
 
 mod contents;
 mod saved;
@@ -30,8 +30,8 @@ use zerocopy::little_endian::U64;
 
 /// Distance in bytes between two tables in table space: the size of the largest table.
 pub const SLOT_BYTES: u64 = SPT_BYTES;
-/// Maximum number of instance blocks that may be bound to directories of these tables. It exceeds the number of a
-/// card's channels, because blocks are bound before they are used.
+/// Maximum number of instance blocks that may be bound to directories of these tables. The number exceeds the number of
+/// a card's channels, because blocks are bound before they are used.
 pub const MAX_BINDINGS: usize = 1024;
 
 /// No table exists at this address.
@@ -107,7 +107,7 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is refused. The entry has not
+    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. The entry has not
     /// changed then.
     pub fn set(
         &mut self,
@@ -141,7 +141,7 @@ impl Tables {
     /// Writes `count` entries of a table. Each entry is greater than the previous entry by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is refused. No entry has been
+    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. No entry has been
     /// written then.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
@@ -167,7 +167,7 @@ impl Tables {
     /// Binds the address space of an instance block to the directory, in place of any other directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`], [`Status::Range`] for a block that is not in guest VRAM,
+    /// [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block that is not in guest VRAM; or
     /// [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
@@ -211,7 +211,7 @@ impl Tables {
     /// Reads from table space.
     ///
     /// # Errors
-    /// If the range is not within one table. `data` has not changed then.
+    /// Returns an error if the range is not within one table. `data` has not changed then.
     pub fn read(&self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), NoTable> {
         self.slots.read(address, data)
     }

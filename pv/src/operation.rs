@@ -1,7 +1,7 @@
 //! Operations with typed arguments.
 //!
-//! This module makes the checks that depend on the operation alone. The executor makes those that depend on the virtual
-//! machine: its handles, its channels, and the end of its VRAM.
+//! This module makes the checks that depend on the operation alone. The executor makes the checks that depend on the
+//! virtual machine: its handles, its channels, and the end of its VRAM.
 
 use crate::abi::{
     BufferPriority, DirectorySet, Entries, EntriesRun, Instance, MAX_MEMORY_BYTES, MemoryCopy, MemoryFill, Runlist,

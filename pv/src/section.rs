@@ -4,7 +4,7 @@
 pub(crate) struct Constant {
     pub(crate) name: &'static str,
     pub(crate) value: u64,
-    /// Size of its type in bytes.
+    /// Size of the constant's type in bytes.
     pub(crate) bytes: usize,
     pub(crate) doc: &'static [&'static str],
 }

@@ -1,5 +1,5 @@
 //! Tests that `shadow-pt` reads the tables of a paravirtual guest in the same way as the tables of any other guest.
-//! Some of the entries reach the card, and others are refused.
+//! Some of the entries reach the card, and others are rejected.
 
 use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, Iova, Place, VramAddr};
 use pv::{Kind, TableId, Tables};
@@ -66,7 +66,7 @@ impl Card {
     }
 }
 
-/// A guest with one address space, and the part of a mediator that flushes.
+/// A guest with one address space, and the part of a mediator that handles its flushes.
 struct Rig {
     tables: Tables,
     spaces: AddressSpaces,
@@ -93,7 +93,7 @@ impl Rig {
         Self { tables, spaces, space, card }
     }
 
-    /// Flushes, and returns the number of refused entries by reason.
+    /// Flushes, and returns the number of rejected entries by reason.
     fn flush(&mut self) -> [u64; 3] {
         self.tables.take_written(|address, bytes| self.spaces.written(address, bytes));
         let world = &mut Parts { guest: &mut Guest(&self.tables), frames: &mut Grants, memory: &mut self.card };

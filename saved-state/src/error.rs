@@ -1,4 +1,4 @@
-//! Reasons that a file cannot be written or read.
+//! Reasons why a file cannot be written or read.
 
 use crate::format::{FORMAT, SECTIONS_MAX};
 use crate::part::Invalid;
@@ -17,7 +17,7 @@ pub enum WriteError {
     /// A file cannot contain this many parts.
     #[error("a file of saved state has at most {SECTIONS_MAX} sections")]
     Sections,
-    /// The reader does not support the part, or only in versions that this program cannot write.
+    /// The reader does not support the part, or supports only versions in which this program cannot write the part.
     #[error(
         "the reader takes `{name}` in version {reads:?}, and it can be written in {version} and the one before: replace the \
          daemon by one that is at most one version away"
@@ -27,7 +27,7 @@ pub enum WriteError {
         name: &'static str,
         /// The version in which this program writes the part.
         version: u32,
-        /// The newest version that the reader accepts. It also accepts the previous one.
+        /// The newest version that the reader accepts. The reader also accepts the previous version.
         reads: Option<u32>,
     },
     /// The previous version cannot express the part's state.

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 pub const MAGIC: [u8; 8] = *b"GPUMSTAT";
 /// Version of the file's own format.
 pub const FORMAT: u32 = 1;
-/// Maximum number of sections in a file. Each VM on a card needs a few.
+/// Maximum number of sections in a file. Each VM on a card needs a few sections.
 pub const SECTIONS_MAX: u32 = 4096;
 /// Maximum length of a part's name.
 pub(crate) const NAME_MAX: usize = 64;

@@ -1,4 +1,4 @@
-//! Saved state: the parts of a vGPU or of a card, serialized so that it can resume elsewhere.
+//! Saved state: the parts of a vGPU or of a card, serialized so that the vGPU or the card can resume elsewhere.
 //!
 //! Each crate saves its own part, next to its state, as a [`Part`]: plain data with the crate's name and a version.
 //! This crate combines the parts into one file, and splits a file into its parts.
@@ -24,17 +24,18 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! There is no data after the last section. The checksum of a section covers the file's identity, so that a section of
-//! another file is not accepted.
+//! No data follows the last section. The checksum of a section covers the file's identity, so that a section of another
+//! file is rejected.
 //!
 //! # Versions
 //! A program reads and writes each part in its current and in the previous version: [`Part::Before`] is the part in the
 //! previous version. The newer of two consecutive programs therefore does all conversions, in both directions, and the
-//! older program need not know later versions. The older program announces the versions that it reads ([`Known`]).
+//! older program does not need to know later versions. The older program announces the versions that it reads
+//! ([`Known`]).
 //!
 //! # Trust
-//! A file is untrusted input: checksums detect damage, not malice. This crate never allocates more than the length of
-//! the file, and each crate must check its part, value by value ([`Invalid`]), before it uses the part.
+//! A file is untrusted input: checksums detect damage, not malice. This crate never allocates more memory than the
+//! length of the file. Each crate must check its part, value by value ([`Invalid`]), before it uses the part.
 //!
 //! The memory of one VM can follow its state in a [`stream`].
 //!

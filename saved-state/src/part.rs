@@ -9,22 +9,22 @@ use std::fmt;
 pub trait Part: Serialize + DeserializeOwned {
     /// Name of the crate. If the crate has several parts, a dot and the name of this part follow.
     const NAME: &'static str;
-    /// Version of the encoding. It starts at 1 and increases with each change. Each element of a list must need at
-    /// least one byte; otherwise a short file could claim to contain a list of any length.
+    /// Version of the encoding. The version starts at 1 and increases with each change. Each element of a list must
+    /// need at least one byte; otherwise a short file could claim to contain a list of any length.
     const VERSION: u32;
-    /// The part in its previous version; [`Unversioned`] if the reader does not accept one.
+    /// The part in its previous version; [`Unversioned`] if the reader does not accept a previous version.
     type Before: Serialize + DeserializeOwned;
 
     /// Converts from the previous version.
     ///
     /// # Errors
-    /// If the state can no longer be expressed.
+    /// Returns an error if the state can no longer be expressed.
     fn from_before(before: Self::Before) -> Result<Self, Invalid>;
 
     /// Converts to the previous version, for an older program.
     ///
     /// # Errors
-    /// If the previous version cannot express the state.
+    /// Returns an error if the previous version cannot express the state.
     fn to_before(&self) -> Result<Self::Before, Invalid>;
 }
 
@@ -40,8 +40,8 @@ macro_rules! first_version {
     };
 }
 
-/// Declares a type as the only version of a part that is read and written. Its number must be higher than that of all
-/// earlier encodings, because a program with an earlier encoding must not accept this one as its own.
+/// Declares a type as the only version of a part that is read and written. Its number must be higher than the numbers
+/// of all earlier encodings, because a program with an earlier encoding must not accept this part as its own.
 #[macro_export]
 macro_rules! only_version {
     ($part:ty, $name:literal, $version:literal) => {
@@ -61,7 +61,7 @@ macro_rules! only_version {
     };
 }
 
-/// A part that a program can read, in this version and in the previous one.
+/// A part that a program can read, in this version and in the previous version.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Known {
     /// The part's name.
@@ -92,7 +92,7 @@ impl Invalid {
     /// Returns `Ok` if `holds` is true, and otherwise an error that describes the violated condition.
     ///
     /// # Errors
-    /// If the condition is false.
+    /// Returns an error if the condition is false.
     pub fn unless(holds: bool, why: impl FnOnce() -> String) -> Result<(), Self> {
         if holds { Ok(()) } else { Err(Self(why())) }
     }

@@ -94,7 +94,7 @@ impl StreamWriter {
         (Self { sum }, bytes)
     }
 
-    /// Encodes a piece. It must have 1 to [`PIECE_MAX`] bytes, and an address above that of all earlier pieces.
+    /// Encodes a piece. The piece must have 1 to [`PIECE_MAX`] bytes, and an address above those of all earlier pieces.
     pub fn piece(&mut self, at: u64, data: &[u8]) -> Vec<u8> {
         debug_assert!((1..=PIECE_MAX).contains(&data.len()), "a piece of {} bytes", data.len());
         let mut bytes = at.to_le_bytes().to_vec();
@@ -129,7 +129,7 @@ pub enum Item<'a> {
     Piece(u64, &'a [u8]),
 }
 
-/// Reads a stream. It accepts the stream in portions of any length.
+/// Reads a stream. The reader accepts the stream in portions of any length.
 #[derive(Debug, Default)]
 pub struct StreamReader {
     /// Bytes of a unit that is not complete yet.
@@ -153,7 +153,8 @@ impl StreamReader {
     /// Accepts the next bytes. Checks the checksum of each complete unit, and then passes the unit to `sink`.
     ///
     /// # Errors
-    /// If the bytes are not a valid stream, or if `sink` fails. The caller must not feed further data then.
+    /// Returns an error if the bytes are not a valid stream, or if `sink` fails. After an error, the caller must not
+    /// feed further data.
     pub fn feed<E: From<StreamError>>(
         &mut self,
         mut bytes: &[u8],
@@ -172,7 +173,7 @@ impl StreamReader {
     /// Ends the stream after all bytes have been fed.
     ///
     /// # Errors
-    /// If the end marker is missing.
+    /// Returns an error if the end marker is missing.
     pub fn finish(self) -> Result<(), StreamError> {
         match self.at {
             Expects::Nothing => Ok(()),

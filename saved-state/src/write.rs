@@ -80,7 +80,7 @@ impl Writer {
         let reads = reader.iter().find(|known| known.name == P::NAME).map(|known| known.version);
         let before = P::VERSION.saturating_sub(1);
         match reads {
-            // The reader supports its own version and the previous one.
+            // The reader supports its own version and the previous version.
             Some(newest) if newest == P::VERSION || newest.checked_sub(1) == Some(P::VERSION) => Ok(P::VERSION),
             Some(newest) if newest == before && before > 0 => Ok(before),
             _ => Err(WriteError::Version { name: P::NAME, version: P::VERSION, reads }),

@@ -1,4 +1,4 @@
-//! Submissions of a vGPU, and the time that it has used.
+//! Accounts of a vGPU's submissions, and of the engine time that it has used.
 
 mod saved;
 
@@ -8,7 +8,7 @@ use crate::types::{Engine, Nanos};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Number of buckets of a histogram per power of two. Quantiles have a relative error of at most 1/8.
+/// Number of buckets of a histogram per power of two. A quantile has a relative error of at most 1/8.
 const BUCKETS_PER_OCTAVE: u32 = 8;
 /// Log2 of `BUCKETS_PER_OCTAVE`.
 const STEPS_LOG2: u32 = 3;
@@ -35,7 +35,7 @@ fn bucket(ns: u64) -> usize {
     ((shift * BUCKETS_PER_OCTAVE) as usize) + (ns >> shift) as usize
 }
 
-/// Returns the maximum duration that a bucket counts, in ns.
+/// Returns the maximum duration, in ns, that is counted in a bucket.
 fn upper(bucket: usize) -> u64 {
     let (step, index) = (BUCKETS_PER_OCTAVE as usize, bucket as u64);
     if bucket < 2 * step {
@@ -67,8 +67,8 @@ impl Histogram {
         self.sum
     }
 
-    /// Returns the number of durations of at most `ns`. The result may omit durations that are less than an eighth
-    /// below `ns`.
+    /// Returns the number of counted durations that are at most `ns`. The result may omit durations that are up to an
+    /// eighth below `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -86,8 +86,8 @@ impl Histogram {
         self.max
     }
 
-    /// Returns the duration in ns that `permille` of all durations do not exceed, or 0 without samples. The result is
-    /// at most an eighth too long.
+    /// Returns a quantile in ns: the duration that `permille` of all durations do not exceed, or 0 without samples. The
+    /// result is at most an eighth too long.
     #[must_use]
     pub fn quantile(&self, permille: u32) -> u64 {
         let wanted = (u128::from(self.count) * u128::from(permille)).div_ceil(1000);
@@ -112,7 +112,7 @@ impl Histogram {
     }
 }
 
-/// Submissions of a vGPU to one engine, and its engine time.
+/// Account of a vGPU's submissions to one engine, and of its engine time.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "SavedAccount", try_from = "SavedAccount")]
 pub struct Account {
@@ -124,13 +124,13 @@ pub struct Account {
     pub completed: u64,
     /// Number of submissions that were withdrawn, or removed with their channel.
     pub dropped: u64,
-    /// Number of submissions whose channel the scheduler asked to kill.
+    /// Number of submissions whose channel the scheduler requested to kill.
     pub killed: u64,
     /// Engine time used, in ns.
     pub used: u64,
     /// Engine time used by the longest submission, in ns.
     pub longest: u64,
-    /// Time from arrival to start.
+    /// Waiting times from arrival to start.
     pub waits: Histogram,
 }
 
@@ -149,7 +149,7 @@ impl Account {
     }
 }
 
-/// Use of a vGPU within one interval of its [`History`].
+/// A vGPU's use in one interval of its [`History`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sample {
     /// Start of the interval.

@@ -1,10 +1,10 @@
-//! Operators' settings of a card and of a vGPU.
+//! Operator settings for a card and for a vGPU.
 
 use serde::{Deserialize, Serialize};
 
 /// Number of nanoseconds in a millisecond.
 pub(crate) const MS: u64 = 1_000_000;
-/// Unit of guarantees and caps: parts of the whole.
+/// Denominator of guarantees and caps, which are in thousandths.
 pub const PERMILLE: u32 = 1000;
 
 /// A scheduling policy.
@@ -28,7 +28,7 @@ impl PolicyKind {
     /// All.
     pub const ALL: [Self; 5] = [Self::Direct, Self::Fifo, Self::Credit, Self::Band, Self::Disengaged];
 
-    /// Returns the name in operators' configurations.
+    /// Returns the policy's name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -74,7 +74,7 @@ pub struct BandParams {
 }
 
 impl Default for BandParams {
-    /// The papers' 30 ms and 500 us, with `correct` set.
+    /// Returns the papers' 30 ms and 500 us, with `correct` set.
     fn default() -> Self {
         Self { period_ns: 30 * MS, wait_ns: MS / 2, correct: true, own_time: true, free_wait_permille: 125 }
     }
@@ -168,9 +168,9 @@ impl Default for Config {
 
 /// Shortest period and engaged interval, in ns.
 const MIN_INTERVAL_NS: u64 = 100_000;
-/// Longest period, wait and interval, in ns.
+/// Longest period, wait, and interval, in ns.
 const MAX_INTERVAL_NS: u64 = 10_000 * MS;
-/// Maximum number of submissions that an engine may hold.
+/// Maximum number of submissions in flight on an engine.
 const MAX_PIPELINE_DEPTH: u32 = 1024;
 
 /// A setting that is out of bounds.

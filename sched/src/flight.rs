@@ -11,9 +11,9 @@ pub(crate) struct Flight {
     pub(crate) vgpu: TenantId,
     pub(crate) channel: Channel,
     pub(crate) started: Nanos,
-    /// Time from which the submission's run time limit counts: when it became the first in flight, according to the
-    /// accounts. The end of later submissions does not change it; otherwise, a vGPU could send short work next to a
-    /// long submission, and never reach its limit.
+    /// Start of the submission's run time limit: the time at which it became the first in flight, according to the
+    /// accounts. The end of a later submission does not change this time; otherwise, a vGPU could interleave short work
+    /// with a long submission, and never reach its limit.
     #[serde(default)]
     pub(crate) began: Option<Nanos>,
     /// True if a kill of the submission's channel was requested.
@@ -23,7 +23,7 @@ pub(crate) struct Flight {
 /// One engine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct EngineState {
-    /// Submissions in the order in which they were started, which is the order in which the engine runs them.
+    /// Submissions in the order in which they were started, which is also the order of their execution.
     flights: VecDeque<Flight>,
     /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
@@ -31,7 +31,7 @@ pub(crate) struct EngineState {
     last_end: Nanos,
     /// Time for which the engine was busy, in ns.
     pub(crate) busy: u64,
-    /// Part of `busy` that removed vGPUs used.
+    /// Part of `busy` that was used by vGPUs that have been removed.
     pub(crate) departed: u64,
 }
 
@@ -41,7 +41,7 @@ impl EngineState {
         self.promote();
     }
 
-    /// Starts the time limit of the first submission, if it has just become the first.
+    /// Starts the time limit of the first submission if the submission has just become the first.
     fn promote(&mut self) {
         let last_end = self.last_end;
         if let Some(first) = self.flights.front_mut() {
@@ -57,8 +57,8 @@ impl EngineState {
         self.promote();
     }
 
-    /// Moves a channel's submission to the front, because the engine works on it now, regardless of the accounts.
-    /// Returns `false` if the channel has no submission on this engine.
+    /// Moves a channel's submission to the front, because the card reports that the engine works on it now. Returns
+    /// `false` if the channel has no submission on this engine.
     pub(crate) fn bring_forward(&mut self, of: impl Fn(&Flight) -> bool) -> bool {
         let Some(at) = self.flights.iter().position(of) else { return false };
         if let Some(first) = self.flights.front_mut().filter(|_| at > 0) {
@@ -71,7 +71,7 @@ impl EngineState {
         true
     }
 
-    /// Restarts the time limit of the first submission, which did not have the engine before `since`.
+    /// Restarts the time limit of the first submission if the submission did not have the engine before `since`.
     pub(crate) fn begin_anew(&mut self, since: Nanos) {
         if let Some(first) = self.flights.front_mut() {
             (first.began, first.killed) = (Some(since), false);
@@ -85,8 +85,8 @@ impl EngineState {
         Some((flight, self.charge_until(since, now)))
     }
 
-    /// Charges the time up to `now`, from `since` or the end of the previous submission. Returns the charged time in
-    /// ns.
+    /// Charges the running submission for the time up to `now`, from `since` or the end of the previous submission.
+    /// Returns the charged time in ns.
     pub(crate) fn charge_until(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = now.since(since.max(self.last_end));
         self.last_end = self.last_end.max(now);
@@ -94,8 +94,8 @@ impl EngineState {
         used
     }
 
-    /// Skips the time from `since` or the last end up to `now`, in which no submission could use the engine. Returns
-    /// the skipped time in ns.
+    /// Skips the time from `since`, or from the last end, up to `now`, because no submission could use the engine in
+    /// it. Returns the skipped time in ns.
     pub(crate) fn pass(&mut self, since: Nanos, now: Nanos) -> u64 {
         let used = self.charge_until(since, now);
         self.begin_anew(now);
@@ -111,7 +111,7 @@ impl EngineState {
         self.aside.iter()
     }
 
-    /// Returns the submission that the engine works on, and the time at which it started.
+    /// Returns the submission that the engine works on, and its start time.
     pub(crate) fn running(&self) -> Option<(&Flight, Nanos)> {
         let first = self.flights.front()?;
         Some((first, first.began.unwrap_or(first.started.max(self.last_end))))
@@ -124,7 +124,7 @@ impl EngineState {
     }
 
     /// Ends a submission. Returns the submission and the time in ns that it used, measured from its start or from the
-    /// end of the previous submission. An earlier `ended` is clamped to that time.
+    /// end of the previous submission. Clamps an earlier `ended` to that time.
     pub(crate) fn end(&mut self, ticket: Ticket, ended: Nanos) -> Option<(Flight, u64)> {
         let at = self.flights.iter().position(|flight| flight.ticket == ticket)?;
         let flight = self.flights.remove(at)?;
@@ -135,8 +135,8 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Sets a submission aside from `now` on, because it does not wait for the engine. Returns the submission and the
-    /// time in ns that it used before.
+    /// Defers a submission from `now` on, because it does not wait for the engine. Returns the submission and the time
+    /// in ns that it has already used.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;
         let (flight, used) = if first { self.end(ticket, now)? } else { (self.withdraw(ticket)?, 0) };
@@ -144,7 +144,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Adds a deferred submission that began elsewhere.
+    /// Adds a deferred submission that began on another engine or card.
     pub(crate) fn adopt(&mut self, flight: Flight) {
         self.aside.push(flight);
     }

@@ -1,16 +1,17 @@
-//! Schedules groups: tenants that use the card at the same time, and take turns with other groups as one party.
+//! Schedules groups of tenants. The tenants of a group use the card at the same time, and the group takes turns with
+//! other parties.
 //!
-//! [`GroupTurns`] is built on [`Turns`]. Each party that takes turns is a single tenant or a *group*: the members of a
-//! share group whose programs can run concurrently. A group competes with the sum of its active members' weights and
-//! guarantees. While the group has the turn, the gates of all its members are open. Three kinds of tenants are separate
-//! parties: tenants without a group, members with a program that cannot run concurrently, and all members of a group
-//! whose mode is turns.
+//! [`GroupTurns`] is built on [`Turns`]. A party that takes turns is either a single tenant or a *group*: the members
+//! of a share group whose programs can run concurrently. A group competes with the sum of its active members' weights
+//! and guarantees. While the group has the turn, the gates of all its members are open. Three kinds of tenants take
+//! turns separately: tenants without a group, members with a program that cannot run concurrently, and all members of a
+//! group in the mode `turns`.
 //!
-//! Within a group, the accounts in `balance` decide. Each member is charged for its own work, so the charges of
-//! concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A member whose lag
-//! reaches [`GroupConfig::lag_ns`] gets the card *alone* until it has caught up: the gates of the other members close,
-//! and its own gate stays open. If another member's work does not end, it does not delay this, and the run time limit
-//! of its tenant applies.
+//! Within a group, the accounts in `balance` decide which members may run. Each member is charged for its own work, so
+//! the charges of concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A
+//! member whose lag reaches [`GroupConfig::lag_ns`] gets the card *alone* until it has caught up: the other members'
+//! gates close, and its own gate stays open. A member whose work does not end does not delay this; the run time limit
+//! of its tenant applies to the work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
@@ -28,12 +29,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use trial::Trial;
 
-/// Engine whose accounts record the turns.
+/// Engine whose accounts are used for turns.
 const ENGINE: Engine = Engine::Compute;
-/// Bit that marks the number of a party as a group.
+/// Flag in a party number that marks the party as a group.
 const GROUP_PARTY_BIT: u32 = 1 << 31;
-/// Time in ns for which a member's weight still counts for its group after its last work. Pauses between submissions
-/// are shorter.
+/// Time in ns after a member's last work for which its weight still counts for its group. This time is longer than
+/// usual pauses between submissions.
 const ACTIVE_NS: u64 = 30_000_000;
 
 /// Number of a group.
@@ -57,7 +58,7 @@ pub enum Sharing {
 }
 
 impl Sharing {
-    /// Returns the name in operators' configurations.
+    /// Returns the mode's name in the configuration.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -73,11 +74,11 @@ impl Sharing {
 pub struct GroupConfig {
     /// Lag at which a member gets the card alone: its share minus its work, in ns of work.
     pub lag_ns: u64,
-    /// Maximum time in ns for which a member has the card alone before the group chooses again.
+    /// Maximum time in ns for which a member has the card alone, before the group decides again.
     pub alone_ns: u64,
     /// Age in ns at which the measured length of a member's submissions is measured again.
     pub sample_interval_ns: u64,
-    /// Minimum time in ns for which a member has the card alone for this measurement.
+    /// Minimum time in ns for which a member has the card alone for such a measurement.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -86,7 +87,8 @@ pub struct GroupConfig {
 }
 
 impl Default for GroupConfig {
-    /// Sets a lag of 5 ms, at most 10 ms alone, a 5 ms sample every 10 s, and a trial of two times 0.6 s every 30 s.
+    /// Returns a lag of 5 ms, at most 10 ms alone, a sample of 5 ms every 10 s, and every 30 s a trial with two parts
+    /// of 0.6 s.
     fn default() -> Self {
         Self {
             lag_ns: 5_000_000,
@@ -107,7 +109,7 @@ enum Gate {
     /// The member was told to give the card back, and has not answered yet.
     Closing {
         since: Nanos,
-        /// True if the member was reported to have exceeded its limit.
+        /// True if the member was reported because it exceeded its limit.
         overdue: bool,
     },
 }
@@ -117,7 +119,7 @@ struct Member {
     params: VgpuParams,
     competes: Option<VgpuParams>,
     group: Option<(GroupId, Sharing)>,
-    /// True if all programs of the tenant can run concurrently with those of other members.
+    /// True if all programs of the tenant can run concurrently with the programs of other members.
     concurrent: bool,
     /// The group with which the tenant takes turns; `None` if the tenant is a separate party.
     joined: Option<GroupId>,
@@ -126,7 +128,7 @@ struct Member {
     /// member is joined to a group.
     wants: bool,
     gate: Gate,
-    /// Time at which the member began to wait for the card.
+    /// Time at which the member started to wait for the card.
     asked: Option<Nanos>,
     last_work: Option<Nanos>,
     balance: Balance,
@@ -174,7 +176,7 @@ struct Alone {
     since: Nanos,
     /// True if the member has the card alone only to measure the length of its submissions.
     sample: bool,
-    /// Work charged to the member since then, in ns, and the number of its submissions.
+    /// Work charged to the member since it got the card alone, in ns, and the number of its submissions.
     work: u64,
     launches: u64,
 }
@@ -186,9 +188,10 @@ struct Group {
     /// Mode in effect.
     together: bool,
     alone: Option<Alone>,
-    /// Time since which at most one gate has been open.
+    /// Time since which no more than one gate has been open.
     single_since: Option<Nanos>,
-    /// True if the turn ends when its only working member waits for a result. Until then, no other gate opens.
+    /// True if the turn is to end when its only working member waits for a result. No other gate opens before the end
+    /// of the turn.
     yields: bool,
     trial: Trial,
 }
@@ -205,17 +208,17 @@ impl Group {
 pub struct Membership {
     /// Number of the group.
     pub group: GroupId,
-    /// The group's sharing mode as configured.
+    /// Sharing mode in the group's configuration.
     pub sharing: Sharing,
     /// True if the members of the group whose programs can run concurrently use the card at the same time.
     pub together: bool,
     /// True if this tenant uses the card together with the other members.
     pub joined: bool,
-    /// Lag of the tenant: its share minus its work, in ns; negative if the tenant had more than its share.
+    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share.
     pub lack_ns: i64,
 }
 
-/// The turns that groups take on one card, and the division of the card within each group.
+/// The turns of groups on one card, and the division of the card within each group.
 #[derive(Debug)]
 pub struct GroupTurns {
     turns: Turns,
@@ -238,7 +241,7 @@ impl GroupTurns {
     /// Creates turns without tenants.
     ///
     /// # Errors
-    /// If a setting of the scheduler is out of its bounds.
+    /// Returns an error if a scheduler setting is out of bounds.
     pub fn new(scheduler: Config, turns: TurnsConfig, config: GroupConfig, now: Nanos) -> Result<Self, ConfigError> {
         let turns = Turns::new(scheduler, turns, now)?;
         Ok(Self { turns, config, members: BTreeMap::new(), groups: BTreeMap::new(), next_group: 0, orders: Vec::new() })
@@ -270,8 +273,7 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Makes a tenant compete with other parameters than its own; with `None`, it competes with its own parameters
-    /// again.
+    /// Makes a tenant compete with other parameters than its own, or with `None` with its own parameters again.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.competes = params;
@@ -280,8 +282,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Puts a tenant into the group with the given name and the mode that the tenant accepts, or with `None` into no
-    /// group.
+    /// Puts a tenant into the group with the given name and the mode that the tenant accepts. With `None`, the tenant
+    /// leaves its group.
     pub fn set_group(&mut self, tenant: TenantId, group: Option<(&str, Sharing)>, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         let Some((name, sharing)) = group else {
@@ -290,7 +292,7 @@ impl GroupTurns {
         };
         let known = self.groups.iter().find(|(_, group)| group.name == name).map(|(&id, _)| id);
         let id = known.unwrap_or_else(|| {
-            // Numbers repeat after 2^31 groups, when the first groups no longer exist.
+            // Numbers repeat after 2^31 groups. By then, the first groups no longer exist.
             self.next_group = (self.next_group + 1) & !GROUP_PARTY_BIT;
             let id = GroupId(self.next_group);
             self.groups.insert(id, Group::new(name.to_owned(), sharing, now));
@@ -319,7 +321,7 @@ impl GroupTurns {
         });
     }
 
-    /// Records if all programs of a tenant can run concurrently with those of the other members of its group.
+    /// Records whether all programs of a tenant can run concurrently with the programs of other members of its group.
     pub fn set_concurrent(&mut self, tenant: TenantId, concurrent: bool, now: Nanos) {
         if let Some(member) = self.members.get_mut(&tenant)
             && std::mem::replace(&mut member.concurrent, concurrent) != concurrent
@@ -328,7 +330,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a tenant leave the group with which it takes turns, as soon as the tenant's gate is closed.
+    /// Makes a tenant leave the group with which it takes turns, as soon as the tenant's gate has closed.
     fn leave(&mut self, tenant: TenantId, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         match member.gate {
@@ -348,7 +350,7 @@ impl GroupTurns {
         }
     }
 
-    /// Makes a member take turns with its group, as soon as the member has no separate turn.
+    /// Makes a member take turns with its group, as soon as the member has no turn of its own.
     fn join(&mut self, tenant: TenantId, group: GroupId, now: Nanos) {
         self.turns.pause(tenant, true, now);
         if self.turns.has_turn(tenant) {
@@ -362,7 +364,7 @@ impl GroupTurns {
         member.balance.begin(now);
     }
 
-    /// Returns the group with which a member must take turns.
+    /// Returns the group with which the member must take turns.
     fn group_to_join(&self, member: &Member) -> Option<GroupId> {
         let (id, _) = member.group.filter(|_| member.concurrent)?;
         self.groups.get(&id).filter(|group| group.together).map(|_| id)
@@ -371,7 +373,7 @@ impl GroupTurns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, turns: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         self.turns.configure(scheduler, turns, now)?;
         self.update(now);
@@ -411,8 +413,8 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Charges a tenant for its own work: since its last report, it had work in flight for `busy_ns`, in `launches`
-    /// submissions. If the tenant is a separate party, this only counts its submissions for a trial.
+    /// Charges a tenant for its own work. Since its last report, the tenant had work in flight for `busy_ns`, in
+    /// `launches` submissions. If the tenant is a separate party, the report only counts its submissions for a trial.
     pub fn used(&mut self, tenant: TenantId, busy_ns: u64, launches: u64, now: Nanos) {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         let open = joined.map_or(0, |id| self.members_of(id).filter(|(_, member)| member.gate != Gate::Closed).count());
@@ -433,14 +435,14 @@ impl GroupTurns {
         self.update(now);
     }
 
-    /// Pauses a tenant, or lets it use the card again. Other members of its group are not affected.
+    /// Pauses or resumes a tenant. Other members of its group are not affected.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant) else { return };
         member.paused = paused;
         self.update(now);
     }
 
-    /// Counts a strike against the tenant, like [`Turns::strike`], but none against its group.
+    /// Counts a strike against the tenant, like [`Turns::strike`], but does not count it against the group.
     pub fn strike(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.strike(tenant, now);
         self.update(now);
@@ -501,7 +503,7 @@ impl GroupTurns {
         closing.chain(capped).chain(groups).chain(self.turns.next_wakeup()).min()
     }
 
-    /// Opens and closes gates according to the state of all members.
+    /// Opens and closes gates to match the state of all members.
     fn update(&mut self, now: Nanos) {
         self.renew_groups(now);
         let tenants: Vec<TenantId> = self.members.keys().copied().collect();
@@ -521,7 +523,7 @@ impl GroupTurns {
         self.pass_orders_on(now);
     }
 
-    /// Translates the orders of the underlying turns, which may begin or end the turn of a group.
+    /// Translates the orders of the underlying turns, which may begin or end a group's turn.
     fn pass_orders_on(&mut self, now: Nanos) {
         loop {
             let orders = self.turns.take_orders();
@@ -553,8 +555,8 @@ impl GroupTurns {
         }
     }
 
-    /// Lets a group's turn end when its program waits for a result, if only one member works. Several working members
-    /// fill the card together, so they keep their slices.
+    /// Ends a group's turn as soon as its program waits for a result, if only one member works. If several members
+    /// work, they use the whole card together, so the group keeps its slices.
     fn ask_member_to_yield(&mut self, id: GroupId) {
         let open: Vec<TenantId> =
             self.members_of(id).filter(|(_, member)| member.gate == Gate::Open).map(|(tenant, _)| tenant).collect();
@@ -564,7 +566,7 @@ impl GroupTurns {
         }
     }
 
-    /// Reports the members that keep their group's turn from ending.
+    /// Reports the members that prevent the end of their group's turn.
     fn overdue(&mut self, id: GroupId, ran_ns: u64) {
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
             if let Gate::Closing { since, overdue: false } = member.gate {

@@ -1,4 +1,4 @@
-//! A lane has the queues of all vGPUs for one engine or for all engines, and one policy.
+//! A lane contains the queues of all vGPUs for one engine or for all engines, and has one policy.
 
 use crate::config::{Config, PERMILLE};
 use crate::flight::Flight;
@@ -10,8 +10,8 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, so that sums with any time fit into 128
-/// bits.
+/// Upper bound of a bucket's level and debt, in thousandths of a nanosecond, which ensures that sums with any time fit
+/// into 128 bits.
 const LEVEL_MAX: u128 = 1 << 100;
 
 /// The queues of one engine or of all engines.
@@ -27,9 +27,9 @@ pub(crate) struct Lane {
     changed: bool,
     /// The vGPU whose submission started last.
     last: Option<TenantId>,
-    /// Time since which work could have started while no work of the lane was running.
+    /// Time since which the lane could have started work but had no running work.
     waiting: Option<Nanos>,
-    /// Time at which a cap next allows work to start.
+    /// Time at which a cap next permits work to start.
     opens: Option<Nanos>,
 }
 
@@ -53,7 +53,7 @@ impl Lane {
         self.policy.joined(vgpu);
     }
 
-    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight counts until it has ended.
+    /// Removes a vGPU and returns its queued submissions. The vGPU's work in flight counts until its end.
     pub(crate) fn leave(&mut self, vgpu: TenantId) -> Vec<Queued> {
         self.policy.left(vgpu);
         self.changed = true;
@@ -66,7 +66,7 @@ impl Lane {
         self.changed = true;
         if let Some(member) = self.members.get_mut(&vgpu) {
             if member.params.cap_permille != params.cap_permille {
-                // Use under the previous cap does not count against the new cap.
+                // Use before the change does not count against the new cap.
                 member.bucket = Bucket { level: 0, at: now };
             }
             member.params = params;
@@ -133,8 +133,8 @@ impl Lane {
         dropped
     }
 
-    /// Checks that a deserialized lane has the vGPUs of `known` with their settings and quarantines, and that its
-    /// counts match the submissions queued for `engines` and its `flights`.
+    /// Checks a deserialized lane: it has the vGPUs of `known` with their settings and quarantines, and its counts
+    /// match the submissions queued for `engines` and its `flights`.
     pub(crate) fn check(
         &self,
         config: &Config,
@@ -170,12 +170,12 @@ impl Lane {
         self.policy.kind() == config.policy
     }
 
-    /// Returns the waiting submissions, sorted by vGPU.
+    /// Returns the queued submissions, sorted by vGPU.
     pub(crate) fn waiting(&self) -> impl Iterator<Item = (TenantId, &Queued)> {
         self.members.iter().flat_map(|(vgpu, member)| member.queue.iter().map(|queued| (*vgpu, queued)))
     }
 
-    /// Returns the number of waiting submissions.
+    /// Returns the number of queued submissions.
     pub(crate) fn queued(&self) -> usize {
         self.members.values().map(|member| member.queue.len()).sum()
     }
@@ -186,15 +186,15 @@ impl Lane {
         self.members.iter().find(|(_, member)| holds(member)).map(|(vgpu, _)| *vgpu)
     }
 
-    /// Records that a submission in flight has ended. The end is seen now, `late` ns after it happened; the submission
-    /// has used the engine for `used` ns.
+    /// Records that a submission in flight has ended. The submission has used the engine for `used` ns. The end was
+    /// observed `late` ns after it happened.
     pub(crate) fn ended(&mut self, config: &Config, vgpu: TenantId, used: u64, late: u64, now: Nanos) {
         (self.in_flight, self.changed) = (self.in_flight.saturating_sub(1), true);
         let Some(member) = self.members.get_mut(&vgpu) else { return };
         member.in_flight = member.in_flight.saturating_sub(1);
         member.last_seen = Some(now);
-        // Use the recent maximum: a vGPU that has sent a long submission after many short ones is expected to send
-        // another long one.
+        // Use the recent maximum, because a vGPU that has sent a long submission after many short ones will probably
+        // send another long one.
         member.expected = used.max(member.expected - member.expected / 8);
         member.bucket.fill(member.params.cap_permille, now);
         member.bucket.take(used);
@@ -202,7 +202,7 @@ impl Lane {
         self.policy.ended(vgpu, used, late, &view);
     }
 
-    /// Records that the engine idled for `ns`, because a vGPU's work had not reached the card yet.
+    /// Records that the engine was idle for `ns`, because a vGPU's work had not reached the card yet.
     pub(crate) fn idled(&mut self, config: &Config, vgpu: TenantId, ns: u64, now: Nanos) {
         let view = View { now, config, members: &self.members, room: self.room(config, now) };
         self.policy.idled(vgpu, ns, &view);
@@ -215,7 +215,7 @@ impl Lane {
         self.members.iter().all(|(id, member)| if *id == vgpu { own(member) } else { !member.active(now, ns) })
     }
 
-    /// Marks the lane as changed. Called when time has passed or the settings have changed.
+    /// Marks the lane as changed, because time has passed or the settings have changed.
     pub(crate) fn touch(&mut self) {
         self.changed = true;
     }
@@ -252,7 +252,7 @@ impl Lane {
     }
 
     fn next_open(&self) -> Option<Nanos> {
-        // A vGPU with work in flight needs no wakeup, because the end of that work comes early enough.
+        // A vGPU with work in flight needs no wakeup: the end of that work comes early enough.
         let capped = self.members.values().filter(|m| !m.queue.is_empty() && !m.held && m.in_flight == 0 && !m.ready());
         capped.map(|member| member.bucket.opens(member.params.cap_permille)).min()
     }
@@ -279,7 +279,7 @@ impl Lane {
         let contended = self.members.iter().any(|(vgpu, other)| *vgpu != last && other.active(now, idle));
         let ahead = member.expected.saturating_mul(self.in_flight.into());
         let full = if contended {
-            // The next vGPU waits for all work in flight.
+            // The next vGPU must wait for the end of all work in flight.
             self.in_flight >= pipeline.contended || ahead > pipeline.ahead_ns
         } else {
             let much = ahead.saturating_add(member.expected) > pipeline.ahead_ns;

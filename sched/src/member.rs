@@ -6,7 +6,7 @@ use crate::types::{Channel, Engine, Nanos, Ticket};
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 
-/// Time that a cap's bucket takes to fill, in ns: caps are enforced within this time.
+/// Time in ns in which a cap's bucket fills; caps are enforced over this time.
 const CAP_NS: u64 = 30 * MS;
 
 /// Expected length of a vGPU's first submission, in ns. The value is conservative.
@@ -21,7 +21,7 @@ pub(crate) struct Queued {
     pub(crate) arrived: Nanos,
     /// The submission's sequence number among all arrivals.
     pub(crate) order: u64,
-    /// True if the submission was started before.
+    /// True if the submission was already started once.
     #[serde(default)]
     pub(crate) again: bool,
 }
@@ -33,9 +33,9 @@ pub(crate) struct Member {
     pub(crate) queue: VecDeque<Queued>,
     /// Number of the vGPU's submissions on the card.
     pub(crate) in_flight: u32,
-    /// Time at which the end of the vGPU's last submission was seen.
+    /// Time at which the end of the vGPU's last submission was observed.
     pub(crate) last_seen: Option<Nanos>,
-    /// Expected length of the vGPU's next submission, in ns: the recent maximum.
+    /// Expected length of the vGPU's next submission, in ns, which is the recent maximum.
     pub(crate) expected: u64,
     /// True if the vGPU is in quarantine: its work must not be started.
     pub(crate) held: bool,
@@ -55,7 +55,7 @@ impl Member {
             && (self.params.cap_permille == PERMILLE || self.bucket.level >= self.ahead())
     }
 
-    /// Returns the expected use by the submissions in flight that the bucket has not been charged for.
+    /// Returns the expected use by submissions in flight that has not been charged to the bucket yet.
     pub(crate) fn ahead(&self) -> i128 {
         i128::from(self.expected) * i128::from(self.in_flight) * i128::from(PERMILLE)
     }

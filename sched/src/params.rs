@@ -10,15 +10,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 pub struct VgpuParams {
     /// Weight for the time, relative to the weights of all competitors.
     pub weight: u32,
-    /// Minimum part of the time, in permille, while the vGPU wants it.
+    /// Guaranteed share of the time while the vGPU has work, in permille.
     pub guarantee_permille: u32,
-    /// Maximum part of the time, in permille, even when no other vGPU wants the rest.
+    /// Maximum share of the time, in permille, even if the rest stays unused.
     pub cap_permille: u32,
     /// Latency class: among vGPUs that are due, the better class runs first.
     pub class: LatencyClass,
     /// Maximum run time of one submission, in ns; `None` for no limit.
     pub max_run_ns: Option<u64>,
-    /// Share of the copy engines, if it differs. With one queue for all engines there is only one share.
+    /// Share of the copy engines, if it differs. If one queue serves all engines, only one share exists.
     pub copies: CopyShare,
 }
 
@@ -35,10 +35,10 @@ pub struct CopyShare {
 }
 
 impl CopyShare {
-    /// All settings are those of compute.
+    /// All settings are the same as for the compute engine.
     pub const AS_COMPUTE: Self = Self { weight: None, guarantee_permille: None, cap_permille: None };
 
-    /// Returns true if all settings are those of compute.
+    /// Returns true if all settings are the same as for the compute engine.
     #[must_use]
     pub fn is_silent(&self) -> bool {
         *self == Self::AS_COMPUTE
@@ -62,7 +62,7 @@ impl Default for VgpuParams {
 pub const WEIGHT_MAX: u32 = 10_000;
 
 impl VgpuParams {
-    /// Returns the default settings with a weight.
+    /// Returns the default settings with this weight.
     #[must_use]
     pub fn weight(weight: u32) -> Self {
         Self { weight, ..Self::default() }
@@ -88,8 +88,9 @@ impl VgpuParams {
     }
 
     /// Returns the settings of a vGPU that uses the time of several `members`, including itself, while the other
-    /// members wait for their memory. Against vGPUs outside this group it competes with the weights and guarantees of
-    /// all members. Its cap grows by the same factor as its weight, because it runs only for its part of the time.
+    /// members wait for their memory. The vGPU competes with vGPUs outside this group with the total weight and
+    /// guarantee of all members. Its cap is scaled by the same factor as its weight, because it runs only for its part
+    /// of the time.
     #[must_use]
     pub fn on_behalf_of(&self, members: impl IntoIterator<Item = Self>) -> Self {
         let (mut weights, mut guarantees) = (0u64, 0u64);
@@ -105,7 +106,7 @@ impl VgpuParams {
     }
 
     /// Returns the settings of two vGPUs that use the engine at the same time: the sums of their weights and
-    /// guarantees, the better class, the longer limit, and no cap, which each of them has for itself.
+    /// guarantees, the better class, and the longer limit. The result has no cap, because each vGPU has its own cap.
     pub(crate) fn together_with(&self, other: &Self) -> Self {
         Self {
             weight: self.weight.saturating_add(other.weight).min(WEIGHT_MAX),
@@ -117,7 +118,7 @@ impl VgpuParams {
         }
     }
 
-    /// Returns the settings for one engine. For a copy engine, the settings in `copies` replace the others.
+    /// Returns the settings for one engine. For a copy engine, the settings in `copies` take precedence.
     #[must_use]
     pub fn for_engine(&self, engine: Engine) -> Self {
         let plain = Self { copies: CopyShare::AS_COMPUTE, ..*self };
@@ -134,7 +135,7 @@ impl VgpuParams {
     }
 }
 
-/// The settings without [`VgpuParams::copies`]. A saved scheduler keeps the copy shares
+/// The settings without [`VgpuParams::copies`]. A saved scheduler stores the copy shares
 /// [separately](crate::SavedScheduler), so that settings saved before copy shares existed can still be read.
 #[derive(Serialize, Deserialize)]
 struct Saved {
@@ -145,7 +146,7 @@ struct Saved {
     max_run_ns: Option<u64>,
 }
 
-/// The settings in a form for people and programs.
+/// The settings in a form that users and programs can read.
 #[derive(Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields, rename = "VgpuParams")]
 struct Told {

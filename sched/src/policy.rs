@@ -1,6 +1,6 @@
-//! The interface of a scheduling policy, which receives its lane's events and picks the next vGPU.
+//! The interface of a scheduling policy, which receives the events of its lane and picks the next vGPU.
 //!
-//! A policy keeps only the state that it needs to choose. Queues, work in flight, caps, quarantines, limits and
+//! A policy has only the state that it needs for its choice. Queues, work in flight, caps, quarantines, limits and
 //! accounts belong to the lane and the scheduler, which treat all policies alike.
 
 mod band;
@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::ops::{Deref, DerefMut};
 
-/// Permission to start work in addition to the work in flight.
+/// Decision whether work may start in addition to the work in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     /// Any vGPU may start work, because no work is in flight.
@@ -60,7 +60,7 @@ impl<'a> View<'a> {
         self.ready().any(|(vgpu, _)| vgpu != than)
     }
 
-    /// Returns the vGPU whose first submission has waited longest, among those that `among` accepts.
+    /// Returns the vGPU whose first submission has waited longest, among the vGPUs that `among` accepts.
     pub(crate) fn oldest(&self, among: impl Fn(TenantId) -> bool) -> Option<TenantId> {
         let ready = self.ready().filter(|(vgpu, _)| among(*vgpu));
         ready.min_by_key(|(_, member)| member.queue.front().map(|first| first.order)).map(|(vgpu, _)| vgpu)
@@ -72,7 +72,7 @@ impl<'a> View<'a> {
 pub struct Standing {
     /// Remaining budget; negative if overdrawn, and 0 for policies without budgets.
     pub credit: i64,
-    /// Use beyond the vGPU's share; negative if the vGPU used less than its share, and 0 for policies that do not
+    /// Use in excess of the vGPU's share; negative if the vGPU used less than its share, and 0 for policies that do not
     /// measure this.
     pub beyond: i64,
 }
@@ -88,22 +88,22 @@ pub(crate) trait Policy: Debug + Send {
     /// Records that a submission of a vGPU has been queued.
     fn arrived(&mut self, _vgpu: TenantId, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU starts now, after the engine was idle for `gap` ns although work was
+    /// Records that a submission of a vGPU starts now. Before that, the engine was idle for `gap` ns although work was
     /// available.
     fn started(&mut self, _vgpu: TenantId, _gap: u64, _view: &View<'_>) {}
 
-    /// Charges `used` ns to a vGPU, in addition to the use that [`Self::ended`] reports.
+    /// Charges `used` ns to a vGPU, in addition to the use that is reported to [`Self::ended`].
     fn charged(&mut self, _vgpu: TenantId, _used: u64, _view: &View<'_>) {}
 
-    /// Records that the engine idled for `ns` between the choice of a vGPU and the card's receipt of its work.
+    /// Records that the engine was idle for `ns` between the choice of a vGPU and the card's receipt of its work.
     fn idled(&mut self, _vgpu: TenantId, _ns: u64, _view: &View<'_>) {}
 
-    /// Records that a submission of a vGPU has ended after using the engine for `used` ns. `late` is the time since the
-    /// end in ns, without the time for which the engine has worked since then.
+    /// Records that a submission of a vGPU has ended after using the engine for `used` ns. `late` is the time in ns
+    /// since this end, excluding the time for which the engine has worked since.
     fn ended(&mut self, _vgpu: TenantId, _used: u64, _late: u64, _view: &View<'_>) {}
 
-    /// Returns the vGPU whose first submission starts now, which must be [ready](View::ready). The lane calls this
-    /// after each event and after each start.
+    /// Returns the vGPU whose first submission starts now; it must be [ready](View::ready). The lane calls this after
+    /// each event and after each start.
     fn pick(&mut self, view: &View<'_>) -> Option<TenantId>;
 
     /// Returns the time at which to call [`Self::pick`] if no event arrives earlier.
@@ -122,7 +122,7 @@ pub(crate) trait Policy: Debug + Send {
     }
 }
 
-/// A policy of any kind with its state, in a form that can be copied and serialized.
+/// A policy of any kind, with its state, in a form that can be copied and serialized.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum AnyPolicy {
     Direct(direct::Direct),

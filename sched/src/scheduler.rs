@@ -29,10 +29,10 @@ pub enum Quarantine {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Vgpu {
     params: VgpuParams,
-    /// Settings with which the vGPU competes instead of its own. The caller sets them again after a restart.
+    /// Settings with which the vGPU competes instead of its own. The caller must set them again after a restart.
     #[serde(skip)]
     competing: Option<VgpuParams>,
-    /// Decisions do not depend on accounts, so a record omits them.
+    /// Decisions do not depend on accounts, so a record omits the accounts.
     #[serde(skip)]
     accounts: [Account; Engine::COUNT],
     #[serde(skip)]
@@ -48,13 +48,14 @@ impl Vgpu {
     }
 }
 
-/// The scheduler of a card. Its serialized form has all the state that its next decisions depend on, but no accounts.
+/// The scheduler of a card. The serialized form contains all state that affects its next decisions, but not the
+/// accounts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Scheduler {
     config: Config,
     vgpus: BTreeMap<TenantId, Vgpu>,
     engines: [EngineState; Engine::COUNT],
-    /// One lane for each engine, by index; or one lane for all engines, at the index of the compute engine.
+    /// One lane for each engine, by index; or a single lane for all engines, at the index of the compute engine.
     lanes: Vec<Lane>,
     /// Sequence number of the next arrival.
     order: u64,
@@ -66,7 +67,7 @@ impl Scheduler {
     /// Creates the scheduler of a card without vGPUs.
     ///
     /// # Errors
-    /// If a setting is out of its bounds.
+    /// Returns an error if a setting is out of bounds.
     pub fn new(config: Config, now: Nanos) -> Result<Self, ConfigError> {
         config.check()?;
         let engines = Default::default();
@@ -82,8 +83,8 @@ impl Scheduler {
             && self.lanes.iter().all(|lane| lane.is_of(&self.config))
     }
 
-    /// Handles one event and appends its decisions, in order. A `now` before the previous time counts as the previous
-    /// time.
+    /// Handles one event and appends its decisions, in order. If `now` is before the previous time, the previous time
+    /// is used.
     pub fn event(&mut self, now: Nanos, event: Event, decisions: &mut Vec<Decision>) {
         self.now = self.now.max(now);
         let known = match event {
@@ -173,8 +174,8 @@ impl Scheduler {
         self.vgpus.get(&vgpu).map(|vgpu| &vgpu.history)
     }
 
-    /// Returns the vGPU's quarantine, and the number of its submissions that have exceeded their limit since it was
-    /// added or last released.
+    /// Returns the vGPU's quarantine state, and the number of submissions that have exceeded their limit since the vGPU
+    /// was added or last released.
     #[must_use]
     pub fn strikes(&self, vgpu: TenantId) -> Option<(u32, Quarantine)> {
         self.vgpus.get(&vgpu).map(|vgpu| (vgpu.strikes, vgpu.quarantine))
@@ -186,7 +187,7 @@ impl Scheduler {
         self.lanes[self.lane_of(engine)].standing(vgpu)
     }
 
-    /// Returns the time in ns for which an engine has been busy, as charged to present and removed vGPUs.
+    /// Returns the time in ns for which an engine has been busy, for both present and removed vGPUs.
     #[must_use]
     pub fn busy(&self, engine: Engine) -> u64 {
         self.engines[engine.index()].busy
@@ -227,7 +228,7 @@ impl Scheduler {
         self.engines[engine.index()].running().is_some()
     }
 
-    /// Returns the time from which the next charge to the submission that has the engine counts.
+    /// Returns the time from which the submission that has the engine will be charged next.
     pub(crate) fn charged_from(&self, engine: Engine) -> Option<Nanos> {
         self.engines[engine.index()].running().map(|(_, since)| since)
     }
@@ -251,7 +252,8 @@ impl Scheduler {
         self.lanes.iter().any(|lane| lane.holder(ticket).is_some()).then_some(Place::Queued)
     }
 
-    /// Returns the number of events that named unknown vGPUs or submissions, or had settings out of bounds.
+    /// Returns the number of ignored events: events that named unknown vGPUs or submissions, or had settings out of
+    /// bounds.
     #[must_use]
     pub const fn ignored(&self) -> u64 {
         self.ignored
@@ -380,8 +382,7 @@ impl Scheduler {
         true
     }
 
-    /// Charges a vGPU for keeping the engine from others. Submissions that were given to the engine in the meantime are
-    /// not charged.
+    /// Charges a vGPU for blocking an engine. Submissions that the engine received in the meantime are not charged.
     fn kept(&mut self, engine: Engine, vgpu: TenantId, since: Nanos) -> bool {
         let now = self.now;
         let Some(known) = self.vgpus.get_mut(&vgpu) else { return false };
@@ -394,8 +395,8 @@ impl Scheduler {
         true
     }
 
-    /// Corrects the accounts according to the card's answer: the channel that has the engine on the card has it in the
-    /// accounts, too. The submission that had the engine according to the accounts did not use it.
+    /// Corrects the accounts according to the card's answer, so that the channel that has the engine on the card also
+    /// has it in the accounts. The submission that had the engine according to the accounts did not use it.
     fn occupied(&mut self, engine: Engine, vgpu: TenantId, channel: Channel) -> bool {
         let of = |flight: &Flight| (flight.vgpu, flight.channel) == (vgpu, channel);
         if self.engines[engine.index()].bring_forward(of) {
@@ -447,7 +448,7 @@ impl Scheduler {
         true
     }
 
-    /// Completes a queued submission that had ended before it was taken off the card.
+    /// Completes a queued submission that ended before it was taken off the card.
     fn complete_queued(&mut self, ticket: Ticket) -> bool {
         let holds = |lane: &Lane| lane.holder(ticket);
         let Some((lane, vgpu)) = self.lanes.iter().enumerate().find_map(|(at, lane)| Some((at, holds(lane)?))) else {

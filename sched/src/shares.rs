@@ -3,14 +3,14 @@
 use crate::config::PERMILLE;
 use crate::params::VgpuParams;
 
-/// Value of the share that is the whole.
+/// Value of a share of 100 %.
 pub const WHOLE_SHARE_PPM: u64 = 1_000_000;
 
-/// Bounds of one claimant's part when a whole is divided.
+/// Bounds of one claimant's part in a division.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) weight: u32,
-    /// Minimum share, even if the weight gives less.
+    /// Minimum part, even if the weight entitles the claimant to less.
     pub(crate) least: u64,
     /// Maximum share.
     pub(crate) most: u64,
@@ -27,10 +27,10 @@ impl Claim {
     }
 }
 
-/// Returns the share of each competing vGPU, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to weights, but
-/// no share is below the vGPU's guarantee or above its cap; the other vGPUs share the rest by weight. The sum is at
-/// most the whole, and is smaller only because of caps or rounding. Guarantees whose sum exceeds the whole are reduced
-/// in proportion.
+/// Returns each competing vGPU's share, in parts of [`WHOLE_SHARE_PPM`]. Shares are proportional to the weights, but a
+/// share is never below the vGPU's guarantee or above its cap. The other vGPUs share the rest by weight. The sum is at
+/// most [`WHOLE_SHARE_PPM`], and is smaller only because of caps or rounding. If the sum of the guarantees exceeds the
+/// whole, they are reduced in proportion.
 pub fn shares(of: &[VgpuParams]) -> Vec<u64> {
     let claims: Vec<_> = of.iter().map(|params| Claim::from_params(params, WHOLE_SHARE_PPM)).collect();
     divide(WHOLE_SHARE_PPM, &claims)
@@ -42,11 +42,11 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
         let weights: u64 = of.iter().map(|claim| u64::from(claim.weight)).sum();
         return of.iter().map(|claim| scale(whole, claim.weight.into(), weights)).collect();
     }
-    // A guarantee counts only up to the cap.
+    // A guarantee above the cap is limited to the cap.
     let promise = |claim: &Claim| claim.least.min(claim.most);
     let promised = of.iter().map(promise).fold(0u64, u64::saturating_add);
     let least = |claim: &Claim| if promised <= whole { promise(claim) } else { scale(whole, promise(claim), promised) };
-    // For each claim, its part if it is fixed at a bound.
+    // For each claim, the part if it is fixed at a bound.
     let mut fixed: Vec<Option<u64>> = vec![None; of.len()];
     loop {
         let taken: u64 = fixed.iter().flatten().sum();
@@ -71,7 +71,7 @@ pub(crate) fn divide(whole: u64, of: &[Claim]) -> Vec<u64> {
                 None => None,
             })
             .collect();
-        // Each round fixes at least one more claim, so the number of rounds is at most the number of vGPUs.
+        // Each round fixes at least one claim, so the number of rounds is at most the number of claims.
         fixed = held;
     }
 }

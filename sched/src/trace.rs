@@ -1,10 +1,12 @@
 //! A record of a scheduler's events and decisions: one line of JSON for each event. A record of a real run is replayed
 //! through the same state machine, which must make the same decisions.
 //!
-//! The first line has the format, and the scheduler at the start of the record without its accounts. Each other line
-//! has a time, an event and its decisions, or a move of memory. So a record may begin at any time.
+//! The first line contains the format, and the scheduler at the start of the record without its accounts. Each further
+//! line contains a time and either an event with its decisions, or a move of memory. A record can therefore begin at
+//! any time.
 //!
-//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] makes decisions with other settings.
+//! [`Trace::replay`] checks that the decisions are the same; [`Trace::under`] computes the decisions with other
+//! settings.
 
 mod bounded;
 mod under;
@@ -21,7 +23,7 @@ const FORMAT: u32 = 4;
 /// Oldest supported format, which has no moves of memory.
 const OLDEST_FORMAT: u32 = 3;
 
-/// Format of a record's first line, checked before the rest of the line is parsed.
+/// Format in a record's first line, checked before the rest of the line is parsed.
 #[derive(Debug, Deserialize)]
 struct Format {
     sched_trace: u32,
@@ -53,11 +55,11 @@ pub struct MemoryMove {
     pub from: Nanos,
     /// End of the move.
     pub until: Nanos,
-    /// The owner of the memory.
+    /// The vGPU that owns the memory.
     pub vgpu: TenantId,
     /// Bytes moved.
     pub bytes: u64,
-    /// True if the memory has moved to the card; false for a move to host memory.
+    /// True if the memory has moved to the card; false if it has moved to host memory.
     pub to_card: bool,
 }
 
@@ -74,7 +76,7 @@ struct Moved {
     moved: MemoryMove,
 }
 
-/// One event of a record.
+/// An event in a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
     /// Time of the event.
@@ -93,10 +95,10 @@ pub struct Recorder<W> {
 }
 
 impl<W: Write> Recorder<W> {
-    /// Starts a record of `scheduler` from `at` on; `names` are the operators' names of its vGPUs.
+    /// Starts a record of `scheduler` at time `at`; `names` are the operators' names of its vGPUs.
     ///
     /// # Errors
-    /// If `to` fails.
+    /// Returns an error if `to` fails.
     pub fn new(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: false, scheduler })
     }
@@ -104,7 +106,7 @@ impl<W: Write> Recorder<W> {
     /// Starts a record of a scheduler that grants the whole card in turns (`Turns`).
     ///
     /// # Errors
-    /// If `to` fails.
+    /// Returns an error if `to` fails.
     pub fn of_turns(to: W, scheduler: &Scheduler, at: Nanos, names: &BTreeMap<TenantId, String>) -> io::Result<Self> {
         Self::start(to, &Header { sched_trace: FORMAT, at, names, turns: true, scheduler })
     }
@@ -121,26 +123,26 @@ impl<W: Write> Recorder<W> {
         Ok(recorder)
     }
 
-    /// Writes a move of memory that has ended.
+    /// Records a move of memory that has ended.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn record_move(&mut self, moved: MemoryMove) -> io::Result<()> {
         line(&mut self.to, &Moved { moved })
     }
 
-    /// Writes an event and its decisions.
+    /// Records an event and its decisions.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn record(&mut self, at: Nanos, event: Event, decisions: &[Decision]) -> io::Result<()> {
         line(&mut self.to, &Entry { at, event, decisions: decisions.to_vec() })
     }
 
-    /// Returns the writer, which contains everything that was recorded.
+    /// Returns the writer, which then contains the whole record.
     ///
     /// # Errors
-    /// If the writer fails.
+    /// Returns an error if the writer fails.
     pub fn finish(mut self) -> io::Result<W> {
         self.to.flush()?;
         Ok(self.to)
@@ -166,7 +168,7 @@ pub enum TraceError {
         /// Error of the parser.
         source: serde_json::Error,
     },
-    /// The record has another format version.
+    /// The record has a different format version.
     #[error("the record has format {0}, not {FORMAT}")]
     Format(u32),
     /// The record is empty.
@@ -190,7 +192,7 @@ pub struct Trace {
     pub turns: bool,
     /// All events, in order.
     pub entries: Vec<Entry>,
-    /// Numbers of their lines, from 1.
+    /// Numbers of the events' lines, from 1.
     pub lines: Vec<usize>,
     /// Moves of memory, in the order of their ends.
     pub moves: Vec<MemoryMove>,
@@ -235,7 +237,7 @@ impl Trace {
         Ok(trace)
     }
 
-    /// Returns the time of the record's last line.
+    /// Returns the time in the record's last line.
     #[must_use]
     pub fn end(&self) -> Nanos {
         let moved = self.moves.last().map_or(self.at, |moved| moved.until);

@@ -1,21 +1,22 @@
-//! Turns: grants of the whole card to one tenant at a time, recalled when another tenant is due.
+//! Turns: a turn grants the whole card to one tenant at a time, and is recalled when another tenant is due.
 //!
-//! A tenant that has a *turn* submits freely, and its shim bounds its run-ahead; the other tenants wait. A turn is a
+//! A tenant that has a *turn* submits freely, and its shim limits its run-ahead. The other tenants wait. A turn is a
 //! sequence of *slices*. Each slice is one submission for a [`Scheduler`], which picks the next slice and keeps the
-//! accounts. At a slice's end a copy of the scheduler selects the next tenant. If it is the same tenant, the copy
-//! becomes the scheduler and the tenant gets no message. Otherwise the turn is recalled, and the slice is charged up to
-//! the end of the last work that exceeded it. So a drain is needed only when the turn changes hands, a tenant without
-//! competitors gets no message after its grant, and the policy's own accounts compensate for any overrun.
+//! accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If it selects the same tenant, the
+//! copy becomes the scheduler, and the tenant gets no message. Otherwise, the turn is recalled, and the slice is
+//! charged up to the end of its last work, even if that work ends after the slice. So a drain is needed only when the
+//! turn changes hands. A tenant without competitors gets no message after its grant. The policy's own accounts
+//! compensate for overruns.
 //!
 //! If another tenant is due, a turn that has lasted [`TurnsConfig::yield_ns`] ends when its program waits for a result
-//! ([`Order::Yield`]). Such a program has nothing queued, and its next submission can wait for its next turn. A program
-//! that always has more work queued never waits, and keeps its slices.
+//! ([`Order::Yield`]). Such a program has nothing queued, so its next submission can wait for its next turn. A program
+//! that always has more work queued never waits, so it keeps its slices.
 //!
-//! A turn that has been recalled for [`TurnsConfig::overrun_ns`] and has not ended *overruns*: a kernel is long, or its
-//! program is stopped. The other tenants do not wait for its end. They get their turns in the meantime, and the card
-//! switches between the work of all of them. Each tenant is charged an equal part of that time.
+//! A recalled turn that has not ended within [`TurnsConfig::overrun_ns`] *overruns*: a kernel is long, or its program
+//! is stopped. The other tenants do not wait for its end. The other tenants get their turns in the meantime, and the
+//! card switches between the work of all these tenants. Each tenant is charged an equal part of that time.
 //!
-//! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a card alone does not begin
+//! The turns of a tenant with several cards are *offered* and *reserved* (`reserved`): a single card does not begin
 //! them.
 //!
 //! The module has no I/O and no threads, and takes the time as an argument.
@@ -30,12 +31,12 @@ use crate::{
 use reserved::NextSlice;
 use std::collections::BTreeMap;
 
-/// Engine whose accounts record the turns. A turn is a grant of the whole card.
+/// Engine whose accounts are used for turns.
 const ENGINE: Engine = Engine::Compute;
 /// Number of the only channel of each tenant.
 const CHANNEL: Channel = Channel(0);
 
-/// Number of checks per [`TurnsConfig::yield_ns`] if another tenant is due.
+/// Number of checks within [`TurnsConfig::yield_ns`] for whether another tenant is due.
 const COMPARISONS_PER_YIELD: u64 = 4;
 
 /// Lengths of turns.
@@ -43,17 +44,17 @@ const COMPARISONS_PER_YIELD: u64 = 4;
 pub struct TurnsConfig {
     /// Length of a slice, in ns: the interval between decisions about the next turn.
     pub slice_ns: u64,
-    /// Minimum time of a turn, in ns, before it can be cut short for a tenant of a better latency class.
+    /// Minimum duration of a turn, in ns, before it can be cut short for a tenant of a better latency class.
     pub least_ns: u64,
-    /// Time for which other tenants wait for the end of a recalled turn, in ns.
+    /// Time in ns for which other tenants wait for the end of a recalled turn.
     pub overrun_ns: u64,
-    /// Duration of a turn, in ns, after which it ends when the tenant waits for a result, if another tenant is due.
+    /// Duration in ns after which a turn ends when its tenant waits for a result, if another tenant is due.
     pub yield_ns: u64,
 }
 
 impl Default for TurnsConfig {
-    /// Sets slices of 15 ms that can be cut short after 1 ms, a wait of two slices for a recalled turn, and turns that
-    /// end after 4 ms when the tenant waits for a result. A change of turns costs 0.2 ms.
+    /// Sets slices of 15 ms that can be cut short after 1 ms, and a wait of two slices for a recalled turn. A turn ends
+    /// after 4 ms if its tenant waits for a result. A change of turns takes 0.2 ms.
     fn default() -> Self {
         Self { slice_ns: 15_000_000, least_ns: 1_000_000, overrun_ns: 30_000_000, yield_ns: 4_000_000 }
     }
@@ -65,7 +66,7 @@ pub fn scheduler_defaults() -> Config {
     Config { pipeline: crate::Pipeline::ONE, ..Config::default() }
 }
 
-/// Order to send a message to a tenant, or to act on it.
+/// A message to send to a tenant, or an action to take on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The tenant may submit until it is recalled.
@@ -74,8 +75,8 @@ pub enum Order {
     Recall(TenantId),
     /// Another tenant is due: the tenant gives its turn back when its program waits for a result.
     Yield(TenantId),
-    /// The tenant exceeds its limit, measured from its recall or from the start of its slice: the card is stuck with
-    /// its work.
+    /// The tenant exceeds its limit, measured from its recall or from the start of its slice, so its work blocks the
+    /// card.
     Overdue {
         /// The tenant.
         tenant: TenantId,
@@ -91,21 +92,21 @@ pub enum Order {
 struct Slice {
     ticket: Ticket,
     since: Nanos,
-    /// Start of the turn that the slice is part of.
+    /// Start of the turn that contains the slice.
     turn_since: Nanos,
     /// Time at which the turn was recalled.
     recalled: Option<Nanos>,
-    /// True if the slice has reached its minimum length, and it was checked if it must be cut short.
+    /// True if the slice has reached its minimum length, and the check whether to cut it short was made.
     weighed: bool,
-    /// True if the turn was reserved and its gate is not open yet. Such a turn is not cut short.
+    /// True if the turn was reserved and its gate is not open yet. A turn in this state is not cut short.
     waits: bool,
     /// State of an overrun, during which other tenants get their turns.
     overrun: Option<Overrun>,
-    /// Time of the last check if another tenant is due.
+    /// Time of the last check for whether another tenant is due.
     compared: Option<Nanos>,
     /// True if the tenant was asked to give the turn back when its program waits for a result.
     yields: bool,
-    /// True if the slice counted as a strike.
+    /// True if a strike was counted for the slice.
     struck: bool,
 }
 
@@ -136,25 +137,25 @@ impl Slice {
     }
 }
 
-/// A turn that other tenants no longer wait for.
+/// A turn for whose end other tenants no longer wait.
 #[derive(Clone, Copy, Debug)]
 struct Overrun {
     since: Nanos,
-    /// True if the turn has reached the tenant's limit, which was reported.
+    /// True if the turn has reached the tenant's limit, which was then reported.
     overdue: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
-    /// True if the tenant has work that waits for a turn, or for the next turn.
+    /// True if the tenant has work that waits for a turn, or will wait for its next turn.
     wants: bool,
     /// True if the tenant gets no turns for now, because its memory moves or it waits for its quantum.
     paused: bool,
-    /// True if the tenant's turns are offered, and begin when they are reserved.
+    /// True if the tenant's turns are offered, and only begin when they are reserved.
     offers: bool,
-    /// Time of the last offer, until the tenant accepts the offer or its state changes otherwise.
+    /// Time of the last offer, until the tenant accepts the offer or its state changes for another reason.
     offered: Option<Nanos>,
-    /// Time of the last offer that kept others from being offered the next turn, since the tenant's last turn.
+    /// Time of the last offer since the tenant's last turn that prevented offers of the next turn to others.
     promised: Option<Nanos>,
     /// Queued ticket.
     queued: Option<Ticket>,
@@ -173,11 +174,11 @@ pub struct Turns {
     /// Time up to which overrunning turns are charged.
     charged_until: Nanos,
     orders: Vec<Order>,
-    /// Tenants that became due since the last call of `take_offers`.
+    /// Tenants that have become due since the last call of `take_offers`.
     offers: Vec<TenantId>,
-    /// Tenants that are removed from the queue while the next slice is chosen.
+    /// Tenants removed from the queue during the choice of the next slice.
     postponed: Vec<TenantId>,
-    /// Tenant that gets the next turn, as soon as all other turns have ended.
+    /// Tenant that gets the next turn as soon as all other turns have ended.
     reserved: Option<TenantId>,
     recording: Option<Recording>,
 }
@@ -186,7 +187,7 @@ impl Turns {
     /// Creates turns without tenants.
     ///
     /// # Errors
-    /// If a setting of the scheduler is out of its bounds.
+    /// Returns an error if a scheduler setting is out of bounds.
     pub fn new(scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(gating(scheduler), now)?;
         let members = BTreeMap::new();
@@ -206,7 +207,7 @@ impl Turns {
     }
 
     /// Begins a record of at most `limit` bytes; `names` are the tenants' names. Returns false if a record is already
-    /// in progress, or the scheduler's state does not fit.
+    /// in progress, or if the scheduler's state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize, now: Nanos) -> bool {
         if self.recording.is_some() {
             return false;
@@ -227,7 +228,7 @@ impl Turns {
         }
     }
 
-    /// Returns the scheduler, for its accounts and settings.
+    /// Returns the scheduler, to read its accounts and settings.
     #[must_use]
     pub fn scheduler(&self) -> &Scheduler {
         &self.scheduler
@@ -251,7 +252,8 @@ impl Turns {
         self.scheduler.account(tenant, ENGINE)
     }
 
-    /// Returns the tenants that have a turn now: tenants whose turns overrun, and at most one more if the policy gates.
+    /// Returns the tenants that have a turn now: the tenants whose turns overrun, and at most one other tenant if the
+    /// policy has a gate.
     pub fn holders(&self) -> impl Iterator<Item = TenantId> + '_ {
         self.members.iter().filter(|(_, member)| member.slice.is_some()).map(|(&tenant, _)| tenant)
     }
@@ -322,8 +324,7 @@ impl Turns {
         self.event(now, Event::Changed { vgpu: tenant, params });
     }
 
-    /// Makes a tenant compete with other parameters than its own; with `None`, it competes with its own parameters
-    /// again.
+    /// Makes a tenant compete with other parameters than its own, or with `None` with its own parameters again.
     pub fn compete(&mut self, tenant: TenantId, params: Option<VgpuParams>, now: Nanos) {
         if self.scheduler.competing(tenant) != params.as_ref() {
             self.event(now, Event::Competes { vgpu: tenant, params });
@@ -333,7 +334,7 @@ impl Turns {
     /// Applies changed settings of the card.
     ///
     /// # Errors
-    /// If a setting is out of its bounds. In this case, no setting changes.
+    /// Returns an error if a setting is out of bounds. In this case, no setting changes.
     pub fn configure(&mut self, scheduler: Config, config: TurnsConfig, now: Nanos) -> Result<(), ConfigError> {
         let scheduler = gating(scheduler);
         scheduler.check()?;
@@ -365,15 +366,16 @@ impl Turns {
         if member.paused || member.queued.is_some() || member.slice.is_some() {
             return;
         }
-        // Charge the use while no other tenant wanted the card before this tenant competes.
+        // Charge the use for which no tenant competed before this tenant starts to compete.
         self.roll_all(now);
         self.queue(tenant, now);
         self.cut_short(tenant, now);
         self.let_overrun(now);
     }
 
-    /// Records that a tenant has given its turn back: its work has ended, the last of it at `ended` according to the
-    /// tenant, clamped to now. With `more`, the tenant has more waiting work. Without a turn only `more` is recorded.
+    /// Records that a tenant has given its turn back because its work has ended. According to the tenant, the last work
+    /// ended at `ended`, which is clamped to now. `more` is true if the tenant has more waiting work. If the tenant has
+    /// no turn, only `more` is recorded.
     pub fn ended(&mut self, tenant: TenantId, ended: Nanos, more: bool, now: Nanos) {
         self.charge_overruns(now);
         let Some(member) = self.members.get_mut(&tenant) else { return };
@@ -397,8 +399,8 @@ impl Turns {
         }
     }
 
-    /// Pauses a tenant's turns, or resumes them. A pause recalls the tenant's turn, and takes its queued work out of
-    /// the queue. The tenant's work still counts.
+    /// Pauses a tenant's turns, or resumes them. A pause recalls the tenant's turn, and removes its slice from the
+    /// queue. The scheduler still records that the tenant has work.
     pub fn pause(&mut self, tenant: TenantId, paused: bool, now: Nanos) {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| member.paused != paused) else { return };
         member.paused = paused;
@@ -452,8 +454,9 @@ impl Turns {
         self.report_overdue(now);
     }
 
-    /// Asks the holder of the turn to give it back when its program waits for a result, if another tenant is due. So a
-    /// program with short submissions gets short turns, and a program that fills the card keeps its slices.
+    /// If another tenant is due, requests that the holder of the turn returns it when the holder's program waits for a
+    /// result. As a result, a program with short submissions gets short turns, and a program that always has work
+    /// queued keeps its slices.
     fn ask_to_yield(&mut self, now: Nanos) {
         let due: Vec<(TenantId, Slice)> = self
             .members
@@ -478,7 +481,7 @@ impl Turns {
         }
     }
 
-    /// Returns the time of the next check if another tenant is due, or `None` if no tenant waits.
+    /// Returns the time of the next check for whether another tenant is due, or `None` if no tenant waits.
     fn comparison(&self, slice: &Slice) -> Option<Nanos> {
         let may_yield = slice.continues() && !slice.yields && self.scheduler.queued() > 0;
         let TurnsConfig { yield_ns, .. } = self.config;
@@ -486,7 +489,7 @@ impl Turns {
         may_yield.then(|| slice.turn_since.after(yield_ns).max(again.unwrap_or_default()))
     }
 
-    /// Lets other tenants have their turns, if any of them waits for a turn that was recalled too long ago.
+    /// Lets other tenants have their turns if one of them waits for a turn that was recalled too long ago.
     fn let_overrun(&mut self, now: Nanos) {
         if self.scheduler.queued() == 0 && self.reserved.is_none() {
             return;
@@ -537,7 +540,8 @@ impl Turns {
         })
     }
 
-    /// Returns the time at which overrunning turns are next charged, or at which the wait for a recalled turn ends.
+    /// Returns the time of the next charge for overrunning turns, or the time at which the wait for a recalled turn
+    /// ends.
     fn next_overrun(&self) -> Option<Nanos> {
         let waits = self.scheduler.queued() > 0 || self.reserved.is_some();
         let slices = self.members.values().filter_map(|member| member.slice);
@@ -548,7 +552,7 @@ impl Turns {
         times.chain(self.deadlines().map(|(_, deadline)| deadline)).min()
     }
 
-    /// Shortens turns that had not reached their minimum length when a tenant of a better latency class queued work.
+    /// Cuts turns short that had not reached their minimum length when a tenant of a better latency class queued work.
     fn weigh(&mut self, now: Nanos) {
         let least = self.config.least_ns;
         let mut any = false;
@@ -591,7 +595,7 @@ impl Turns {
         }
     }
 
-    /// Queues a slice of a tenant.
+    /// Queues a slice for a tenant.
     fn queue(&mut self, tenant: TenantId, now: Nanos) {
         let ticket = self.ticket();
         if let Some(member) = self.members.get_mut(&tenant) {
@@ -600,7 +604,7 @@ impl Turns {
         self.event(now, Event::Arrival { vgpu: tenant, channel: CHANNEL, engine: ENGINE, ticket });
     }
 
-    /// Ends the slices of all tenants without competition, and begins new ones.
+    /// Ends the slices of all tenants without competitors, and begins new ones.
     fn roll_all(&mut self, now: Nanos) {
         if self.scheduler.queued() > 0 {
             return;
@@ -611,7 +615,7 @@ impl Turns {
         }
     }
 
-    /// Begins the next slice of a tenant immediately if the scheduler would choose the tenant again. Returns true if
+    /// Begins the next slice of a tenant immediately if the scheduler would choose this tenant again. Returns true if
     /// the slice began.
     fn roll(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(slice) = self.members.get(&tenant).and_then(|member| member.slice).filter(Slice::continues) else {
@@ -632,8 +636,8 @@ impl Turns {
         true
     }
 
-    /// Handles new work of a tenant. Takes the turn from its holder immediately if the newcomer's latency class is
-    /// better and the scheduler would choose the newcomer.
+    /// Handles new work of a tenant. Takes the turn from its holder immediately if the tenant's latency class is better
+    /// and the scheduler would choose the tenant.
     fn cut_short(&mut self, newcomer: TenantId, now: Nanos) {
         if self.members.get(&newcomer).is_none_or(|member| member.queued.is_none()) {
             return;
@@ -691,8 +695,8 @@ impl Turns {
     }
 }
 
-/// Ends the first of two slices of a tenant in `scheduler`, with the second one queued. Returns the events with their
-/// decisions.
+/// Ends the first of a tenant's two slices in `scheduler`, while the second one is queued. Returns the events with
+/// their decisions.
 fn after_slice(
     scheduler: &mut Scheduler,
     tenant: TenantId,

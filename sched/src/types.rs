@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 pub use crate::engine::Engine;
 pub use tenant::TenantId;
 
-/// Number of a submission. The feeder chooses it and never reuses it, and the scheduler returns it.
+/// Number of a submission. The feeder chooses the value and never reuses it; the scheduler returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Ticket(pub u64);
 
@@ -15,7 +15,7 @@ pub struct Ticket(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Channel(pub u32);
 
-/// Time in nanoseconds of the feeder's clock, which never goes back.
+/// Time in nanoseconds of the feeder's clock, which never goes backwards.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, schemars::JsonSchema,
 )]
@@ -35,7 +35,7 @@ impl Nanos {
     }
 }
 
-/// An event. An event that names an unknown vGPU or submission is counted and has no other effect, because a vGPU or a
+/// An event. An event that names an unknown vGPU or submission is counted and otherwise ignored, because a vGPU or
 /// channel may end while an event about it is in transit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -47,7 +47,7 @@ pub enum Event {
         /// The parameters of the vGPU.
         params: VgpuParams,
     },
-    /// A vGPU was removed, with all its submissions: the card no longer runs any of its work.
+    /// A vGPU was removed with all its submissions, and the card no longer runs its work.
     Removed {
         /// The vGPU.
         vgpu: TenantId,
@@ -63,7 +63,7 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that had begun on another card has arrived: it is off the card and waits. The submission is
+    /// A submission that began on another card has arrived. The submission is off the card and waits. The submission is
     /// [requeued](Self::Requeued) when it can resume.
     Adopted {
         /// Owner of the submission.
@@ -75,12 +75,12 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The card has received the work of [`Decision::Start`]. This optional event gives a more exact start.
+    /// The card has received the work of [`Decision::Start`]. This event is optional and gives a more exact start time.
     Started {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// A submission that was started waits for something other than the engine: a semaphore, or its guest to enable its
+    /// A started submission waits for something other than the engine: for a semaphore, or for its guest to enable the
     /// channel. Other submissions may use the engine in the meantime.
     Waiting {
         /// The submission, by its ticket.
@@ -91,39 +91,39 @@ pub enum Event {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The submission no longer waits, but is off the card: it must be queued again, before other work of its vGPU, and
-    /// is then started a second time.
+    /// The submission no longer waits, but is off the card. The scheduler must queue it again before other work of its
+    /// vGPU, and start it a second time.
     Requeued {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
-    /// The submission still waits (or has ended), and has worked in between. That work is charged.
+    /// The submission has worked since it began to wait, and now waits again or has ended. That work is charged.
     Moved {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// Last time since it began to wait at which it is known to have been idle.
+        /// Last time at which the submission is known to have been idle.
         since: Nanos,
     },
-    /// The waiting submissions have shared an engine with the running one: the card switches between all of them. Each
-    /// is charged for an equal part of the time since then.
+    /// The waiting submissions have shared an engine with the running one, because the card switches between all of
+    /// them. Each of these submissions is charged for an equal part of the time since then.
     Shared {
         /// The engine.
         engine: Engine,
-        /// Time since which they have shared the engine.
+        /// Time since which the submissions have shared the engine.
         since: Nanos,
     },
-    /// A vGPU without a submission on an engine has kept the engine from other vGPUs since `since`, because its work
-    /// elsewhere had to end before they could use the engine. The vGPU is charged for that time; the submissions
-    /// waiting for the engine are not.
+    /// A vGPU without a submission on an engine has blocked the engine since `since`, because its work elsewhere had to
+    /// end before other vGPUs could use the engine. The vGPU is charged for that time; the submissions waiting for the
+    /// engine are not.
     Kept {
         /// The engine.
         engine: Engine,
         /// The vGPU.
         vgpu: TenantId,
-        /// Start of that time, or of its part that was not reported yet.
+        /// Start of that time, or of the part that has not been reported yet.
         since: Nanos,
     },
-    /// According to the card's answer about an overrun, an engine works for this channel.
+    /// The card was queried because of an overrun, and answered that an engine works for this channel.
     Occupied {
         /// The engine.
         engine: Engine,
@@ -132,8 +132,8 @@ pub enum Event {
         /// The channel.
         channel: Channel,
     },
-    /// According to the card's answer about an overrun, the submission that has the engine in the accounts has had it
-    /// for less time than recorded.
+    /// The card was queried because of an overrun, and answered that the submission that has the engine in the accounts
+    /// has had it for less time than recorded.
     Unoccupied {
         /// The engine.
         engine: Engine,
@@ -141,7 +141,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         since: Option<Nanos>,
     },
-    /// A channel of a vGPU held an engine for longer than its limit, and was killed because of this. Counts towards
+    /// A channel of a vGPU held an engine for longer than its limit, and was therefore killed. Counts towards
     /// quarantine.
     Struck {
         /// Owner of the channel.
@@ -149,20 +149,20 @@ pub enum Event {
         /// The engine.
         engine: Engine,
     },
-    /// A submission that was started has ended. Ends on one engine are reported in order.
+    /// A submission that was started has ended. The ends of submissions on one engine are reported in order.
     Completed {
         /// The submission, by its ticket.
         ticket: Ticket,
-        /// Time of its end according to the card, on the feeder's clock; `None` if the card does not report it.
+        /// End time according to the card, on the feeder's clock; `None` if the card does not report it.
         ended: Option<Nanos>,
     },
-    /// A submission is void, because its doorbell had no work left. The submission may have been started or not.
+    /// A submission is void, because its doorbell left no work to do. The submission may have been started already.
     Withdrawn {
         /// The submission, by its ticket.
         ticket: Ticket,
     },
     /// A channel is off the card, with all of its queued work and work in flight. Submissions that ended earlier must
-    /// be reported first; the submission that the engine was working on is charged up to now.
+    /// be reported first. The submission that the engine was working on is charged up to now.
     ChannelEnded {
         /// Owner of the channel.
         vgpu: TenantId,
@@ -176,17 +176,17 @@ pub enum Event {
         /// The parameters from now on.
         params: VgpuParams,
     },
-    /// A vGPU competes with these settings instead of its own, because it has the time of several vGPUs that wait for
+    /// A vGPU competes with these settings instead of its own, because it uses the time of several vGPUs that wait for
     /// their memory. Its own settings do not change.
     Competes {
         /// The vGPU.
         vgpu: TenantId,
-        /// The settings with which it competes from now on; `None` for its own.
+        /// The settings with which the vGPU competes from now on; `None` for its own settings.
         params: Option<VgpuParams>,
     },
     /// The card's policy or its parameters have changed. Queued work and work in flight are kept.
     Configured(Config),
-    /// The operator releases a vGPU from quarantine, and clears its strikes.
+    /// The operator has released a vGPU from quarantine, which also clears its strikes.
     Released {
         /// The vGPU.
         vgpu: TenantId,
@@ -201,10 +201,10 @@ pub enum Event {
 pub enum Decision {
     /// Submit the submission to the card now.
     Start(Ticket),
-    /// According to the accounts the submission has run for longer than its vGPU's limit. The feeder must query which
-    /// channel has the engine on the card. If it is this channel, the feeder takes it off the card, notifies the guest,
-    /// and sends [`Event::ChannelEnded`] and [`Event::Struck`]. Otherwise it sends [`Event::Occupied`] or
-    /// [`Event::Unoccupied`].
+    /// According to the accounts, the submission has run for longer than its vGPU's limit. The feeder must query the
+    /// card for the channel that has the engine. If it is the submission's channel, the feeder takes the channel off
+    /// the card, notifies the guest, and sends [`Event::ChannelEnded`] and [`Event::Struck`]. Otherwise it sends
+    /// [`Event::Occupied`] or [`Event::Unoccupied`].
     Kill {
         /// Owner of the channel.
         vgpu: TenantId,
@@ -214,28 +214,28 @@ pub enum Decision {
         engine: Engine,
         /// The submission that ran too long.
         ticket: Ticket,
-        /// The run time of the submission so far, in ns.
+        /// Run time of the submission so far, in ns.
         ran_ns: u64,
     },
-    /// The vGPU has had its last strike: its work must not be started until the vGPU is released. The operator should
-    /// be informed.
+    /// The vGPU has reached the maximum number of strikes. Its work must not be started until the vGPU is released. The
+    /// operator should be notified.
     Quarantined {
         /// The vGPU.
         vgpu: TenantId,
         /// Time at which the quarantine ends by itself; `None` if only the operator ends it.
         until: Option<Nanos>,
     },
-    /// The quarantine has ended. The operator should be informed.
+    /// The quarantine has ended. The operator should be notified.
     Released {
         /// The vGPU.
         vgpu: TenantId,
     },
 }
 
-/// Place of a submission that has not ended.
+/// State of a submission that has not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The submission waits for a slice.
+    /// The submission is queued and waits for its start.
     Queued,
     /// The engine works on the submission, or has it queued.
     OnEngine,

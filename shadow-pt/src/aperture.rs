@@ -5,15 +5,15 @@ use nvspec::addr::{Gpa, GpuVa, GuestVramAddr, LARGE_PAGE, SMALL_PAGE, Target};
 use nvspec::instance::vm;
 use nvspec::mmu::{ENTRY_BYTES, LPT_ENTRIES, PDE_SHIFT, PDE_SPAN, Pde, Pte, PteAperture, SPT_ENTRIES, TableTarget};
 
-/// Number of cached translations per aperture; a power of two. They cover 2 MiB of pages, which is more than a driver
-/// uses at a time.
+/// Number of cached translations per aperture; a power of two. The translations cover 2 MiB of pages, which is more
+/// than a driver uses at the same time.
 const SLOTS: usize = 512;
 const PAGE_SHIFT: u32 = SMALL_PAGE.trailing_zeros();
 
 /// The memory at an offset of an aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Guest address of the byte. It is not checked against the guest's memory.
+    /// Guest address of the byte. The address is not checked against the guest's memory.
     pub place: Place,
     /// Number of bytes from this address to the end of the 4 KiB page.
     pub bytes: u64,
@@ -44,7 +44,7 @@ struct Slot {
 }
 
 impl Slot {
-    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this slot.
+    /// Returns the mapping of byte `offset` of the aperture. The byte must be in the page of this cache entry.
     fn mapping(&self, offset: u64) -> Option<Mapping> {
         let within = offset & SMALL_PAGE.wrapping_sub(1);
         let place = self.place.checked_add(within)?;
@@ -68,7 +68,7 @@ struct Space {
 #[derive(Debug)]
 pub struct ApertureTlb {
     instance: Option<Place>,
-    /// Directory that overrides the one in the instance block.
+    /// Directory that overrides the directory in the instance block.
     named: Option<Place>,
     space: Option<Space>,
     slots: Box<[Option<Slot>]>,
@@ -178,7 +178,7 @@ const BLOCK_LARGES: usize = BLOCK_SMALLS >> LARGE_SHIFT;
 /// log2 of the number of small pages in a large page.
 const LARGE_SHIFT: u32 = LARGE_PAGE.trailing_zeros() - PAGE_SHIFT;
 
-/// The entries for 2 MiB of an aperture. They are 0 where no table exists.
+/// The entries for 2 MiB of an aperture. The entries are 0 where no table exists.
 struct Block {
     large: [[u8; 8]; BLOCK_LARGES],
     small: [[u8; 8]; BLOCK_SMALLS],
@@ -241,8 +241,8 @@ fn read_space(instance: Place, named: Option<Place>, guest: &mut impl GuestMemor
     Some(Space { directory, limit: limit & 0xff_ffff_ffff })
 }
 
-/// Returns the address and the write permission of the guest's page at `va`. Walks the tables like the hardware: a
-/// valid entry in the large-page table takes precedence; otherwise the small-page table decides.
+/// Returns the address and the write permission of the guest's page at `va`. Walks the tables as the hardware does: a
+/// valid entry in the large-page table takes precedence; otherwise, the small-page table decides.
 fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place, bool), WalkFault> {
     if va.0 > space.limit {
         return Err(WalkFault::Limit);
@@ -255,7 +255,7 @@ fn walk(space: Space, va: GpuVa, guest: &mut impl GuestMemory) -> Result<(Place,
         if index >= u64::from(pde.large_entries()) {
             fault = WalkFault::PdeSize;
         } else {
-            // A table that cannot be read has no valid entries. Shadow tables treat it in the same way.
+            // A table that cannot be read has no valid entries. Shadow tables treat such a table in the same way.
             let pte = Pte::from(read_entry(table, index, guest).unwrap_or(0));
             if pte.valid() {
                 // The page's address is a multiple of its size. The virtual address selects the 4 KiB within the page.

@@ -6,7 +6,7 @@ pub(crate) const WORDS: usize = 8;
 /// One bit for each of 512 entries or pages.
 pub(crate) type Set512 = [u64; WORDS];
 
-/// Returns the set that only contains `index`, which must be below 64.
+/// Returns the set that contains only `index`, which must be below 64.
 pub(crate) const fn bit(index: u32) -> u64 {
     1u64.wrapping_shl(index)
 }

@@ -111,7 +111,7 @@ impl HostTable {
         Some(pde.with_small_frame(frame(self.card)?).into())
     }
 
-    /// Returns the entry for a page; `None` if the address does not fit an entry.
+    /// Returns the entry for a page; `None` if the address does not fit into an entry.
     pub(crate) fn pte(page: VramAddr, rights: Rights) -> Option<u64> {
         let pte = Pte::granting(rights).with_aperture(PteAperture::Vram);
         Some(pte.with_kind(kind::PITCH).with_frame(frame(page)?).into())
@@ -130,7 +130,7 @@ const _: () = assert!(
         && SHARED_BASE.0 == Area::Shared.entry() as u64 * PDE_SPAN
 );
 
-/// Returns the 28-bit frame number of a card address; `None` if it does not fit an entry.
+/// Returns the 28-bit frame number of a card address; `None` if the number does not fit into an entry.
 pub(crate) fn frame(address: VramAddr) -> Option<u32> {
     u32::try_from(address.0 >> SMALL_PAGE.trailing_zeros()).ok().filter(|frame| frame >> 28 == 0)
 }

@@ -28,14 +28,14 @@
 //! work runs. A flush, a trapped write, and the user ([`AddressSpaces::announced`]) announce changes. The crate does
 //! not search for changes that are neither trapped nor announced.
 //!
-//! A flush must take effect immediately only where permissions can be lost, which is on pending pages with live shadow
-//! entries. In [`Mode::LazyAdd`], all other changes wait for [`AddressSpaces::prepare`], unless work is running. A new
-//! entry in a large-page table hides the small-page entries for the same addresses. This does not count as a loss,
-//! because the guest still maps the hidden pages.
+//! A flush must take effect immediately only where permissions can be lost: on pending pages with live shadow entries.
+//! In [`Mode::LazyAdd`], all other changes wait for [`AddressSpaces::prepare`], unless work is running. A new entry in
+//! a large-page table hides the small-page entries for the same addresses. This does not count as a loss, because the
+//! guest still maps the hidden pages.
 //!
 //! A large page cannot be a single entry if its 4 KiB pages are not contiguous for the card, because some are in host
 //! memory, or because the RAM is in several parts. Such a page is *split*: 32 small entries in the crate's own
-//! small-page table replace the large one (`split`). The directory entry then refers to this table instead of the
+//! small-page table replace the large entry (`split`). The directory entry then refers to this table instead of the
 //! shadow of the guest's small-page table, because the hardware uses that table wherever no large entry exists.
 //!
 //! Compression tags are not supported (every compressed kind is replaced with its uncompressed counterpart), and
@@ -48,7 +48,7 @@
 //! - Tables beyond [`Limits::table_bytes`] are not created.
 //! - A VM has at most [`MAX_SPACES`] spaces.
 //! - A directory that is its own table, and tables in guest RAM, need no special treatment, because only the meaning of
-//!   their bytes as entries matters.
+//!   their bits as entries matters.
 //!
 //! The crate does not use locks, threads or clocks.
 
@@ -111,7 +111,7 @@ pub trait GuestMemory {
     /// Fills `data` with memory starting at `place`.
     ///
     /// # Errors
-    /// Returns an error if any byte is outside the guest's memory. The contents of `data` are then undefined.
+    /// Returns an error if any byte is outside the guest's memory. In this case, the contents of `data` are undefined.
     fn read(&mut self, place: Place, data: &mut [u8]) -> Result<(), Unreadable>;
 }
 
@@ -133,12 +133,12 @@ pub trait Frames {
 
     /// Returns the I/O address of the `len` bytes of guest RAM at `address`, if all of them are registered (for
     /// writing, if `write` is true) and contiguous. `len` is 4 KiB or 128 KiB. The I/O address of a region should equal
-    /// its guest address modulo 128 KiB; otherwise each of its large pages needs 32 entries.
+    /// its guest address modulo 128 KiB. Otherwise, each of its large pages needs 32 entries.
     fn ram(&mut self, address: Gpa, len: u64, write: bool) -> Option<Iova>;
 }
 
-/// The card's memory for shadow tables. Guests must not be able to access it. If the card fails, the implementation
-/// must record the failure; the shadow continues as if the write had happened.
+/// The card's memory for shadow tables. Guests must not be able to access this memory. If the card fails, the
+/// implementation must record the failure; the shadow continues as if the write had happened.
 pub trait ShadowMemory {
     /// Allocates `bytes` bytes, zeroed and aligned to 4 KiB. Returns `None` if no memory is available.
     fn alloc(&mut self, bytes: u64) -> Option<VramAddr>;

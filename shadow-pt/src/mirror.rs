@@ -21,7 +21,7 @@ const GROUP: u32 = 8;
 /// An entry as it is in memory.
 pub(crate) type RawEntry = [u8; size_of::<Pte>()];
 
-/// A run of changed entries. The flag is true if any of them has lost a permission.
+/// A run of changed entries. The flag is true if any entry has lost a permission.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
     pub(crate) range: Range<usize>,
@@ -78,7 +78,7 @@ pub(crate) struct Mirror {
     pub(crate) card: VramAddr,
     /// The guest's entries as of the last read.
     pub(crate) guest: Box<[RawEntry]>,
-    /// The card's entries, as they will be after all runs were written.
+    /// The card's entries, as they will be after all runs have been written.
     pub(crate) shadow: Box<[u64]>,
     /// Pages that may differ from `guest`.
     pub(crate) dirty: u64,
@@ -129,7 +129,7 @@ impl Mirror {
             .fold(0, |set, page| set | bit(page))
     }
 
-    /// Marks the pages that could not be read, so that they are read again. Returns true if any exist.
+    /// Marks the pages that could not be read, so that they are read again. Returns true if there are any such pages.
     pub(crate) fn retry(&mut self) -> bool {
         self.dirty |= self.unreadable;
         self.unreadable != 0

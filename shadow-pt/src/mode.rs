@@ -13,7 +13,7 @@ pub enum Mode {
     Lazy,
     /// Each flush reads only table pages that may have changed, and writes only changed entries.
     Incremental,
-    /// Like [`Self::Incremental`], but table pages that can only gain permissions are read when work needs them.
+    /// Same as [`Self::Incremental`], but table pages that can only gain permissions are read when work needs them.
     #[default]
     LazyAdd,
 }
@@ -29,7 +29,7 @@ pub(crate) enum Scope {
     Everything,
 }
 
-/// The name does not belong to a mode.
+/// No mode has this name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a shadowing mode; the modes are naive, lazy, incremental and lazy-add")]
 pub struct UnknownMode(String);

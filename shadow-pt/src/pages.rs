@@ -21,7 +21,7 @@ pub(crate) enum User {
     Table(u32, u32),
 }
 
-/// A run of consecutive pages of guest VRAM that shadow entries make writable for the GPU.
+/// A run of consecutive pages of guest VRAM that the GPU can write through shadow entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameRun {
     first: u32,
@@ -101,8 +101,8 @@ fn split(frame: u32) -> (usize, u32) {
 /// All pages of guest VRAM that contain tables of a VM.
 #[derive(Debug, Default)]
 pub(crate) struct PageIndex {
-    /// Indexed by block number. Needs up to 4 MiB if a guest places a table at the highest address that an entry can
-    /// express.
+    /// Indexed by block number. The index needs up to 4 MiB if a guest places a table at the highest address that an
+    /// entry can express.
     blocks: Vec<Option<Box<Block>>>,
     users: HashMap<u32, Vec<User>>,
 }
@@ -155,7 +155,7 @@ impl PageIndex {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page))
     }
 
-    /// Returns true if the page contains a table, and its change was not reported to all of its users yet.
+    /// Returns true if the page contains a table, and its change has not been reported to all of its users yet.
     pub(crate) fn news(&self, frame: u32) -> bool {
         self.block(frame).is_some_and(|(block, page)| bits::has(&block.tables, page) && !bits::has(&block.marked, page))
     }

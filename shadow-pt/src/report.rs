@@ -95,7 +95,7 @@ pub struct SyncReport {
     /// Number of pages of guest tables that may have changed and wait for [`crate::AddressSpaces::prepare`].
     pub deferred: u64,
     /// Number of tables that could not be created because card memory is short. Each call that may create tables tries
-    /// again. Until the tables exist, their pages are not mapped, and work that needs them must not start.
+    /// again. Until the tables exist, their pages are not mapped, and work that needs these pages must not start.
     pub waiting: u64,
     /// Newly denied entries, by reason.
     pub denied: Denials,

@@ -26,7 +26,8 @@ struct Reference {
 enum Made {
     /// The table has not been created yet.
     Wanted,
-    /// The table could not be created. It either exceeds the limit and was counted as denied, or waits for card memory.
+    /// The table could not be created. The table either exceeds the limit and was counted as denied, or waits for card
+    /// memory.
     Refused,
     /// The table exists with this number.
     Yes(u32),
@@ -172,9 +173,9 @@ impl Space {
 
     /// Writes the changes in the mirrors of `work` to the card, and links the directory's pages `relink` again.
     ///
-    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again: first the small
-    /// entries that replace large ones, and the links to them; then changes that remove permissions, new tables, and
-    /// changes that add permissions; finally all other small entries of the replacement tables.
+    /// The order of the writes keeps a large page accessible when it becomes split or contiguous again. First come the
+    /// small entries that replace large entries, and the links to them; then the changes that remove permissions, new
+    /// tables, and the changes that add permissions; finally all other small entries of the replacement tables.
     pub(crate) fn commit(
         &mut self,
         shared: &mut Shared,
@@ -381,7 +382,7 @@ impl Space {
         }
     }
 
-    /// Drops a table that no directory entry refers to any longer.
+    /// Drops a table that directory entries no longer refer to.
     fn drop_table(&mut self, shared: &mut Shared, key: &TableKey) {
         let Some(reference) = self.references.remove(key) else { return };
         self.missing.remove(key);
@@ -394,14 +395,15 @@ impl Space {
         self.give_back(shared, key.bytes());
     }
 
-    /// Creates missing tables as far as the limit and the available memory allow. Returns `true` if any were created.
+    /// Creates missing tables as far as the limit and the available memory permit. Returns `true` if any table was
+    /// created.
     fn make_tables(&mut self, shared: &mut Shared, memory: &mut impl ShadowMemory, report: &mut SyncReport) -> bool {
         if self.missing.is_empty() {
             return false;
         }
         let Self { index, references, missing, rooms, queue, table_bytes, .. } = self;
-        // If no memory was freed, retry only the first refused table, because the card's own memory may have been the
-        // limit.
+        // If no memory has been freed, retry only the first refused table, because the card's own memory may have been
+        // the limit.
         let mut again = *rooms != shared.rooms;
         *rooms = shared.rooms;
         let mut tried = false;
@@ -535,7 +537,7 @@ impl Space {
         runs
     }
 
-    /// Returns the shadow of a directory entry. It has the same size code, and refers to the shadow's tables.
+    /// Returns the shadow of a directory entry. The shadow has the same size code, and refers to the shadow's tables.
     fn shadow_pde(&self, guest: Pde, tables: &Tables) -> u64 {
         let [large_table, small_table] = TableKey::both(guest).map(|key| tables.get(self.table(&key?)?));
         if [large_table, small_table].into_iter().flatten().any(|table| table.barred) {

@@ -133,7 +133,7 @@ impl AddressSpaces {
         self.space(id).map(|space| space.directory.card)
     }
 
-    /// Returns the location of the guest's directory for the space.
+    /// Returns the location of the space's guest directory.
     #[must_use]
     pub fn guest_directory(&self, id: SpaceId) -> Option<Place> {
         self.space(id).map(|space| space.directory.place)
@@ -183,9 +183,9 @@ impl AddressSpaces {
         }
     }
 
-    /// Records that the guest's CPU can now write the page of guest VRAM at `address` without a trap, or, if `unseen`
-    /// is false, no longer can. Such writes need no call of [`Self::written`]. Calls are counted: each call with `true`
-    /// needs one with `false`.
+    /// Records that the guest's CPU can now write the page of guest VRAM at `address` without a trap; or that it no
+    /// longer can, if `unseen` is false. Such writes need no call of [`Self::written`]. Calls are counted: each call
+    /// with `true` must be followed by one with `false`.
     pub fn unseen(&mut self, address: GuestVramAddr, unseen: bool) {
         let Some(frame) = PageIndex::frame(address.0) else { return };
         let mut run = Vec::new();
@@ -198,7 +198,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Handles the guest's flush of this space's TLB. `busy` is set if work of one of the space's channels is on the
+    /// Handles the guest's flush of this space's TLB. `busy` is true if work of one of the space's channels is on the
     /// card, so that no update may wait. Afterwards the card's tables contain no entry that the guest removed before
     /// the flush (except in [`Mode::Lazy`]). If the report requires it, the caller must flush the card's TLBs for
     /// [`Self::directory`] and then call [`Self::flushed`].
@@ -239,13 +239,13 @@ impl AddressSpaces {
         self.space(id).is_none_or(|space| space.is_settled(&self.shared.tables))
     }
 
-    /// Does all deferred work before work of one of the space's channels goes to the card. Afterwards the shadow
+    /// Does all deferred work before work of one of the space's channels goes to the card. Afterwards, the shadow
     /// matches the guest's tables, as far as their entries are granted. The card's TLBs must be flushed as after
     /// [`Self::flush`].
     ///
     /// Another CPU of the guest may be in the middle of writing an entry. An entry that cannot be granted is not
-    /// mapped. It counts as denied when it is found a second time, or immediately if the space was not written since
-    /// its last flush.
+    /// mapped. The entry counts as denied when it is found a second time, or immediately if the space was not written
+    /// since its last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)
@@ -307,7 +307,7 @@ impl AddressSpaces {
             .collect()
     }
 
-    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. Between two parts the
+    /// Writes one of the [`RELINK_PIECES`] parts of a space's directory after [`Self::bar_ram`]. Between two parts, the
     /// caller may do anything except report completion to the guest.
     pub fn relink(&mut self, id: SpaceId, piece: u32, memory: &mut impl ShadowMemory) -> SyncReport {
         let mut report = SyncReport::default();
@@ -333,7 +333,8 @@ impl AddressSpaces {
         })
     }
 
-    /// Returns true if an entry of any space may refer to a byte of the range. If the result is `false`, none does.
+    /// Returns true if an entry of any space may refer to a byte of the range. If the result is `false`, no entry
+    /// refers to the range.
     #[must_use]
     pub fn names(&self, range: GuestRange) -> bool {
         !self.shared.reverse.pieces(range).is_empty()
@@ -345,8 +346,8 @@ impl AddressSpaces {
     }
 
     /// Returns blocks that contain all RAM in `range` that entries have referred to since the last call. A block inside
-    /// `range` is reported again only if entries still refer to it while the card `goes_on` using it, or if entries
-    /// refer to it again later.
+    /// `range` is reported again only if entries still refer to it and the card `goes_on` using it, or if entries refer
+    /// to it again later.
     pub fn take_named_ram(&mut self, range: Range<u64>, goes_on: bool) -> Vec<Range<u64>> {
         self.shared.reverse.take_named(range, goes_on)
     }
@@ -453,7 +454,7 @@ impl AddressSpaces {
         }
     }
 
-    /// Frees the space. The card must no longer use it.
+    /// Frees the space. The card must no longer use the page.
     pub fn close(&mut self, id: SpaceId, memory: &mut impl ShadowMemory) {
         if self.space(id).is_none() {
             return;

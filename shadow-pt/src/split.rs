@@ -1,8 +1,8 @@
 //! The crate's own small-page tables for split large pages, whose 4 KiB pages are not contiguous for the card.
 //!
 //! Each table serves a pair: a large-page table, and the small-page table (if any) that a directory entry refers to
-//! together with it. It contains the small entries that replace large entries and, elsewhere, the shadow entries of the
-//! guest's small-page table.
+//! together with it. The table contains the small entries that replace large entries and, elsewhere, the shadow entries
+//! of the guest's small-page table.
 
 use crate::mirror::{Mirror, Runs, write_range};
 use crate::table::TableKey;
@@ -96,8 +96,8 @@ pub(crate) struct Splits {
     /// Number of directory entries that refer to each pair.
     pairs: BTreeMap<Pair, u32>,
     made: BTreeMap<Pair, SplitTable>,
-    /// Pairs that may need a replacement table and have none. The value is true if an attempt to create the table has
-    /// failed.
+    /// Pairs that may need a replacement table but do not have one. The value is true if an attempt to create the table
+    /// has failed.
     wanted: BTreeMap<Pair, bool>,
     /// Pairs that directory entries may no longer refer to.
     orphans: Vec<Pair>,
@@ -139,7 +139,7 @@ impl Splits {
         }
     }
 
-    /// Drops the tables of pairs that no directory entry refers to any longer. Returns their size in bytes.
+    /// Drops the tables of pairs that directory entries no longer refer to. Returns the size of these tables in bytes.
     pub(crate) fn drop_orphans(&mut self, unlinked: &mut Unlinked) -> u64 {
         let mut bytes = 0u64;
         for pair in std::mem::take(&mut self.orphans) {
@@ -158,7 +158,7 @@ impl Splits {
         pair.bytes()
     }
 
-    /// Drops all tables. Returns their size in bytes.
+    /// Drops all tables. Returns the size of these tables in bytes.
     pub(crate) fn clear(&mut self, unlinked: &mut Unlinked) -> u64 {
         let bytes = self.made.keys().fold(0u64, |sum, pair| sum.saturating_add(pair.bytes()));
         unlinked.extend(std::mem::take(&mut self.made).into_iter().map(|(pair, table)| (table.card, pair.bytes())));
@@ -186,7 +186,7 @@ impl Splits {
         }
     }
 
-    /// Creates the tables that are needed, empty, as far as `room` (in bytes) allows.
+    /// Creates the tables that are needed, without entries, as far as `room` (in bytes) permits.
     pub(crate) fn make<'a>(
         &mut self,
         mut room: u64,
@@ -225,7 +225,7 @@ impl Splits {
         pairs.iter().fold(0, |sum, pair| sum.saturating_add(pair.bytes()))
     }
 
-    /// Drops tables that are no longer needed. Returns their size in bytes.
+    /// Drops tables that are no longer needed. Returns the size of these tables in bytes.
     pub(crate) fn drop_unneeded<'a>(
         &mut self,
         large: impl Fn(&TableKey) -> Option<&'a Mirror>,
@@ -297,7 +297,7 @@ impl Splits {
         self.made.is_empty()
     }
 
-    /// Writes all entries that replace large entries if `before` is true, and all others if it is false.
+    /// Writes all entries that replace large entries if `before` is true, and all other entries if it is false.
     pub(crate) fn write(
         &self,
         writes: &SplitWrites,
@@ -324,7 +324,8 @@ impl Splits {
     }
 
     /// Returns the small-page table that a directory entry of `pair` must refer to, if it is not the guest's. `large`
-    /// is the pair's large-page table. `Some(None)` means no table at all, because the replacement does not fit.
+    /// is the pair's large-page table. `Some(None)` means that the entry must refer to no table, because the
+    /// replacement does not fit.
     pub(crate) fn stand_in(&self, pair: &Pair, large: &Mirror) -> Option<Option<VramAddr>> {
         if large.splits.is_empty() {
             return None;

@@ -82,7 +82,8 @@ pub(crate) struct Table {
     /// Index of the space that the table belongs to.
     pub(crate) space: u32,
     pub(crate) mirror: Mirror,
-    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give them one.
+    /// Number of entries in each page that refer to memory but have no shadow. A later grant may give these entries a
+    /// shadow.
     absent: Box<[u16]>,
     /// Entries that could not be granted when they were first read, by index and value. A driver writes the two halves
     /// of an entry separately, so work of another CPU can find a half-written entry. The mirror contains 0 for these
@@ -194,7 +195,7 @@ impl Table {
         }
     }
 
-    /// Returns the shadow of the guest entry `raw`, if the limit on split entries allows it.
+    /// Returns the shadow of the guest entry `raw`, if the limit on split entries permits it.
     fn shadow(&self, index: usize, raw: u64, frames: &mut impl Frames, books: &Books<'_>) -> Result<Shadow, Denial> {
         let shadow = translate(raw, self.key.size, frames)?;
         let room = *books.splits_left > 0 || self.mirror.splits.contains_key(&index);
@@ -332,7 +333,8 @@ impl Table {
         books.reverse.flush();
     }
 
-    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if any exist.
+    /// Handles a grant: marks absent entries and unreadable pages to be read again. Returns `true` if there are any
+    /// such entries or pages.
     pub(crate) fn granted(&mut self) -> bool {
         let absent = (0u32..).zip(&self.absent).filter(|(_, absent)| **absent != 0);
         self.recheck |= absent.fold(0, |set, (page, _)| set | bit(page));

@@ -57,7 +57,7 @@ impl Shadow {
 }
 
 /// Returns the shadow of the guest entry `raw` in a table with pages of `size`: a single entry, or one entry per 4 KiB
-/// if the large page is split. If any part of a large page is not granted, the whole page is denied.
+/// if the large page is split. If a part of a large page is not granted, the whole page is denied.
 pub(crate) fn translate(raw: u64, size: PageSize, frames: &mut impl Frames) -> Result<Shadow, Denial> {
     match whole(raw, size, frames) {
         Ok(entry) => Ok(Shadow::Entry(entry)),
@@ -149,7 +149,7 @@ pub(crate) struct Named {
 }
 
 /// Returns the memory that the guest entry `raw` refers to. Returns `None` if [`translate`] turns the entry into 0, or
-/// denies it whatever the grants are.
+/// denies it regardless of the grants.
 pub(crate) fn named(raw: u64, size: PageSize) -> Option<Named> {
     let guest = Pte::from(raw);
     let possible = guest.valid()

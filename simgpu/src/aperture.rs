@@ -21,7 +21,7 @@ pub(crate) enum Mode {
     /// Offsets are virtual addresses in the address space that an instance block describes.
     Virtual {
         instance: (Target, u64),
-        /// The address space that the instance block describes, or the fault if the block is invalid.
+        /// The address space that the instance block describes, or a fault if the block is invalid.
         space: Result<AddressSpace, MmuFault>,
     },
 }
@@ -37,7 +37,7 @@ pub(crate) struct ApertureFault {
 #[derive(Debug)]
 pub(crate) struct Apertures {
     bars: RwLock<[Mode; 2]>,
-    /// The address that the first byte of PRAMIN maps; `None` if it is not mapped to memory.
+    /// Memory address that the first byte of PRAMIN maps; `None` if PRAMIN does not map memory.
     pramin: RwLock<Option<BusAddr>>,
     /// Set if the card has fallen off the bus: reads return ones, and writes are ignored.
     gone: AtomicBool,
@@ -86,7 +86,7 @@ impl Apertures {
         self.bars.write()[index(aperture)] = mode;
     }
 
-    /// Handles a write to the register that maps PRAMIN.
+    /// Handles a write to the register that sets PRAMIN's position.
     pub(crate) fn place_pramin(&self, register: u32) {
         use pbus::PRAMIN_WINDOW::{BASE, TARGET};
         let base = u64::from(BASE.get(register)) << 16;

@@ -110,7 +110,7 @@ pub struct Counters {
     pub interrupts: u64,
     /// Number of accesses to undeclared registers.
     pub undeclared: u64,
-    /// Number of unanswered accesses on the memory bus.
+    /// Number of accesses on the memory bus that no memory answered.
     pub lost: u64,
     /// TLB counters of the hub's clients.
     pub hub_tlb: TlbCounters,
@@ -205,8 +205,8 @@ impl SimGpu {
     /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed, after
-    /// the work in progress has ended.
+    /// [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed once the
+    /// work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }

@@ -1,7 +1,7 @@
 //! The card's clock and the time that work takes.
 //!
-//! The card has two times. The *card time* runs from the card's creation and orders all work. The *timer time*, which
-//! PTIMER and the timestamps of semaphores show, is the card time plus an offset that the driver sets.
+//! The card has two time scales. The *card time* runs from the card's creation and orders all work. The *timer time*,
+//! which PTIMER and the timestamps of semaphores show, is the card time plus an offset that the driver sets.
 
 use crate::compute::TRANSACTION_BYTES;
 use crate::engines::Work;
@@ -46,14 +46,14 @@ pub struct ComputeTiming {
 }
 
 impl Default for ComputeTiming {
-    /// Returns the timing of a Quadro 6000's clock and memory.
+    /// Returns the timing of a Quadro 6000, from its clock and its memory.
     fn default() -> Self {
         Self::at(1150, 144_000_000_000)
     }
 }
 
 impl ComputeTiming {
-    /// Returns the timing of the card's multiprocessors at `mhz`, with one instruction per clock.
+    /// Returns the timing of the card's multiprocessors at `mhz` with one instruction per clock cycle.
     #[must_use]
     pub const fn at(mhz: u64, bytes_per_second: u64) -> Self {
         let multiprocessors = (GF100.gpcs * GF100.tpcs_per_gpc) as u64;
@@ -82,7 +82,7 @@ pub struct TimeModel {
     /// Time to load another channel, in nanoseconds.
     pub switch_ns: u64,
     /// Bandwidth of an engine between the card and system memory in bytes per second, for both directions together; 0
-    /// means no limit. Each engine has the full bandwidth: engines do not slow each other down.
+    /// means no limit. Each engine has the full bandwidth, and engines do not slow each other down.
     pub bus_bytes_per_second: u64,
 }
 
@@ -106,26 +106,26 @@ impl TimeModel {
 pub(crate) struct SavedClock {
     /// Card time.
     now: CardNs,
-    /// The host's clock at card time `now`.
+    /// The host's clock at the card time `now`.
     pub(crate) host: u64,
     timer_offset: u64,
     alarm: Option<CardNs>,
 }
 
-/// Returns the time in ns of the host's monotonic clock, which all processes of the host share.
+/// Returns the host's monotonic time in ns, which is the same for all processes of the host.
 fn host_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
     seconds.saturating_mul(1_000_000_000).saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0))
 }
 
-/// Source of card time. Callers share it, so that they can record the times of requests that arrive while the card's
-/// thread sleeps.
+/// Source of card time. Callers use this clock, too, so that they can record the times of requests that arrive while
+/// the card's thread sleeps.
 #[derive(Debug)]
 pub(crate) enum CardTime {
-    /// Follows the host's clock; the value is the host time at which the card time was 0.
+    /// The clock follows the host's clock; the value is the host time at which the card time was 0.
     System(AtomicU64),
-    /// Changes only when it is advanced.
+    /// The clock changes only when it is advanced.
     #[cfg(test)]
     Manual(AtomicU64),
 }
@@ -210,7 +210,7 @@ impl Clock {
         self.alarm
     }
 
-    /// Returns true once after the alarm has fired.
+    /// Returns true if the alarm has fired since the last call.
     pub(crate) fn take_alarm(&mut self) -> bool {
         let due = self.alarm.is_some_and(|at| self.now() >= at);
         if due {

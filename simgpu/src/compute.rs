@@ -20,33 +20,34 @@
 //! waits for the current sessions to end; later sessions do not use the dropped translations.
 //!
 //! # Time
-//! A grid is charged when it ends. The charge is the time of the launch, plus the longest of three times: its
-//! instructions at the rate of all multiprocessors, its memory transactions at the memory's bandwidth
-//! ([`crate::ComputeTiming`]), and its transactions with system memory at the bus's bandwidth
+//! A grid is charged when it ends. The charge is the launch time plus the longest of three times: the time for its
+//! instructions at the rate of all multiprocessors, for its memory transactions at the memory's bandwidth
+//! ([`crate::ComputeTiming`]), and for its transactions with system memory at the bus's bandwidth
 //! ([`crate::TimeModel::bus_bytes_per_second`]).
 //!
 //! - An instruction counts once per warp that executes it, regardless of the number of active lanes. Divergence
 //!   therefore costs the instructions that are repeated.
-//! - A transaction is a 128-byte line of global or local memory: contiguous words in a line need one transaction, and
-//!   lanes with separate lines need one each. An address of an atomic operation needs a transaction if its line differs
-//!   from that of the previous address. A transaction that spans two pages counts for the memory of the last page.
-//! - Neither the counts nor the time between two semaphores around the grid depend on the number of threads.
+//! - A transaction transfers a 128-byte line of global or local memory: contiguous words in a line need one
+//!   transaction, and lanes with separate lines need one transaction each. An address of an atomic operation needs a
+//!   transaction if its line differs from that of the previous address. A transaction that spans two pages counts for
+//!   the memory of the last page.
+//! - The number of threads affects neither the counts nor the time between two semaphores around the grid.
 //!
-//! The model ignores shared-memory bank conflicts, instruction and constant cache misses, latencies that too few warps
-//! cannot hide, idle multiprocessors, and slower units (double precision, MUFU).
+//! The model ignores bank conflicts in shared memory, misses of the instruction and constant caches, latencies that too
+//! few warps cannot hide, idle multiprocessors, and slower units (double precision, MUFU).
 //!
 //! # Not modelled
-//! - Instructions listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition (0x130-0x138),
-//!   conditions on memory, and reductions by semaphores: they fail as illegal methods or bad data.
+//! - The instructions that are listed at the top of `exec`. Macros, notifiers (0x104-0x10c), the global condition
+//!   (0x130-0x138), conditions on memory, and reductions by semaphores: they fail as illegal methods or as bad data.
 //! - Textures, surfaces and performance counters: their methods only store values.
-//! - Concurrent blocks in a worker: it executes a block to its end before it starts the next one. A grid whose blocks
-//!   wait for blocks with higher numbers may never end; programs must not rely on such waits on hardware either.
+//! - Concurrent blocks in a worker: a worker executes a block to its end before it starts the next one. A grid whose
+//!   blocks wait for blocks with higher numbers may never end; programs must not rely on such waits on hardware either.
 //! - Preemption within a grid: a grid is abandoned if its channel is taken off the engine.
 //! - The cluster and unit of an access: faults are attributed to the texture unit and L1 of the first cluster (GUESS
 //!   for instructions and constants), and warp errors to the first multiprocessor. Errors do not include the program
 //!   counter.
-//! - Data caches. Constants and instructions are cached for one grid: the next grid sees stores to either.
-//! - Real scheduling: the warps of a block execute in turns, which do not depend on the latency of instructions.
+//! - Data caches. Constants and instructions are cached for one grid. The next grid sees stores to both.
+//! - Real scheduling: the warps of a block run in turns, which do not depend on the latency of instructions.
 
 mod block;
 mod code;
@@ -103,7 +104,7 @@ impl Compute {
         Self { registers: Registers::default(), launched: None, pool, sms }
     }
 
-    /// Executes a method. A grid that the method launches is then pending.
+    /// Executes a method. A grid that the method launches is pending afterwards.
     ///
     /// # Errors
     /// [`EngineError`] if the method fails; it then has no effect.
@@ -182,7 +183,7 @@ impl Compute {
     /// Starts the pending grid, checks whether it has ended, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. It has then ended.
+    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);
@@ -206,7 +207,7 @@ impl Compute {
         }
     }
 
-    /// Removes and returns the channel's state. Abandons a running grid: no part of it executes after this call.
+    /// Removes and returns the channel's state. Abandons a running grid: no part of the grid executes after this call.
     pub(crate) fn save(&mut self) -> Registers {
         self.stop();
         std::mem::take(&mut self.registers)

@@ -1,4 +1,4 @@
-//! The context of the register blocks and the scheduler: everything on the card except the blocks.
+//! The context of the register blocks and the scheduler: all of the card except the blocks.
 
 use crate::aperture::Apertures;
 use crate::clock::{Clock, TimeModel};
@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The surroundings of the register blocks.
+/// The parts of the card outside the register blocks.
 #[derive(Debug)]
 pub(crate) struct Cx {
     pub(crate) chip: &'static Chip,

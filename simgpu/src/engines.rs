@@ -1,11 +1,11 @@
 //! Engines, which execute the methods that a channel sends to its objects.
 //!
 //! An engine holds the method state of one channel at a time; the caller saves and loads the state when it switches
-//! channels. A method that starts work only records it. [`Engine::step`] then does the work in small steps, so that
-//! locks are held briefly and the caller can charge time, switch channels, and stop between steps.
+//! channels. A method that starts work only records this work. [`Engine::step`] then does the work in small steps, so
+//! that locks are held briefly and the caller can charge time, switch channels, and stop between steps.
 //!
-//! Parts: [`copy`] contains M2MF and the copy engines, and [`semaphore`] the formats of semaphores in memory. Compute
-//! is in the crate's module `compute`.
+//! Parts: [`copy`] contains M2MF and the copy engines; [`semaphore`] contains the formats of semaphores in memory.
+//! Compute is in the crate's module `compute`.
 //!
 //! Not modelled: 2D (0x902d), 3D (0x9097) and video decoding. Their classes are not supported.
 
@@ -68,10 +68,10 @@ pub struct Work {
 /// Reason why an engine stopped. The caller knows the channel's method, subchannel, class and data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EngineError {
-    /// The MMU refused an access; the current work is abandoned.
+    /// The MMU rejected an access, so the current work is abandoned.
     #[error(transparent)]
     Fault(#[from] MmuFault),
-    /// The MMU refused a shader's access; the current work is abandoned.
+    /// The MMU rejected a shader's access, so the current work is abandoned.
     #[error("of a shader: {0}")]
     ShaderFault(MmuFault),
     /// The class does not define the method, or the model does not support it.
@@ -94,7 +94,7 @@ pub enum EngineError {
 pub enum Progress {
     /// More work is left.
     More,
-    /// More work runs without the caller. The engine wakes the caller when it must call again.
+    /// More work is running without the caller. The engine wakes the caller when the caller must call it again.
     Elsewhere,
     /// No work is pending.
     Done,
@@ -104,7 +104,7 @@ pub enum Progress {
 #[derive(Clone, Debug, Default)]
 pub struct ContextState(pub(crate) State);
 
-/// Tags in a context image that identify the engine that the state belongs to.
+/// Tags in a context image that identify the kind of engine to which the state belongs.
 mod image {
     pub(super) const M2MF: u32 = 0x9039;
     pub(super) const CE: u32 = 0x90b5;
@@ -163,12 +163,12 @@ pub trait Engine: Send {
     /// Returns true if objects of the class may be bound.
     fn class_supported(&self, class: u32) -> bool;
 
-    /// Executes one method, given as its byte address in the class. The method may start work; call [`Engine::step`]
-    /// until that work is done, before the next method.
+    /// Executes one method, given as its byte address in the class. The method may start work. Call [`Engine::step`]
+    /// until this work is done before calling the next method.
     ///
     /// # Errors
-    /// [`EngineError`] if the method fails. It then has no effect, except that bytes before an [`EngineError::Fault`]
-    /// were written.
+    /// [`EngineError`] if the method fails. In this case, it has no effect, except that bytes before an
+    /// [`EngineError::Fault`] were written.
     fn method(
         &mut self,
         subchannel: u8,
@@ -191,7 +191,7 @@ pub trait Engine: Send {
     /// does.
     fn save(&mut self) -> ContextState;
 
-    /// Loads a channel's state. The state of another kind of engine is treated as that of a new channel.
+    /// Loads a channel's state. State of an engine of another kind is treated as the state of a new channel.
     fn load(&mut self, state: ContextState);
 
     /// Drops state and pending work.

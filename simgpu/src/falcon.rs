@@ -1,6 +1,5 @@
-//! The memories of a falcon, to the extent that the CPU can access them: drivers upload code and data, and read the
-//! data back. The model does not execute falcon code, but a started falcon works only if code exists at its start
-//! address.
+//! The memories of a falcon, as far as the CPU can access them: drivers upload code and data, and read the data back.
+//! The model does not execute falcon code, but a started falcon works only if code exists at its start address.
 
 use nvspec::falcon::{CODE_PAGE_BYTES, CODE_PAGE_WORDS, CODE_WORDS_MAX};
 use nvspec::regs::fecs::DMEM_CONTROL::{ADDRESS, READ_INCREMENT, WRITE_INCREMENT};

@@ -61,7 +61,7 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
-    /// Maximum number of armed faults. Further faults are refused, which reveals mistakes in tests.
+    /// Maximum number of armed faults. The card rejects further faults, which reveals mistakes in tests.
     const MAX: usize = 64;
 
     pub(crate) fn new(faults: &[Fault]) -> Self {

@@ -3,8 +3,8 @@
 //! Parts:
 //! - [`channel`]: the channel table
 //! - [`runlist`]: submission of runlists
-//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (the methods that the host executes itself), [`ahead`] (work in
-//!   parallel to its engine) and [`context`] (RAMFC)
+//! - [`pbdma`]: one PBDMA, with [`decoder`], [`host`] (the methods that the host executes itself), [`ahead`] (host
+//!   methods while an engine works) and [`context`] (RAMFC)
 //! - [`slot`]: an engine and its context
 //! - [`userd`]: detection of submissions
 //! - [`fault`]: error reports
@@ -88,8 +88,8 @@ pub(crate) struct Fifo {
     pub(crate) preempting: Option<u8>,
     pub(crate) pbdmas: Vec<Pbdma>,
     pub(crate) slots: [Slot; 3],
-    /// Earliest card time at which newly found work may start: the time at which the driver last changed the set of
-    /// runnable channels.
+    /// Earliest card time at which newly found work may start, which is the time at which the driver last changed the
+    /// set of runnable channels.
     not_before: CardNs,
     pub(crate) counters: FifoCounters,
 }
@@ -228,8 +228,8 @@ impl Fifo {
         self.not_before = cx.clock.now();
     }
 
-    /// Returns the card time at which an idle unit starts a channel's work that it finds at `now`. A card reacts to a
-    /// doorbell at once, so the time that the host takes to schedule the card's thread does not count.
+    /// Returns the card time at which an idle unit starts a channel's work that it finds at `now`. A real card reacts
+    /// to a doorbell immediately, so the time that the host needs to schedule the card's thread does not count.
     fn begins(&self, number: u8, now: CardNs) -> CardNs {
         let rung_at = self.channels[usize::from(number)].rung_at;
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))

@@ -43,7 +43,7 @@ impl Gpu {
         let memory = Arc::new(if config.profile { Memory::profiled(vram) } else { Memory::new(vram) });
         let (mmu, alarm) = (Arc::new(Mmu::new()), Arc::new(Alarm::default()));
         let workers = config.compute_workers.unwrap_or_else(|| {
-            // Use one thread if the system does not report a number of processors.
+            // Use one thread if the system does not report the number of processors.
             std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
         });
         let sms = config.chip.gpcs * config.chip.tpcs_per_gpc;
@@ -188,7 +188,7 @@ impl Gpu {
 
     /// Writes the registers that the images of loaded contexts list, anywhere in BAR0, as nouveau's FECS program does
     /// (`ctx_mmio_exec`). Returns true if any register was written. If these writes load contexts, the next call
-    /// handles their registers.
+    /// handles the registers of those contexts.
     fn write_for_contexts(&mut self) -> bool {
         if self.cx.context_writes.is_empty() {
             return false;

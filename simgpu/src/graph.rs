@@ -1,4 +1,4 @@
-//! PGRAPH as a whole: M2MF, compute, classes that drivers bind but do not use, traps, and the contexts of FECS.
+//! PGRAPH as a whole: M2MF, compute, classes that drivers only bind, traps, and the contexts of FECS.
 //!
 //! The model does not execute FECS's firmware: its commands have the effect that they have with nouveau's firmware.
 
@@ -17,8 +17,8 @@ use nvspec::instance::graph_image;
 use nvspec::regs::fecs::{COMMAND_DATA, MAILBOX, NEXT, UCODE_INTR};
 use nvspec::regs::{fecs, fecs_command, pgraph, sm_trap};
 
-/// M2MF, compute, and the 2D and 3D classes, which support only the two methods that every class has. The work of a
-/// class completes before the next method of any class.
+/// M2MF, compute, and the 2D and 3D classes. The latter support only the two methods that every class has. The work of
+/// one class completes before the next method of any class.
 pub(crate) struct GraphClasses {
     m2mf: M2mf,
     compute: Compute,
@@ -134,8 +134,8 @@ pub(crate) const STOPPING: u32 = pgraph::INTR::TRAP.mask()
 /// Maximum number of entries in a context's register list.
 const MMIO_LIST_MAX: u32 = 256;
 
-/// Handles the loading of a context. The register list in its image must be written, through [`Cx::context_writes`],
-/// before the engine executes the channel's methods.
+/// Handles the loading of a context. The register list in the context's image must be written, through
+/// [`Cx::context_writes`], before the engine executes the channel's methods.
 pub(crate) fn loaded(slot: &Slot, cx: &mut Cx) {
     let (EngineId::Graph, Some(resident)) = (slot.id, slot.resident) else { return };
     let mut session = cx.mmu.session(&cx.memory, &resident.space, Access::PRIVILEGED);

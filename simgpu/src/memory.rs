@@ -3,8 +3,8 @@
 //! Parts:
 //! - [`Vram`]: one sparse mapping
 //! - [`Sysmem`]: the table of I/O virtual addresses
-//! - [`Memory`]: both, behind one address type
-//! - [`View`]: the same memory with the table locked, for many accesses in a row
+//! - [`Memory`]: both kinds of memory, with one address type
+//! - [`View`]: the same memory with the table locked, for many successive accesses
 //! - `posted`: writes in flight
 //! - `profile`: the engines' access counts per memory block; [`Touches`]: the order of their accesses
 //!
@@ -12,7 +12,7 @@
 //! accesses are atomic, as semaphores and page table entries require.
 //!
 //! An access that no memory answers is not an MMU fault: as on the bus, a read returns ones and a write is lost. The
-//! typed functions return [`BusError`]; a caller that drops the error counts it with [`Memory::count_lost`].
+//! typed functions return [`BusError`]. A caller that ignores the error counts it with [`Memory::count_lost`].
 //!
 //! Not modelled: caches (VRAM and host memory are always coherent), other cards' memory, and ECC.
 
@@ -128,7 +128,7 @@ pub enum BusError {
     /// The host memory at this address is mapped read-only.
     #[error("host memory at I/O virtual address {iova} is read-only for the card")]
     ReadOnly {
-        /// Address of the first byte that may not be written.
+        /// Address of the first byte that is not writable.
         iova: Iova,
     },
 }
@@ -176,7 +176,7 @@ impl Memory {
         self.profile.as_ref().map_or_else(Vec::new, |(_, log)| log.take())
     }
 
-    /// Counts bytes that an engine read from the page at `address`, or wrote to it if `write` is true.
+    /// Counts bytes that an engine has read from the page at `address`, or written to it if `write` is true.
     pub(crate) fn count_moved(&self, address: BusAddr, bytes: u64, write: bool) {
         if let Some((profile, log)) = &self.profile {
             profile.add(address, bytes);
@@ -224,7 +224,7 @@ impl Memory {
         View { memory: self, sysmem: OnceCell::new(), way: 0 }
     }
 
-    /// Returns a view for accesses of shaders, which have a separate path to host memory.
+    /// Returns a view for accesses by shaders, which have a separate path to host memory.
     pub(crate) fn view_of_shaders(&self) -> View<'_> {
         View { way: 1, ..self.view() }
     }
@@ -232,7 +232,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
+    /// [`BusError`] if no memory answers a part of the range. In this case, part of `data` may have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -313,7 +313,7 @@ pub struct View<'a> {
     memory: &'a Memory,
     /// Locked at the first use, because most accesses are to VRAM.
     sysmem: OnceCell<SysmemView<'a>>,
-    /// Path that this view's writes to host memory take.
+    /// Path that this view's writes to host memory use.
     way: usize,
 }
 
@@ -355,7 +355,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Keeps a write to host memory in flight if posted writes are held. Returns true if it is now in flight.
+    /// Keeps a write to host memory in flight if posted writes are held. Returns true if the write is now in flight.
     fn post(&self, address: BusAddr, data: &[u8]) -> bool {
         match address {
             BusAddr::System(iova) if self.memory.posted.is_held() => {
@@ -372,7 +372,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if no memory answers a part of the range. Part of `data` may then have been filled.
+    /// [`BusError`] if no memory answers a part of the range. In this case, part of `data` may have been filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -507,7 +507,7 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
     if distance == 0 {
         return len;
     }
-    // The ranges do not overlap, or the target starts below the source: a plain copy in ascending order is correct.
+    // The ranges do not overlap, or the target starts below the source, so a plain copy in ascending order is correct.
     if distance >= len {
         if let Ok(part) = source.subslice(0, len) {
             part.copy_to_volatile_slice(*target);

@@ -3,9 +3,9 @@
 //! Parts:
 //! - [`AddressSpace`]: read from an instance block
 //! - [`walk`]: the page walker
-//! - [`tlb`]: keeps translations until they are flushed, which reveals a missing flush
+//! - [`tlb`]: keeps translations until they are flushed, so that a missing flush has an effect
 //! - [`Session`]: a sequence of accesses through one address space
-//! - [`Mmu`]: combines these parts; engines, the host and the apertures share it
+//! - [`Mmu`]: combines these parts; the engines, the host and the apertures share it
 //!
 //! Guarantees: a flush returns only after all accesses that use old translations have ended, and accesses after the
 //! flush do not use these translations. Entries that fault are not cached.
@@ -17,7 +17,7 @@
 //! - 64 KiB large pages
 //! - flushing a page of only one size (the flush drops both sizes)
 //! - encrypted pages and other cards' memory (both fault)
-//! - compression (kinds that compress in VRAM hold plain data and need no tags)
+//! - compression (kinds that compress in VRAM contain plain data and need no tags)
 //! - the low-level byte order of a storage kind, which the card's MMU hides (here a page shows the same bytes through a
 //!   different kind)
 //! - the debug mode that redirects faults to a sink
@@ -39,7 +39,7 @@ pub use session::{CopyFault, Session};
 pub use tlb::TlbCounters;
 use tlb::{Tlb, TlbKey};
 
-/// An access that the MMU refused. The caller adds the origin (unit, client, channel).
+/// An access that the MMU rejected. The caller adds the origin (unit, client, channel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("MMU fault {reason:#x} at GPU virtual address {va}{}", if *write { ", a write" } else { "" })]
 pub struct MmuFault {
@@ -118,7 +118,7 @@ pub struct Translation {
     pub kind: u8,
 }
 
-/// Selects the entries that a flush drops.
+/// Selects the entries to drop in a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Flush {
     /// Drop only translations of this directory; `None` for all directories.
@@ -132,7 +132,7 @@ pub struct Flush {
 /// The MMU. All functions may be called from any thread.
 #[derive(Debug, Default)]
 pub struct Mmu {
-    /// Accesses lock it for reading, and flushes for writing.
+    /// Accesses lock this gate for reading, and flushes lock it for writing.
     gate: RwLock<()>,
     hub: Tlb,
     gpc: Tlb,
@@ -152,9 +152,9 @@ impl Mmu {
         }
     }
 
-    /// Starts a session of accesses. Flushes, and removals of host memory, wait until the session ends. Keep it short
-    /// (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the same thread
-    /// during the session.
+    /// Starts a session of accesses. Flushes, and removals of host memory, wait until the session ends. Keep the
+    /// session short (about 256 KiB of copying), and do not call other functions of this `Mmu` or of `memory` on the
+    /// same thread during the session.
     #[must_use]
     pub fn session<'a>(&'a self, memory: &'a Memory, space: &'a AddressSpace, access: Access) -> Session<'a> {
         Session::new(self, memory, space, access)
@@ -178,7 +178,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled.
+    /// [`MmuFault`] if a page cannot be accessed. In this case, part of `data` may have been filled.
     pub fn read(
         &self,
         memory: &Memory,

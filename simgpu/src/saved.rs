@@ -1,9 +1,9 @@
 //! Saved state of a quiescent card. Its memory is handed over separately.
 //!
-//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that the channels' state is in their
-//! contexts in memory. The card then does nothing. The saved state contains the registers, the channel table, and other
-//! state that is not in memory. It does not contain TLB entries, mappings of host memory, or the interrupt's event: the
-//! card's next user sets these up again.
+//! [`SimGpu::halt`] takes every channel off the engines, as a preemption does, so that the state of all channels is in
+//! their contexts in memory. The card then does no work. The saved state contains the registers, the channel table, and
+//! other state that is not in memory. The state does not contain TLB entries, mappings of host memory, or the
+//! interrupt's event: the card's next user sets these up again.
 
 use crate::Config;
 use crate::aperture::Apertures;
@@ -73,14 +73,14 @@ impl Gpu {
             chip,
             storage,
             memory,
-            // The TLBs are only caches.
+            // The TLBs are only caches and therefore not saved.
             mmu: _,
             // Derived from registers.
             apertures: _,
             // Derived from the channels.
             doorbells: _,
             clock,
-            // The time model is a setting.
+            // The time model is a setting and therefore not saved.
             time: _,
             faults,
             undeclared,

@@ -48,8 +48,8 @@ impl Storage {
         self.reset_range(0, BAR0_BYTES as u32);
     }
 
-    /// Sets the registers in `first..end` to their reset values, and other words there to zero. Both bounds must be
-    /// multiples of 4 KiB.
+    /// Sets the registers in `first..end` to their reset values, and the other words in this range to zero. Both bounds
+    /// must be multiples of 4 KiB.
     pub(crate) fn reset_range(&mut self, first: u32, end: u32) {
         for page in first / PAGE_BYTES..end / PAGE_BYTES {
             if let Some(slot) = self.pages.get_mut(page as usize) {

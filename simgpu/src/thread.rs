@@ -1,7 +1,7 @@
 //! The card's own thread: a loop around [`Gpu::step`].
 //!
-//! Lock order: the card's state, then the alarm. A thread that changes state that the scheduler may be waiting for
-//! calls [`Shared::wake`] after it has unlocked the state.
+//! Lock order: the card's state, then the alarm. A thread that changes state for which the scheduler may be waiting
+//! calls [`Shared::wake`] after unlocking the state.
 
 use crate::aperture::Apertures;
 use crate::fifo::Progress;
@@ -28,8 +28,8 @@ pub(crate) struct Shared {
 /// Alarm that wakes the card's thread. Callers of `wake` may hold any lock.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
-    /// Set if the state has changed since the thread last checked it. It is set before `called`, so that most wakes
-    /// need no lock.
+    /// Set if the state has changed since the thread last checked it. The flag is set before `called`, so that most
+    /// wakes need no lock.
     changed: AtomicBool,
     called: Mutex<bool>,
     condition: Condvar,
@@ -75,7 +75,7 @@ impl Shared {
     }
 }
 
-/// The card's thread. It ends when this value is dropped.
+/// The card's thread. The thread ends when this value is dropped.
 pub(crate) struct Worker {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -117,7 +117,7 @@ fn run(shared: &Shared) {
         let mut gpu = shared.gpu.lock();
         let progress = gpu.step();
         let now = gpu.cx.clock.now();
-        // Give the lock to a thread that waits for the state before the next step.
+        // Before the next step, give the lock to a thread that waits for the state.
         MutexGuard::unlock_fair(gpu);
         match progress {
             Progress::Ran => {}

@@ -2,7 +2,7 @@
 //!
 //! Contents: the ROM header, the PCI data structure (PCIR), the BIOS information table (BIT) with entries for the
 //! version, the initialisation scripts (none) and the PLL limits, and a display configuration block (DCB) of version
-//! 4.0 without outputs. The bytes sum to 0 modulo 256.
+//! 4.0 without outputs. The sum of all bytes is 0 modulo 256.
 //!
 //! Not included: other x86 code; initialisation scripts; memory timings (drivers report an unknown memory type and keep
 //! the memory settings); power states; voltages; GPIO and I2C tables.
@@ -12,7 +12,7 @@
 use nvspec::chip::{Chip, VENDOR_NVIDIA};
 use nvspec::regs::pclock;
 
-/// Size of the image in bytes. Drivers read it register by register, so it is as small as possible.
+/// Size of the image in bytes. Drivers read the image register by register, so it is as small as possible.
 pub const IMAGE_BYTES: usize = 1024;
 const ROM_UNIT: usize = 512;
 
@@ -54,10 +54,10 @@ const PLLS: [(u8, u32); 6] = [
 ];
 /// Ranges of the oscillator's and of the input's frequency, in MHz.
 const PLL_RANGES_MHZ: [u16; 4] = [900, 2000, 12, 50];
-/// Minimum and maximum of each of the PLL factors M, N and P.
+/// Minimum and maximum of the PLL factors M, N and P.
 const PLL_FACTORS: [u8; 6] = [1, 255, 8, 255, 1, 63];
 
-/// Returns the image for a card with `chip`.
+/// Returns the image for a card with the chip `chip`.
 #[must_use]
 pub fn build(chip: &Chip) -> [u8; IMAGE_BYTES] {
     let mut image = Image([0; IMAGE_BYTES]);

@@ -36,7 +36,8 @@ impl Program {
     /// Creates a program from machine code, with a description of each kernel. The code is not decoded.
     ///
     /// # Errors
-    /// If the code is not a whole number of instructions, if it is longer than 8 MiB, or if a kernel is not within it.
+    /// Returns an error if the code is not a whole number of instructions or is longer than 8 MiB, or if a kernel is
+    /// not within the code.
     pub fn from_raw(code: &[u8], kernels: Vec<Kernel>) -> Result<Self, String> {
         let (pairs, rest) = code.as_chunks::<8>();
         if !rest.is_empty() || code.len() > MAX_BYTES as usize {
@@ -70,14 +71,14 @@ pub struct Kernel {
     pub entry_offset: u32,
     /// Size of the code, up to the next kernel.
     pub size: u32,
-    /// Number of registers of a thread: from `.registers`, or otherwise one more than the highest register that the
+    /// Number of registers of a thread: the value of `.registers`, or one more than the highest register that the
     /// kernel's code uses.
     pub registers: u32,
-    /// Size of a block's static shared memory, from `.shared`.
+    /// Size of a block's static shared memory: the value of `.shared`.
     pub shared_bytes: u32,
     /// Size of a thread's local memory, from `.local`.
     pub local_bytes: u32,
-    /// Number of barriers of a block: from `.barriers`, or otherwise one more than the highest barrier that the code
+    /// Number of barriers of a block: the value of `.barriers`, or one more than the highest barrier that the code
     /// uses.
     pub barriers: u32,
     /// Size of the parameters, from `.params`.

@@ -1,8 +1,9 @@
 //! Conversion between machine words and instructions, with one table for both directions.
 //!
-//! The lowest four bits of a 64-bit word are its type, and the highest six bits (five, in most types) are its opcode.
-//! All instructions except control instructions have these bits in common: bit 4 joins, bits 10 to 13 are the guard,
-//! bits 14 to 19 the destination, 20 to 25 the first operand, 26 to 47 the second, and 49 to 54 the third.
+//! In a 64-bit word, the lowest four bits are the type, and the highest six bits (five in most types) are the opcode.
+//! All instructions except control instructions have these bits in common: bit 4 is the join flag, bits 10 to 13 are
+//! the guard, bits 14 to 19 the destination, bits 20 to 25 the first operand, bits 26 to 47 the second, and bits 49 to
+//! 54 the third.
 
 mod address;
 mod bits;
@@ -49,7 +50,7 @@ pub enum DecodeError {
         /// The reserved bits that are set.
         bits: u64,
     },
-    /// A field has no meaning.
+    /// A field has a value without meaning.
     #[error("{word:#x}: {name}, {field}: {why}")]
     Field {
         /// The word.
@@ -134,7 +135,7 @@ pub const fn size(first: u32) -> u32 {
     if first & 8 != 0 { 4 } else { 8 }
 }
 
-/// Decodes the instruction of a word; a 32-bit encoding is passed zero-extended.
+/// Decodes the instruction in a word; a 32-bit encoding must be zero-extended.
 pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     let short = word & SHORT_FORM_BIT != 0;
     if short && bits::take(word, 32, 32) != 0 {
@@ -157,8 +158,8 @@ pub fn decode(word: u64) -> Result<Instruction, DecodeError> {
     Ok(Instruction { guard, join, form, op })
 }
 
-/// Encodes an instruction, zero-extended if it is short. The result of [`decode`] is encoded unchanged, except for a
-/// guard that the hardware ignores, which is written as 0.
+/// Encodes an instruction, zero-extended if it is short. The encoding of a result of [`decode`] is the decoded word,
+/// except that a guard that the hardware ignores is written as 0.
 pub fn encode(instruction: &Instruction) -> Result<u64, EncodeError> {
     let op = &instruction.op;
     if let Op::Unsupported { name, word } = *op {

@@ -40,7 +40,7 @@ pub fn is_elf(data: &[u8]) -> bool {
     data.starts_with(b"\x7fELF")
 }
 
-/// Returns the length of a cubin in bytes, from its first 64 bytes: the end of the last of its tables, because
+/// Returns the length of a cubin in bytes, from its first 64 bytes. The length is the end of the last table, because
 /// compilers write the tables after all sections.
 pub fn length(header: &[u8]) -> Option<usize> {
     match FileKind::parse(header).ok()? {
@@ -62,7 +62,8 @@ fn tables_end<E: FileHeader<Endian = Endianness>>(header: &[u8]) -> Option<usize
 /// Reads a cubin.
 ///
 /// # Errors
-/// If the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot describe.
+/// Returns an error if the file is damaged, is for another architecture, or contains anything that a [`Program`] cannot
+/// describe.
 pub fn read(data: &[u8]) -> Result<Program, String> {
     match FileKind::parse(data).map_err(|error| format!("not a cubin: {error}"))? {
         FileKind::Elf32 => read_class::<FileHeader32<Endianness>>(data),

@@ -50,7 +50,8 @@ impl Instruction {
     }
 }
 
-/// The two sizes of encodings. Both sizes can be mixed freely; bit 3 of an instruction's first word distinguishes them.
+/// The two sizes of encodings. Both sizes can be mixed freely, because bit 3 of an instruction's first word
+/// distinguishes them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Form {
     /// 64 bits.

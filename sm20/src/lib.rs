@@ -1,15 +1,15 @@
 //! Fermi's shader instruction set (NVIDIA's sm_20): decoder, encoder, assembler, disassembler.
 //!
-//! - [`decode`] and [`encode`] convert machine words to [`Instruction`] and back. Both come from one table of encodings
-//!   in `codec`, one file for each family. Decoding is strict: a word with a set bit that does not belong to a field of
-//!   its encoding is an error, so that [`encode`] restores every decoded word.
+//! - [`decode`] and [`encode`] convert machine words to [`Instruction`] and back. Both use one table of encodings in
+//!   `codec`, which has one file for each family. Decoding is strict: a set bit that does not belong to a field of the
+//!   encoding is an error, so that [`encode`] restores every decoded word.
 //! - [`assemble`] and `Display` of [`Instruction`] convert text to a [`Program`] and back; `syntax` has one description
 //!   of each operation's suffixes and operands for both. The language is described in
 //!   `docs/reference/sm20-assembly.md`.
 //! - [`cubin`] reads kernels from NVIDIA's ELF files.
 //!
-//! No input causes a panic, and the time and memory for an input are at most linear in its length. Not in this crate:
-//! the semantics of operations.
+//! No input causes a panic, and the time and memory for an input are at most linear in its length. This crate does not
+//! contain the semantics of operations.
 //!
 //! Facts come from the public GF100 tables of envytools and from Mesa's compiler for the same hardware; mnemonics are
 //! NVIDIA's own.
@@ -36,7 +36,8 @@ pub use ir::*;
 /// Reads a program in any form: a cubin, or a source text, which may end with zeros.
 ///
 /// # Errors
-/// If the cubin is rejected or the text does not assemble. For a text, the message has the first errors.
+/// Returns an error if the cubin is rejected or the text does not assemble. For a source text, the message contains the
+/// first errors.
 pub fn read(image: &[u8]) -> Result<Program, String> {
     if cubin::is_elf(image) {
         return cubin::read(image);

@@ -55,7 +55,7 @@ pub(crate) trait Visitor {
     /// Visits a suffix that is one of a modifier's names, and must be present.
     fn required<T: Code>(&mut self, value: &mut T) -> Result<(), Self::Error>;
 
-    /// Visits the two suffixes for the operands of a multiplication, unless both are signed.
+    /// Visits the two suffixes for the signedness of a multiplication's operands, unless both are signed.
     fn signs(&mut self, a: &mut bool, b: &mut bool) -> Result<(), Self::Error>;
 
     /// Visits a destination of `count` registers, with `.CC` if present.
@@ -73,19 +73,19 @@ pub(crate) trait Visitor {
     /// Visits a register, constant or immediate.
     fn source(&mut self, source: &mut Source, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Like [`Self::source`], but with a sign prefix.
+    /// Same as [`Self::source`], but with a sign prefix.
     fn signed(&mut self, source: &mut Source, set: &mut bool, sign: Sign, kind: Kind) -> Result<(), Self::Error>;
 
     /// Visits a floating-point operand.
     fn float(&mut self, operand: &mut FloatOperand, kind: Kind) -> Result<(), Self::Error>;
 
-    /// Visits `[R0+0x10]`; `wide` is a suffix.
+    /// Visits an address such as `[R0+0x10]`; `wide` is a suffix.
     fn address(&mut self, address: &mut Address) -> Result<(), Self::Error>;
 
     /// Visits `c[bank][R0+0x10]`.
     fn constant(&mut self, bank: &mut u8, base: &mut Register, offset: &mut i16) -> Result<(), Self::Error>;
 
-    /// Visits a number; a number with a default may be omitted at the end.
+    /// Visits a number. A number that has a default may be omitted at the end.
     fn number(&mut self, value: &mut u32, default: Option<u32>) -> Result<(), Self::Error>;
 
     /// Visits a fixed word.
@@ -97,10 +97,10 @@ pub(crate) trait Visitor {
     /// Visits a branch target.
     fn target(&mut self, target: &mut Target, absolute: bool) -> Result<(), Self::Error>;
 
-    /// Visits `CC.LT`, which may be omitted if it is CC.T.
+    /// Visits a test such as `CC.LT`, which may be omitted if it is CC.T.
     fn test(&mut self, test: &mut CcTest) -> Result<(), Self::Error>;
 
-    /// Visits a barrier's number or count; the count may be omitted if it is RZ.
+    /// Visits the number or the count of a barrier; the count may be omitted if it is RZ.
     fn barrier(&mut self, operand: &mut BarrierOperand, last: bool) -> Result<(), Self::Error>;
 
     /// Returns an error for a value that was read.

@@ -21,7 +21,8 @@ pub enum Deadline {
 }
 
 impl Deadline {
-    /// Returns true if the core must be called at this time. Other deadlines only allow later events to do more.
+    /// Returns true if the core must be called at this time. The other deadlines only permit more actions at later
+    /// events.
     const fn wakes(self) -> bool {
         match self {
             Self::Reconnection | Self::Reclaims | Self::SecondLimit(_) => true,
@@ -68,7 +69,7 @@ impl Deadlines {
         self.at.get(&deadline).map_or(0, |at| at.saturating_sub(now))
     }
 
-    /// Removes a deadline that has passed. Returns true if it had passed.
+    /// Removes a deadline that has passed. Returns true if the deadline had passed.
     pub fn take(&mut self, deadline: Deadline, now: u64) -> bool {
         let has_passed = self.at.get(&deadline).is_some_and(|at| *at <= now);
         has_passed && self.at.remove(&deadline).is_some()

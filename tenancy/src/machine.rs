@@ -32,8 +32,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         Holds::new()
     }
 
-    /// Returns the time in ns until the next round of plans, unless an event comes first; `None` if only events cause
-    /// moves.
+    /// Returns the time in ns until the next round of plans if no event comes first; `None` if only events cause moves.
     #[must_use]
     pub fn next_round_ns(&self, table: &ChunkTable) -> Option<u64> {
         let (residency, mut tenants) = (&self.residency, table.vms());

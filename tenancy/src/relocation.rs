@@ -9,9 +9,9 @@
 //! Orders of different users run concurrently, so that evictions of one user overlap returns of another.
 //!
 //! A move takes effect only when its user has remapped the chunk; otherwise the chunk stays. A user that declines an
-//! order gets no new order for a while, and its time limit for becoming quiet doubles. A user whose chunks could not be
-//! copied also gets no order for a while. If a user does not become quiet, the executor forces it, if possible. If the
-//! user still does not become quiet, it is given up.
+//! order gets no new order for a while, and its time limit for quiescing doubles. A user whose chunks could not be
+//! copied also gets no order for a while. If a user does not quiesce, the executor forces it, if possible. If the user
+//! still does not quiesce, it is abandoned.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Debug;
@@ -21,8 +21,8 @@ use vram::{ChunkTable, MoveId, TenantId, Tier};
 pub const RETRY_NS: u64 = 500_000_000;
 /// Initial time in ns after which a user should decline instead of continuing to drain; doubled with each refusal.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined orders minus completed orders. A user may exceed it for as long as the user's work may
-/// run. A user beyond both limits keeps memory from other users, and is given up.
+/// Maximum number of declined orders minus completed orders. A user may exceed this time for as long as its work is
+/// permitted to run. A user that exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
 /// Limits of relocations.
@@ -33,12 +33,13 @@ pub struct Config {
     pub batch_chunks: usize,
     /// Maximum number of concurrent batches of a user.
     pub batches_most: usize,
-    /// A user with more batches than this gets no new ones. Otherwise one new batch would start for each batch that
+    /// A user with more batches than this gets no new batches. Otherwise, one new batch would start for each batch that
     /// ends, and the batches would shrink to one chunk each.
     pub batches_few: usize,
     /// Time limit for each response of a user, in ns.
     pub answer_ns: u64,
-    /// Additional time limit, in ns, during which the executor makes a user quiet by force; `None` if it cannot.
+    /// Additional time in ns within which the executor forces a user to quiesce; `None` if the executor cannot force
+    /// it.
     pub force_ns: Option<u64>,
 }
 
@@ -70,7 +71,7 @@ pub struct Chunk<P> {
     pub to: P,
 }
 
-/// Reason why a user is given up.
+/// Reason why a user is abandoned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The user did not respond in time.
@@ -93,7 +94,7 @@ pub enum Action<U, P> {
         /// Time in ns after which the user should decline.
         decline_ns: u64,
     },
-    /// Force a user to become quiet that has not become quiet in time.
+    /// Force a user to quiesce that has not quiesced in time.
     Force {
         /// The user.
         user: U,
@@ -123,7 +124,8 @@ pub enum Action<U, P> {
         /// Duration of the copy, in ns.
         copied_ns: u64,
     },
-    /// Moves of chunks have ended. Release the sources of moved chunks, and the destinations of the others.
+    /// Moves of chunks have ended. Release the sources of the chunks that have moved, and the destinations of the other
+    /// chunks.
     Ended {
         /// The chunks.
         chunks: Vec<Chunk<P>>,
@@ -139,7 +141,7 @@ pub enum Action<U, P> {
         /// Number of the order.
         order: u32,
     },
-    /// An order was cancelled, because the user has declined it, has ended, or is given up.
+    /// An order was cancelled, because the user has declined it, has ended, or is abandoned.
     Cancelled {
         /// The user.
         user: U,
@@ -211,7 +213,7 @@ struct Record {
     declines: u32,
     /// Time since which this number is positive.
     declining_since: Option<u64>,
-    /// The user gets no order before this time.
+    /// Time before which the user gets no order.
     retry_at: u64,
     run_limit_ns: Option<u64>,
 }
@@ -229,7 +231,7 @@ pub struct Relocations<U, P> {
     drafts: BTreeMap<(U, Tier), Draft<P>>,
     /// Users that get no new batches in this round of plans.
     full: BTreeSet<U>,
-    /// Copies of cancelled orders. Their memory is in use until they end.
+    /// Copies of cancelled orders. The memory of these users is in use until they end.
     orphans: BTreeMap<u64, Vec<Chunk<P>>>,
     /// Number of orders of each tenant.
     moving: BTreeMap<TenantId, usize>,
@@ -271,7 +273,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.moving.contains_key(&tenant)
     }
 
-    /// Returns true if a user currently gets no order, because it has declined one or its chunks could not be copied.
+    /// Returns true if a user currently gets no order, because it has declined an order or its chunks could not be
+    /// copied.
     #[must_use]
     pub fn is_left_alone(&self, user: U, now: u64) -> bool {
         self.records.get(&user).is_some_and(|record| record.retry_at > now)
@@ -372,7 +375,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.advance(user, table);
     }
 
-    /// Records that a user does not become quiet and continues to work.
+    /// Records that a user does not quiesce and continues to work.
     pub fn declined(&mut self, now: u64, user: U, order: u32) {
         let declines = self.orders.get(&user).is_some_and(|known| known.number == order && !known.quiet);
         if declines {
@@ -427,7 +430,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     /// Its argument is the chunk's position in the action.
     ///
     /// # Errors
-    /// If the user has no chunks to remap.
+    /// Returns an error if the user has no chunks to remap.
     pub fn remapped(
         &mut self,
         table: &ChunkTable,
@@ -447,8 +450,8 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.end(chunks(there), true);
         self.end(chunks(rest), false);
         if declines {
-            // The user cannot remap chunks now, usually because it is about to end. Repeating the copy immediately does
-            // not help.
+            // The user cannot remap chunks now, usually because it is about to end. Repeating the copy immediately
+            // would not help.
             self.decline(now, user);
         }
         self.advance(user, table);
@@ -551,7 +554,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
     }
 
     /// Handles a user that has declined all or part of an order: the user gets no order for a while. A user that
-    /// declines every order is given up.
+    /// declines every order is abandoned.
     fn decline(&mut self, now: u64, user: U) {
         let answer_ns = self.config.answer_ns;
         let record = self.records.entry(user).or_default();

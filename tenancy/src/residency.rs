@@ -13,12 +13,12 @@ pub type Holds = Vec<(TenantId, bool)>;
 pub struct Demand {
     /// Chunks of the card that were refused to each tenant since the last plan.
     pub unmet: BTreeMap<TenantId, u32>,
-    /// Number of chunks to free for a guarantee. Meanwhile no memory returns to the card, because it would take these
-    /// chunks.
+    /// Number of chunks to free for a guarantee. If it is set, no memory returns to the card, because it would take
+    /// these chunks.
     pub guarantee: Option<u32>,
     /// Plan only for refused requests and the guarantee, because the executor has moves with priority.
     pub only_requests: bool,
-    /// Moves delay no other tenant, so evicted memory may return immediately.
+    /// Moves do not delay other tenants, so evicted memory may return immediately.
     pub is_undisturbed: bool,
 }
 
@@ -36,7 +36,7 @@ pub struct Planned {
 pub struct Residency {
     balancer: Balancer,
     quanta: Quanta,
-    /// Tenants that are held, each with the start of the hold in ns.
+    /// Tenants that are held, each with the start time of the hold in ns.
     held: BTreeMap<TenantId, u64>,
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
@@ -64,7 +64,7 @@ impl Residency {
         Self { balancer, quanta, held, held_ns: BTreeMap::new(), is_loading, still_since: None, begun }
     }
 
-    /// Changes the operator's settings, from now on.
+    /// Changes the operator's settings from now on.
     pub fn configure(&mut self, balance: Config, quanta: QuantaConfig) {
         self.balancer.set_config(balance);
         self.quanta.set_config(quanta);
@@ -192,9 +192,9 @@ impl Residency {
     }
 
     /// Records that no memory is moving. The quantum for which memory was moved begins, unless more of the holder's
-    /// memory may return soon because a program that ends releases its memory. In that case the quantum begins after
-    /// the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move; it is
-    /// `None` if no tenant ends in this way.
+    /// memory may return soon because a program that is ending releases its memory. In that case the quantum begins
+    /// after the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move;
+    /// it is `None` if no tenant ends in this way.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         let Some(turn) = self.quanta.turn().filter(|_| self.is_loading) else { return Holds::new() };
         let since = *self.still_since.get_or_insert(now);
@@ -279,8 +279,8 @@ impl Residency {
     }
 }
 
-/// Returns true if a tenant has evicted memory for which the card has space, or would have space without other tenants'
-/// chunks that are not fixed.
+/// Returns true if a tenant has evicted memory for which the card has space, or would have space without those chunks
+/// of other tenants that are not fixed.
 fn could_return(table: &ChunkTable, tenant: TenantId, fixed: &dyn Fn(TenantId) -> u32) -> bool {
     let is_evicted = table.vms().any(|(vm, account)| vm == tenant && account.host > 0);
     is_evicted && (table.spare() > 0 || table.vms().any(|(vm, account)| vm != tenant && account.placed > fixed(vm)))

@@ -53,18 +53,18 @@ pub struct TimeView {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// Time that each engine was busy, in ns. Contains the engines on which time is divided.
+    /// Time for which each engine was busy, in ns. Contains the engines on which time is divided.
     pub busy: BTreeMap<Engine, u64>,
     /// The tenants.
     pub tenants: BTreeMap<TenantId, TenantTime>,
 }
 
-/// A tenant's part of a card's time.
+/// A tenant's share of a card's time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantTime {
     /// Share of the time.
     pub params: VgpuParams,
-    /// Part to which the tenant is entitled if all tenants have work.
+    /// Share to which the tenant is entitled if all tenants have work.
     pub entitled: Entitled,
     /// Number of submissions or turns that exceeded their limit.
     pub strikes: u32,
@@ -74,7 +74,7 @@ pub struct TenantTime {
     pub queued: usize,
     /// Number of submissions on the card.
     pub in_flight: usize,
-    /// True if the tenant has unfinished work, except work that it has stopped itself.
+    /// True if the tenant has unfinished work, not counting work that it has stopped itself.
     pub has_work: bool,
     /// Use of each engine.
     pub engines: BTreeMap<Engine, EngineTime>,
@@ -84,12 +84,12 @@ pub struct TenantTime {
     pub wait: Option<Wait>,
 }
 
-/// A tenant's entitled parts of engines, in thousandths.
+/// A tenant's entitled shares of engines, in thousandths.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entitled {
     /// The part of compute.
     pub compute: u32,
-    /// The part of copies, if it differs.
+    /// The share of copies, if it differs.
     pub copies: Option<u32>,
 }
 
@@ -183,8 +183,8 @@ impl TenantTime {
     }
 }
 
-/// Returns the part of each tenant if all tenants have work. A quarantined tenant has no share, and the other tenants
-/// get its part.
+/// Returns the share of each tenant if all tenants have work. A quarantined tenant has no share, and the other tenants
+/// get its share.
 fn entitled(scheduler: &Scheduler) -> BTreeMap<TenantId, Entitled> {
     let is_free = |id: &TenantId| scheduler.strikes(*id).is_some_and(|(_, state)| state == Quarantine::Free);
     let free = scheduler.vgpus().filter(is_free).filter_map(|id| Some((id, *scheduler.params(id)?)));

@@ -1,4 +1,4 @@
-//! The reason that a tenant's work waits.
+//! The reason why a tenant's work waits.
 
 use crate::Residency;
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub enum Wait {
     MemoryQuantum {
         /// The other tenant.
         holder: TenantId,
-        /// Remaining time of the quantum, in ns; `None` while memory moves for it.
+        /// Remaining time of the quantum, in ns; `None` while memory moves for the quantum.
         left_ns: Option<u64>,
     },
     /// The tenant's own memory is being moved.

@@ -1,9 +1,10 @@
-//! The number of a tenant, which owns memory, time, quotas and telemetry on a card.
+//! The number of a tenant. A tenant owns memory, time, quotas and telemetry on a card.
 //!
 //! A VM is one kind of tenant; a process with a CUDA context is another. Memory (`vram`), channels (`channels`), time
 //! (`sched`) and the owner of a card all identify a tenant with the same type, so that numbers cannot be confused.
 //!
-//! The crate does not assign numbers and does not distinguish kinds of tenants. The owner of the card does both.
+//! The crate does not assign numbers and does not distinguish kinds of tenants. The owner of the card assigns numbers
+//! and knows the kinds.
 
 use std::fmt;
 

@@ -20,7 +20,7 @@ pub const COMMAND_LIMIT: Duration = Duration::from_secs(180);
 /// Interval between health checks while waiting.
 const HEALTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Checks whether the VM can still answer, and otherwise returns the reason as an error.
+/// Checks whether the VM can still answer. If it cannot, returns the reason as an error.
 pub type Health = Arc<dyn Fn() -> Result<()> + Send + Sync>;
 
 /// Output and exit code of a command.
@@ -120,12 +120,12 @@ impl Agent {
         self.send(command)?.wait_within(limit)
     }
 
-    /// Starts a command that runs concurrently with others.
+    /// Starts a command that runs concurrently with other commands.
     pub fn start(&self, command: &str) -> Result<Pending<'_>> {
         self.send(&format!("& {command}"))
     }
 
-    /// Sends a command and returns at once. Without `&`, the guest runs it after all earlier commands.
+    /// Sends a command and returns immediately. Without `&`, the guest runs the command after all earlier commands.
     pub fn send(&self, command: &str) -> Result<Pending<'_>> {
         if command.contains('\n') {
             bail!("a command for the guest is one line: {command:?}");
@@ -296,7 +296,7 @@ mod tests {
             }
         });
         let agent = Agent::new(ours, Arc::new(|| Ok(()))).unwrap();
-        // A command that is sent before the guest is up would be lost.
+        // A command that is sent before the guest has started would be lost.
         agent.wait_boots(1, WAIT_TIMEOUT).unwrap();
         agent
     }

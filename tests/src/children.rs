@@ -1,5 +1,5 @@
 //! Child processes that end together with this process, even if it is killed. A daemon or QEMU that outlived a killed
-//! test or benchmark would distort the measurements of the next one.
+//! test or benchmark would distort later measurements.
 
 #![expect(unsafe_code, reason = "a call between fork and exec")]
 
@@ -18,7 +18,7 @@ type Order = (Command, SyncSender<io::Result<Child>>);
 /// Starts a program that is killed when this process ends. Replaces `command` with an empty command.
 ///
 /// # Errors
-/// If the program cannot be started.
+/// Returns an error if the program cannot be started.
 pub fn spawn(command: &mut Command) -> io::Result<Child> {
     let mut command = std::mem::replace(command, Command::new("/nonexistent"));
     let parent = getpid();
@@ -54,7 +54,7 @@ fn starter() -> &'static Mutex<Sender<Order>> {
 /// Makes the kernel kill this program when its parent ends.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Returns an error if the kernel rejects the request.
 pub fn end_with_parent() -> io::Result<()> {
     Ok(set_parent_process_death_signal(Some(Signal::KILL))?)
 }

@@ -1,4 +1,5 @@
-//! Guests that compete for a card's time, and the share that each guest receives according to the mediator's accounts.
+//! Makes guests compete for a card's time, and measures the share that each guest receives according to the mediator's
+//! accounts.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -11,9 +12,9 @@ use crate::Pending;
 use crate::guest::{self, Smoke};
 use crate::many_vms::{Account, Crowd, History, SIDE};
 
-/// Word that precedes the end times of a load's kernels.
+/// Word that precedes the end times of kernels in a load's output.
 const ENDS: &str = "ENDS ";
-/// Line that a load prints once it has started.
+/// Line that a load prints after it has started.
 const BEGUN: &str = "LOOPING";
 /// Time limit for a load to start.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
@@ -27,7 +28,7 @@ pub struct Load {
     pub vm: usize,
     /// Arguments of `gpu-workloads`, without `--duration`.
     pub words: String,
-    /// Delay between the start of the first load and the start of this load.
+    /// Delay from the start of the first load to the start of this load.
     pub after: Duration,
 }
 
@@ -37,8 +38,8 @@ impl Load {
     }
 
     /// Creates a load of successive kernels with `rounds` [rounds](crate::many_vms::ROUND_NS) each, of which up to
-    /// `in_flight` are in flight. With more kernels in flight, the guest may submit later without idle time, for
-    /// example on a host with more guests than CPUs.
+    /// `in_flight` are in flight. With more kernels in flight, the guest may submit later without causing idle time,
+    /// for example on a host with more guests than CPUs.
     pub fn kernels(vm: usize, rounds: u32, in_flight: u32) -> Self {
         Self::kernels_of(vm, SIDE, rounds, in_flight)
     }
@@ -50,7 +51,7 @@ impl Load {
         Self::new(vm, format!("{kernel} --in-flight {in_flight}"))
     }
 
-    /// Makes the guest report the end of each kernel.
+    /// Makes the guest report the end time of each kernel.
     #[must_use]
     pub fn telling_ends(mut self) -> Self {
         self.words += " --ends";
@@ -98,7 +99,7 @@ pub struct Outcome {
     pub vms: Vec<usize>,
     /// Charges of each VM since the start of the measurement.
     pub uses: Uses,
-    /// Start of each load, in ns since the start of the measurement.
+    /// Start time of each load, in ns since the start of the measurement.
     pub marks: Vec<u64>,
     /// Start of the measurement, in ns of the card's clock.
     pub from: u64,
@@ -125,7 +126,7 @@ impl Contest {
         self.run_until(crowd, meanwhile, |_| Ok(()))
     }
 
-    /// Same as [`Self::run`], and also calls `finally` after the measured time, before the loads end.
+    /// Same as [`Self::run`], but also calls `finally` after the measured time and before the loads end.
     pub fn run_until(
         &self,
         crowd: &Crowd,
@@ -244,7 +245,7 @@ impl Outcome {
     }
 
     /// Computes the work of the loads from the guests' reports, in intervals of `step` ns of the measured time. Counts
-    /// the kernels that have ended; `lengths` are the lengths of each load's kernels in ns.
+    /// the kernels that have ended; `lengths` are the kernel lengths of each load in ns.
     pub fn counted(&self, lengths: &[u64], step: u64) -> Uses {
         let mut uses = Uses::new(self.vms.len(), step, self.length);
         for ((place, ends), length) in self.ends.iter().enumerate().zip(lengths) {
@@ -261,8 +262,8 @@ impl Outcome {
         self.after[place].completed - self.before[place].completed
     }
 
-    /// Returns the wait in ns that `permille` of the submissions of some loads did not exceed, rounded up to the
-    /// mediator's buckets.
+    /// Returns the waiting time in ns that `permille` of the submissions of some loads did not exceed, rounded up to
+    /// the bounds of the mediator's buckets.
     pub fn wait_ns(&self, places: impl Iterator<Item = usize> + Clone, permille: u64) -> u64 {
         let sum = |of: &dyn Fn(&Account) -> u64| -> u64 {
             places.clone().map(|place| of(&self.after[place]) - of(&self.before[place])).sum()
@@ -311,7 +312,7 @@ mod tests {
         };
         let counted = outcome.counted(&[20, 40], 20);
         let used = |vm| [0, 20, 40, 60].map(|at| counted.used(vm, Engine::Compute, at, at + 20));
-        // Kernels that ended earlier are omitted, and only the part of a kernel that is within an interval counts.
+        // Omit kernels that ended earlier. Of each other kernel, count only the part within an interval.
         assert_eq!([used(0), used(1)], [[10, 10, 20, 0], [15, 20, 15, 20]]);
     }
 }

@@ -1,4 +1,4 @@
-//! Runs `mediatord` and `mediatorctl` as an operator does.
+//! Runs `mediatord` and `mediatorctl` as an operator would.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -67,7 +67,7 @@ impl Ended {
     }
 }
 
-/// A running `mediatord`. Dropping the value ends it.
+/// A running `mediatord`. Dropping the value ends the daemon.
 pub struct Daemon {
     process: Process,
     /// Path of the program. An upgrade may start another program.
@@ -183,7 +183,8 @@ impl Daemon {
             if let Some(manager) = &self.manager {
                 return Ok(manager.wait(Duration::ZERO, |heard| heard.take("READY=1")).ok());
             }
-            // The daemon's socket exists before its VMs do. A client that connects waits until the daemon serves.
+            // The daemon's socket exists before its VMs do. A client that connects early waits until the daemon serves
+            // it.
             Ok(self.get("/v1/vms").ok().map(drop))
         });
         ready.with_context(|| self.log_tail())
@@ -280,7 +281,7 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         if self.stop().is_err() {
-            // The daemon may hang or may have ended: `end` handles both.
+            // The daemon may hang or may have ended; `end` handles both cases.
             let _ = self.process.end();
         }
         if thread::panicking() {
@@ -348,7 +349,7 @@ pub fn run_to_end(command: &mut Command, limit: Duration) -> Result<Ended> {
 fn read_all(mut pipe: impl std::io::Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
-        // A read fails if the process has ended; its exit status then explains why.
+        // A read fails if the process has ended. Its exit status then gives the reason.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

@@ -1,8 +1,8 @@
-//! A Debian host in namespaces of this machine. It has its own files, users, processes, mounts and network, and shares
-//! this machine's kernel.
+//! A Debian host in namespaces of this machine. The host has its own files, users, processes, mounts and network, and
+//! shares this machine's kernel.
 //!
-//! Such a host starts in seconds, while an emulated machine needs minutes. It does not run systemd: [`Debian::start`]
-//! and related functions start and end units, and the first process reaps orphans, as systemd would.
+//! Such a host starts in seconds, while an emulated machine needs minutes. The host does not run systemd:
+//! [`Debian::start`] and related functions start and end units. The first process reaps orphans, as systemd would.
 //!
 //! Requirements: root, or a range of user IDs in `/etc/subuid` and the programs in Debian's package `uidmap`.
 
@@ -156,8 +156,8 @@ impl Debian {
         Ok(output)
     }
 
-    /// Same as [`Self::sh`], but a nonzero exit code is an error, which shows the ends of the units' logs. Returns the
-    /// output.
+    /// Same as [`Self::sh`], but a nonzero exit code is an error that shows the last lines of the units' logs. Returns
+    /// the output.
     pub fn ok(&self, command: &str) -> Result<String> {
         let output = self.sh(command)?;
         let text = output.text();
@@ -165,7 +165,7 @@ impl Debian {
         Ok(text)
     }
 
-    /// Waits until a shell command succeeds. Returns its output.
+    /// Waits until a shell command succeeds. Returns the command's output.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
         self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {
@@ -255,7 +255,7 @@ impl Drop for Debian {
         let _ = self.namespaces.wait();
         let _ = wait::until("the host's processes to end", COMMAND_LIMIT, || Ok(has_ended(self.init).then_some(())));
         if self.users && self.root.is_removed() {
-            // Only a process that can switch to other users can remove their files.
+            // Only a process that can switch to other users can remove these users' files.
             let mut remove = Command::new("unshare");
             remove.args(USERS).args(["rm", "--recursive", "--force"]).arg(self.root.path().join("root"));
             let _ = run_to_end(&mut remove, COMMAND_LIMIT);

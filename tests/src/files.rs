@@ -50,7 +50,7 @@ impl Files {
         self.stripped(from, to, Command::new(LOADER).arg(from))
     }
 
-    /// Adds a stripped copy of a file at `to`, and the libraries that `command` lists for it.
+    /// Adds a stripped copy of a file at `to`, and the libraries that are listed for `command`.
     fn stripped(&mut self, from: &Path, to: &str, command: &mut Command) -> Result<()> {
         let scratch = tempfile::NamedTempFile::new().context("a file for a program")?;
         let stripped = Command::new("strip").arg("--strip-debug").arg("-o").arg(scratch.path()).arg(from).status();

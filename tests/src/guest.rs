@@ -1,4 +1,4 @@
-//! Steps that tests have in common: writing a configuration, loading the driver, running a workload, reading counters.
+//! Steps that several tests share: writing a configuration, loading the driver, running a workload, reading counters.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Resources that the kernel counts for a process (descriptors, threads, mappings, memory), to find leaks.
+//! Counts a process's resources in the kernel (descriptors, threads, mappings, memory), to find leaks.
 //!
 //! This file uses only the standard library, because tests of other crates include it by its path.
 
@@ -25,14 +25,14 @@ pub struct Holdings {
     pub resident_kib: u64,
 }
 
-/// Growth that tests tolerate, because even without leaks, the heap of a process grows and shrinks in steps.
+/// Growth that tests tolerate, because the heap of a process grows and shrinks in steps even without leaks.
 #[derive(Clone, Copy, Debug)]
 pub struct Slack {
     /// Number of additional mappings, not counting those of new pool threads.
     pub mappings: usize,
     /// Additional resident memory in KiB.
     pub resident_kib: u64,
-    /// Name prefixes of threads that start on first use or end when they are idle, and so do not indicate a leak.
+    /// Name prefixes of threads that start on first use or end when they are idle, so that they do not indicate a leak.
     pub pools: &'static [&'static str],
 }
 
@@ -41,7 +41,7 @@ impl Holdings {
     /// are the VRAM of a software card, which stays resident once touched.
     ///
     /// # Errors
-    /// If the process does not exist, or the kernel does not permit access.
+    /// Returns an error if the process does not exist, or the kernel does not permit access.
     pub fn for_process(pid: u32, large_kib: u64) -> io::Result<Self> {
         let process = PathBuf::from(format!("/proc/{pid}"));
         // Skip descriptors that are closed between the two reads.
@@ -74,8 +74,8 @@ impl Holdings {
         }
     }
 
-    /// Describes the resources that `later` has in addition to these. The result is empty if no resource has leaked.
-    /// Descriptors, threads and mapped files must not grow at all.
+    /// Describes the resources in `later` that this snapshot does not have. The result is empty if no resource has
+    /// leaked. Descriptors, threads and mapped files must not grow at all.
     #[must_use]
     pub fn lost(&self, later: &Self, slack: Slack) -> Vec<String> {
         let mut lost = Vec::new();
@@ -133,7 +133,7 @@ fn kind(target: &str) -> String {
 /// Reads a number from the environment, or returns the default.
 ///
 /// # Panics
-/// If the variable is not a number.
+/// Panics if the variable is not a number.
 #[must_use]
 pub fn setting(name: &str, default: u64) -> u64 {
     match std::env::var(name) {

@@ -59,7 +59,7 @@ impl Host {
         Ok(text)
     }
 
-    /// Waits until a shell command succeeds. Returns its output.
+    /// Waits until a shell command succeeds. Returns the command's output.
     pub fn until(&self, what: &str, command: &str, limit: Duration) -> Result<String> {
         self.say(&format!("until {command}"));
         let ended = wait::until(what, limit, || {

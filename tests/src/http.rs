@@ -7,9 +7,9 @@ use anyhow::{Context, Result, bail};
 /// Sends a request over `stream`, a new connection, and returns the status and the body.
 ///
 /// # Errors
-/// If the connection fails, or the response is malformed.
+/// Returns an error if the connection fails, or the response is malformed.
 pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Result<(u16, String)> {
-    // An HTTP 1.0 response is not chunked, and ends with the connection.
+    // An HTTP 1.0 response is not chunked, and ends when the connection is closed.
     let head = format!("{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n");
     let mut answer = String::new();
     let asked = stream.write_all(head.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
@@ -22,7 +22,7 @@ pub fn request(mut stream: impl Read + Write, method: &str, path: &str) -> Resul
 /// Returns the body of the response to `GET path`.
 ///
 /// # Errors
-/// As for [`request`], and if the status is not 200.
+/// Same as for [`request`]; also if the status is not 200.
 pub fn get(stream: impl Read + Write, path: &str) -> Result<String> {
     match request(stream, "GET", path)? {
         (200, body) => Ok(body),

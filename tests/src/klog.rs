@@ -3,7 +3,7 @@
 /// Highest level that counts as a complaint. Levels 0 to 4 are emergency to warning.
 const WARNING: u8 = 4;
 
-/// Prefixes of lines that complain about a starved guest. The cause is a busy host, not a driver.
+/// Prefixes of kernel messages that are caused by a busy host, and not by a driver.
 const OF_THE_HOST: [&str; 2] = ["clocksource: ", "hrtimer: interrupt took"];
 
 /// A line of a kernel log.

@@ -1,11 +1,11 @@
 //! End-to-end tests with real VMMs and guests: the harness that tests, the demo and benchmarks share.
 //!
 //! Parts:
-//! - [`vm`]: one QEMU with a stock kernel; [`agent`] talks to the init inside, and [`qmp`] to QEMU itself
-//! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator does
-//! - [`accel`]: detects whether KVM works here, by starting a guest
+//! - [`vm`]: one QEMU with a stock kernel; [`agent`] sends commands to the guest's init, and [`qmp`] to QEMU itself
+//! - [`daemon`]: runs `mediatord` and `mediatorctl` as an operator would
+//! - [`accel`]: detects whether KVM works, by starting a guest
 //! - [`children`]: child processes that end with this process
-//! - [`guest`]: steps that most tests have in common: configuration, driver, workload
+//! - [`guest`]: steps that most tests share: configuration, driver, workload
 //! - [`many_vms`]: VMs that share a card; [`contention`]: each VM's share of the card's time
 //! - [`host`]: a Debian host with systemd, for the package; [`debian`]: a host in namespaces, with workload managers
 //! - [`toolbox`]: programs that check packages, manifests and scripts
@@ -17,7 +17,7 @@
 //! - [`pages`]: the commands in operators' pages
 //! - [`scale`]: selects small or full workloads
 //! - [`klog`]: the log of a guest's kernel, by level
-//! - [`wait`]: bounded waits, which show the ends of logs when they fail
+//! - [`wait`]: waits with a time limit, which show the ends of logs when they fail
 //!
 //! A test reads like a story:
 //! ```no_run
@@ -30,7 +30,7 @@
 //! # }
 //! ```
 //!
-//! Not in this crate: building images (crate `images`), and building binaries (xtask builds them and sets
+//! This crate does not build images (see the crate `images`), and does not build binaries (xtask builds them and sets
 //! `GPU_MEDIATOR_BIN_DIR`).
 //!
 //! Environment variables: `GPU_MEDIATOR_BIN_DIR` (folder that contains `mediatord`), `GPU_MEDIATOR_ACCEL` (`kvm` or

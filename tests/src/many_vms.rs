@@ -18,7 +18,7 @@ use crate::{Daemon, Vm, VmConfig};
 const TRANSACTION: u64 = 128;
 
 /// Returns the time in ns of one round of a kernel with matrices of size `side`: each element needs two words read and
-/// one written, in whole transactions.
+/// one word written, in whole transactions.
 pub const fn round_ns(side: u32) -> u64 {
     let bytes = ((side * side) as u64 * 4).div_ceil(TRANSACTION) * TRANSACTION;
     3 * bytes * 1_000_000_000 / ((SHADER_MIB_PER_S as u64) << 20)
@@ -49,7 +49,7 @@ pub struct Crowd {
     vms: Vec<Vm>,
 }
 
-/// A VM's submissions to an engine and their charge, since the VM was added.
+/// A VM's submissions to an engine and the time charged for them, since the VM was added.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Account {
     /// Number of submissions that ended.
@@ -58,7 +58,7 @@ pub struct Account {
     pub killed: u64,
     /// Time charged, in ns.
     pub used_ns: u64,
-    /// Number of submissions by the upper bound of their wait, in ns.
+    /// Number of submissions by the upper bound of their waiting time, in ns.
     pub waits: BTreeMap<u64, u64>,
     /// Number of submissions that started.
     pub started: u64,
@@ -74,7 +74,7 @@ impl Crowd {
         Self::boot_with(name, count, memory_mib, keys, count)
     }
 
-    /// Same as [`Self::boot`], but VMs with the index `knowing` and higher get paravirtual drivers.
+    /// Same as [`Self::boot`], but VMs with the index `knowing` or higher get paravirtual drivers.
     pub fn boot_with(name: &str, count: usize, memory_mib: u32, keys: &str, knowing: usize) -> Result<Self> {
         Self::boot_on("", name, count, memory_mib, keys, knowing)
     }
@@ -182,7 +182,7 @@ impl Crowd {
 pub struct History {
     /// Value of the card's clock, in ns.
     pub now_ns: u64,
-    /// Start of the part that is complete, in ns.
+    /// Start in ns of the part of the history that is complete.
     pub from_ns: u64,
     /// Length of an interval, in ns.
     pub interval_ns: u64,
@@ -191,7 +191,7 @@ pub struct History {
 }
 
 impl History {
-    /// Appends the samples of a later query. The daemon keeps samples for one minute only, which is shorter than some
+    /// Appends the samples of a later query. The daemon keeps samples for only one minute, which is shorter than some
     /// measurements.
     pub fn append(&mut self, later: Self) {
         if self.samples.is_empty() {

@@ -36,13 +36,13 @@ const STATE: &str = "/run/state";
 /// Time limit of a command in the machine.
 const COMMAND_LIMIT: Duration = Duration::from_secs(600);
 
-/// Number of serial lines for VMs: as many as one PCI card has.
+/// Number of serial lines for VMs, which is the number that one PCI card has.
 pub const LINES: usize = 4;
 
 /// Size and contents of a machine.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape<'a> {
-    /// Size of the card in MiB. The mediator in the machine cannot use all of it.
+    /// Size of the card in MiB. The mediator in the machine cannot use the whole card.
     pub card_mib: u32,
     /// Additional keys for the table of the card.
     pub card_keys: &'a str,
@@ -148,7 +148,8 @@ impl Nest {
         serde_json::from_str(&text).with_context(|| format!("{command} printed no JSON:\n{text}"))
     }
 
-    /// Approves firmware for the card, as an operator does. Any firmware will do, because the card does not execute it.
+    /// Approves firmware for the card, as an operator would. The firmware may have any contents, because the card does
+    /// not execute it.
     pub fn approve_firmware(&self) -> Result<()> {
         let firmware = |command: &str| format!("card firmware {command} --state-dir {STATE}");
         let listed = self.ctl_json(&firmware("import --stand-in"))?;
@@ -160,7 +161,7 @@ impl Nest {
         Ok(())
     }
 
-    /// Starts `mediatord` in the machine with a configuration file there, and waits until it serves.
+    /// Starts `mediatord` in the machine with a configuration file of the machine, and waits until the daemon serves.
     pub fn start_daemon(&self, config: &str) -> Result<Pending<'_>> {
         self.say(&format!("# mediatord --config {config} &"));
         let daemon = self.vm.start(&format!("run /{PROGRAMS}/mediatord --config {config}"))?;
@@ -173,7 +174,7 @@ impl Nest {
         Ok(daemon)
     }
 
-    /// Stops a daemon in the machine, which must exit cleanly. Returns its log.
+    /// Stops a daemon in the machine, which must exit cleanly. Returns the daemon's log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in the machine")?;

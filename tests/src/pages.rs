@@ -1,6 +1,6 @@
-//! Code blocks in operators' pages. Tests run them.
+//! Code blocks in the pages for operators. Tests run them.
 
-/// Returns the code blocks of a page in a language, without the indentation of a surrounding list.
+/// Returns a page's code blocks in one language, without the indentation of an enclosing list.
 pub fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

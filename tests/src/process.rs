@@ -1,4 +1,4 @@
-//! The daemon's process, which was either started by this process, or is the successor of such a process.
+//! The daemon's process, which was started by this process or is a successor of such a process.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_
 pub(crate) enum Process {
     /// Started by this process.
     Started(Child),
-    /// An orphan that this process has adopted, and its exit status once it has ended.
+    /// An orphan that this process has adopted, and its exit status after it has ended.
     Adopted(Pid, Option<ExitStatus>),
 }
 
@@ -19,7 +19,7 @@ impl Process {
     /// Makes this process the parent of orphaned descendants.
     ///
     /// # Errors
-    /// If the kernel refuses.
+    /// Returns an error if the kernel rejects the request.
     pub fn adopt_orphans() -> io::Result<()> {
         Ok(set_child_subreaper(Some(getpid()))?)
     }
@@ -27,7 +27,7 @@ impl Process {
     /// Returns the adopted process with this ID.
     ///
     /// # Errors
-    /// If the number is invalid.
+    /// Returns an error if the number is invalid.
     pub fn adopted(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
         pid.map(|pid| Self::Adopted(pid, None)).ok_or_else(|| io::ErrorKind::InvalidInput.into())
@@ -44,7 +44,7 @@ impl Process {
     /// Returns the exit status if the process has ended.
     ///
     /// # Errors
-    /// If the process is not a child of this process.
+    /// Returns an error if the process is not a child of this process.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         match self {
             Self::Started(child) => child.try_wait(),
@@ -61,7 +61,7 @@ impl Process {
     /// Kills the process and waits until it has ended.
     ///
     /// # Errors
-    /// If the process is not a child of this process.
+    /// Returns an error if the process is not a child of this process.
     pub fn end(&mut self) -> io::Result<()> {
         match self {
             Self::Started(child) => child.kill().and_then(|()| child.wait()).map(drop),

@@ -54,7 +54,7 @@ impl Qmp {
     }
 
     /// Waits for an event called `name` for which `fits` returns true. Considers events that arrived earlier, and keeps
-    /// all others.
+    /// all other events.
     pub fn wait_event(&mut self, name: &str, limit: Duration, fits: impl Fn(&Value) -> bool) -> Result<Value> {
         let deadline = Instant::now() + wait::scaled(limit);
         let wanted = |e: &Value| e["event"] == name && fits(&e["data"]);

@@ -15,13 +15,13 @@ use crate::wait::until;
 const WARM_UP: Duration = Duration::from_millis(500);
 /// Number of kernels that a guest with a steady load keeps in flight.
 const IN_FLIGHT: u32 = 32;
-/// Time limit of kernels in ms for rogues that must be quarantined. The next constant is the default, which is restored
-/// afterwards.
+/// Time limit of kernels in ms for rogues that must be quarantined. The next constant is the default limit, which is
+/// restored afterwards.
 const LIMIT_MS: &str = "200";
 const DEFAULT_LIMIT_MS: &str = "10000";
 /// Number of strikes after which a VM is quarantined: the default.
 const STRIKES: &str = "3";
-/// TIMEOUT: only a failing test waits this long. The history still contains the charges of this time.
+/// TIMEOUT: only a failing test waits this long. The history must still contain the charges of this time.
 const QUARANTINE_LIMIT: Duration = Duration::from_secs(30);
 
 /// Kind of attack.
@@ -61,15 +61,15 @@ impl Rogue {
         Self { name: "vmm_frozen", quarantined: false, way: Way::Frozen },
     ];
 
-    /// Rogues that use registers to disable and enable a channel while the card executes its kernels.
+    /// Rogues that disable and enable a channel through registers while the card executes its kernels.
     pub const BY_REGISTERS: [Self; 3] = [
         Self::program("state_toggled", "stopped"),
         Self::program("masks_and_preemption", "masked"),
         Self::program("runlist_rewritten", "unlisted"),
     ];
 
-    /// Attacks through the card's registers, and through load on the card manager. They are not punished, so each may
-    /// continue for the whole measurement.
+    /// Attacks through the card's registers, and through load on the card manager. These attacks are not punished, so
+    /// each of them may continue for the whole measurement.
     pub const ATTACKS: [Self; 9] = [
         Self::BY_REGISTERS[0],
         Self::BY_REGISTERS[1],
@@ -90,8 +90,8 @@ impl Rogue {
         crowd.set(&["--strikes", "0"])
     }
 
-    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device: if QEMU is stopped
-    /// for a longer time during an access, it has lost its device when it resumes, and never reads the reply.
+    /// Returns the maximum duration of the attack. QEMU waits 5 s of wall-clock time for its device. If QEMU is stopped
+    /// for longer during an access, it has lost its device when it resumes, and never reads the reply.
     pub fn longest(self) -> Duration {
         match self.way {
             Way::Frozen => Duration::from_secs(4),
@@ -122,7 +122,7 @@ impl Rogue {
 
     fn strike(self, crowd: &Crowd, vm: usize) -> Result<()> {
         match self.way {
-            // The measured time includes this wait: on a busy host the rogue may submit late.
+            // The measured time includes this wait, because the rogue may submit late on a busy host.
             Way::Program(_) if self.quarantined => until("the rogue's quarantine", QUARANTINE_LIMIT, || {
                 Ok(crowd.accounts(Engine::Compute.name())?[vm].quarantined.then_some(()))
             }),

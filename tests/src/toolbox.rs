@@ -13,7 +13,7 @@ use crate::debian::{NAMESPACES, USERS, is_root};
 /// Time limit of a program.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Script that enters the root folder, mounts the folder in its second argument on `/mnt`, and runs the command in its
-/// third.
+/// third argument.
 const ENTER: &str = r#"
 set -e
 mount --make-rprivate /
@@ -32,7 +32,7 @@ impl Toolbox {
     /// Opens the toolbox; unpacks the programs if necessary.
     ///
     /// # Errors
-    /// If Debian's packages cannot be fetched.
+    /// Returns an error if Debian's packages cannot be fetched.
     pub fn open() -> Result<Self> {
         Ok(Self(images::ensure_checkers(&Progress::stderr())?))
     }
@@ -40,7 +40,7 @@ impl Toolbox {
     /// Runs a shell command. `folder` is mounted on `/mnt`.
     ///
     /// # Errors
-    /// If the command does not end in time.
+    /// Returns an error if the command does not end in time.
     pub fn run(&self, folder: &Path, command: &str) -> Result<Ended> {
         let mut enter = Command::new("unshare");
         enter.args(NAMESPACES).args(if is_root() { &[][..] } else { &USERS });

@@ -159,7 +159,7 @@ impl Xen {
     fn boot(&self, kernel: &Kernel, append: &str, command: &mut Command) {
         let memory = self.dom0_mib;
         command.arg("-kernel").arg(&self.image);
-        // Xen's log shows the output of domains. QEMU does not emulate idle states.
+        // Xen's log contains the output of domains. QEMU does not emulate idle states.
         let words = format!(
             "com1=115200,8n1 console=com1 dom0_mem={memory}M,max:{memory}M cpuidle=off sched_ratelimit_us=0 guest_loglvl=all"
         );
@@ -322,7 +322,7 @@ impl Vm {
         matches!(lock(&self.process).try_wait(), Ok(None))
     }
 
-    /// Fails if QEMU has ended or the guest's kernel has panicked, with the end of both logs.
+    /// Fails if QEMU has ended or the guest's kernel has panicked; the error contains the end of both logs.
     pub fn ensure_healthy(&self) -> Result<()> {
         health(&self.process, self.folder()).with_context(|| format!("VM {}", self.name()))
     }

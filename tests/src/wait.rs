@@ -1,4 +1,4 @@
-//! Bounded waits, scratch folders, and the ends of logs.
+//! Waits with a time limit, scratch folders, and the ends of logs.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -13,13 +13,15 @@ pub const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of lines of a log to show when a wait fails.
 const TAIL_LINES: usize = 40;
 
-/// Scales a time limit. Limits detect hangs, and do not measure speed: a loaded host may need several times as long.
+/// Scales a time limit. Limits detect hangs, and do not measure speed, because a loaded host may need several times as
+/// long.
 pub fn scaled(limit: Duration) -> Duration {
     let scale = env::var("GPU_MEDIATOR_TIME_SCALE").ok().and_then(|v| v.parse::<f64>().ok());
     limit.mul_f64(scale.filter(|s| s.is_finite() && *s > 0.0).unwrap_or(1.0))
 }
 
-/// Waits until `condition` returns a value, for at most `limit` (scaled). `what` names the condition in the error.
+/// Waits until `condition` returns a value, for at most `limit`, which is scaled. `what` names the condition in the
+/// error.
 pub fn until<T>(what: &str, limit: Duration, mut condition: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let limit = scaled(limit);
     let deadline = Instant::now() + limit;
@@ -47,7 +49,7 @@ pub fn tail(path: &Path) -> String {
     shown
 }
 
-/// A folder for logs and sockets. It is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
+/// A folder for logs and sockets. The folder is removed on drop unless `GPU_MEDIATOR_KEEP` is set.
 ///
 /// The folder is in the system's temporary folder, because the path of a UNIX socket must be short.
 #[derive(Debug)]

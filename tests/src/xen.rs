@@ -23,23 +23,23 @@ use crate::vm::{self, Xen};
 use crate::wait::{self, Scratch};
 use crate::{Vm, VmConfig};
 
-/// Number of serial lines for domains: as many as one PCI card has.
+/// Number of serial lines for domains, which is the number that one PCI card has.
 pub const LINES: usize = 4;
-/// Number of the serial device in domain 0 that belongs to the first line of the domains. The machine's own lines have
-/// the lower numbers.
+/// Number of the serial device in domain 0 for the first line of the domains. The machine's own lines have the lower
+/// numbers.
 const FIRST_LINE: usize = 4;
 /// Path of the admin socket of the daemon in domain 0.
 const ADMIN_SOCKET: &str = "/run/admin.sock";
 /// The folders with programs in domain 0.
 const PATH: &str = "PATH=/bin:/usr/lib/xen-4.17/bin";
-/// Memory that a domain gets for its apertures in MiB. It must not exceed their size.
+/// Memory that a domain gets for its apertures in MiB. This size must not exceed that of the apertures.
 const APERTURES_MIB: u32 = 48;
 /// Time limit of a command in domain 0.
 const COMMAND_LIMIT: Duration = Duration::from_secs(300);
 /// Time limit from `xl create` to the start of a guest's init.
 const BOOT_LIMIT: Duration = Duration::from_secs(600);
 /// Time limit for loading a domain's driver. Each register access is an emulated round trip between two domains, and
-/// the machine makes about 600 of these per second. With a passed-through card, whose apertures are trapped, loading
+/// the machine makes about 600 round trips per second. With a passed-through card, whose apertures are trapped, loading
 /// the driver takes almost an hour.
 const DRIVER_LIMIT: Duration = Duration::from_secs(3600);
 
@@ -72,7 +72,7 @@ impl DomainSpec {
     /// Returns the configuration file of the domain for `xl`. `line` is the number of its serial line.
     ///
     /// The domain's console shows only urgent messages, because each character causes two exits. The domain reads the
-    /// processor's clock natively: if reads of the clock were intercepted, QEMU would report RDTSCP as RDTSC, and Xen,
+    /// processor's clock natively. If reads of the clock were intercepted, QEMU would report RDTSCP as RDTSC, and Xen,
     /// which checks the instruction, would inject a fault.
     pub fn config(&self, line: usize) -> String {
         let Self { name, memory_mib, cpus, .. } = self;
@@ -211,7 +211,7 @@ impl XenMachine {
         Ok(daemon)
     }
 
-    /// Stops the daemon, which must exit cleanly. Returns its log.
+    /// Stops the daemon, which must exit cleanly. Returns the daemon's log.
     pub fn stop_daemon(&self, daemon: Pending<'_>) -> Result<String> {
         daemon.terminate()?;
         let output = daemon.wait_within(COMMAND_LIMIT)?.success().context("mediatord in domain 0")?;

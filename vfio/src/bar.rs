@@ -57,7 +57,7 @@ impl Bar {
             .ok()
     }
 
-    /// Reads a register. Outside the region, returns all ones.
+    /// Reads a register. Returns all ones if the offset is outside the region.
     pub fn read32(&self, offset: u32) -> u32 {
         if !offset.is_multiple_of(4) || !self.holds(u64::from(offset), 4) {
             return u32::MAX;
@@ -84,7 +84,7 @@ impl Bar {
         }
     }
 
-    /// Reads bytes. If they are not within the region, returns all ones.
+    /// Reads bytes. If the bytes are not within the region, returns all ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         if !self.holds(offset, data.len()) {
             data.fill(0xff);
@@ -111,7 +111,7 @@ impl Bar {
         }
     }
 
-    /// Writes bytes. If they are not within the region, the write is lost.
+    /// Writes bytes. If the bytes are not within the region, the write is lost.
     pub fn write(&self, offset: u64, data: &[u8]) {
         if !self.holds(offset, data.len()) {
             return;

@@ -17,8 +17,8 @@ pub const PAGE: u64 = 4096;
 pub struct Mappings {
     /// I/O addresses that the IOMMU can map and that the card can generate.
     usable: Vec<Range<u64>>,
-    /// Never locked while the kernel pins pages, because pinning takes time in proportion to the number of pages, and
-    /// other threads must be able to map meanwhile.
+    /// This lock must not be held while the kernel pins pages, because pinning takes time in proportion to the number
+    /// of pages, and other threads must be able to map memory meanwhile.
     mapped: Mutex<BTreeMap<u64, Mapping>>,
 }
 
@@ -49,7 +49,7 @@ impl Mappings {
         &self.usable
     }
 
-    /// Returns the I/O addresses that the card can generate and the IOMMU cannot map.
+    /// Returns the I/O addresses that the card can generate but the IOMMU cannot map.
     pub fn unmappable(&self) -> Vec<Range<u64>> {
         let starts = self.usable.iter().map(|range| range.start).chain([1 << BUS_BITS]);
         let ends = std::iter::once(0).chain(self.usable.iter().map(|range| range.end));
@@ -100,7 +100,8 @@ impl Mappings {
     /// Removes a mapping.
     ///
     /// # Errors
-    /// If no mapping has exactly this range, or if the kernel fails to remove the mapping; the memory is then kept.
+    /// Returns an error if no mapping has exactly this range, or if the kernel cannot remove the mapping; the memory
+    /// then stays allocated.
     pub fn unmap(&self, kernel: &dyn Kernel, iova: u64, len: u64) -> Result<(), DmaError> {
         let memory = {
             let mut mapped = self.mapped.lock();
@@ -129,7 +130,8 @@ impl Mappings {
         }
     }
 
-    /// Removes all mappings. If the kernel fails to remove one, its memory is kept for the lifetime of the process.
+    /// Removes all mappings. If the kernel cannot remove a mapping, its memory stays allocated for the lifetime of the
+    /// process.
     pub fn unmap_all(&self, kernel: &dyn Kernel) {
         let all = std::mem::take(&mut *self.mapped.lock());
         for (iova, Mapping { len, memory }) in all {

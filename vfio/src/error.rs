@@ -17,7 +17,7 @@ pub enum OpenError {
     /// VFIO's files do not exist.
     #[error("the kernel has no {}", .0.display())]
     NoVfio(PathBuf),
-    /// The user may not open VFIO's files.
+    /// The user is not permitted to open VFIO's files.
     #[error("{} may not be opened by this user", .0.display())]
     Forbidden(PathBuf),
     /// Another process uses the group.

@@ -18,7 +18,7 @@ impl Default for DeviceFiles {
 
 impl OpenKernel for DeviceFiles {
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError> {
-        // If the kernel has both interfaces, either works. Some users may only open the group.
+        // If the kernel has both interfaces, either works. Some users are permitted to open only the group.
         if let Some(files) = node.and_then(|node| NodeFiles::open(&self.0, node, group)) {
             return Ok(Box::new(files));
         }

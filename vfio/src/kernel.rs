@@ -16,9 +16,9 @@ use vmm_sys_util::eventfd::EventFd;
 pub struct IommuInfo {
     /// Supported page sizes, as a bit mask.
     pub page_sizes: u64,
-    /// I/O addresses that can be mapped, sorted. Empty if the kernel does not report them.
+    /// I/O addresses that can be mapped, sorted. The list is empty if the kernel does not report the addresses.
     pub usable: Vec<Range<u64>>,
-    /// Number of further mappings that are possible, if the kernel reports it.
+    /// Number of further mappings that are possible, if the kernel reports this number.
     pub available: Option<u32>,
 }
 
@@ -44,7 +44,7 @@ pub struct Region {
     pub sparse: bool,
 }
 
-/// A function that a bus reset resets as well.
+/// A function that is also reset by a bus reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dependent {
     /// IOMMU group of the function.
@@ -130,7 +130,7 @@ pub trait Kernel: Send + Sync {
     fn set_irq(&self, index: u32, set: Irq<'_>) -> io::Result<()>;
     /// Resets only this function.
     fn reset(&self) -> io::Result<()>;
-    /// Lists the functions that a bus reset resets, including this one.
+    /// Lists the functions that a bus reset affects, including this function.
     fn dependents(&self) -> io::Result<Vec<Dependent>>;
     /// Resets the bus. All functions on the bus must belong to the group.
     fn hot_reset(&self) -> io::Result<()>;
@@ -148,7 +148,7 @@ pub trait OpenKernel {
     /// opens a container and, exclusively, the group.
     ///
     /// # Errors
-    /// If a file cannot be opened.
+    /// Returns an error if a file cannot be opened.
     fn open(&self, group: u32, node: Option<&str>) -> Result<Box<dyn Kernel>, FileOpenError>;
 }
 

@@ -8,12 +8,12 @@
 //! - `pci`: configuration space
 //! - `dma`: memory mapped for the card
 //! - `bar`: accesses to a BAR
-//! - `lost`: signals that the host needs the card back
+//! - `lost`: reports that the host needs the card back
 //! - `kernel`: the interface to VFIO's calls, with `real` (through container and group), `node` (through the function's
 //!   own node) and `window`
 //!
-//! Not in this crate: listing a host's functions and binding them to `vfio-pci` (see `vfio-host`), bring-up, firmware,
-//! the card's VBIOS scripts, and groups that contain several cards.
+//! This crate does not list a host's functions or bind them to `vfio-pci` (see `vfio-host`). It also does not contain
+//! bring-up, firmware, the card's VBIOS scripts, or support for groups with several cards.
 
 use card::{Aperture, Card, DmaError, DmaMemory, Identity, InterruptMode};
 use nvspec::regs::{pmc, ptop};
@@ -128,7 +128,7 @@ impl VfioCard {
             Method::Function => self.kernel.reset(),
             Method::Bus => self.kernel.hot_reset(),
         };
-        // The kernel has only restored the parts of configuration space that it knows.
+        // The kernel has restored only the parts of configuration space that it knows.
         let done = done.and_then(|()| pci::wake(&self.config)).and_then(|()| pci::set_enabled(&self.config, true));
         if let Err(error) = &done {
             tracing::error!(card = %self.address, %error, "the kernel did not reset the card; its units are reset instead");

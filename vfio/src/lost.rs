@@ -23,7 +23,7 @@ pub(crate) struct Lost {
 }
 
 impl Lost {
-    /// Registers for the kernel's signals. A kind of signal that the function lacks is skipped.
+    /// Registers for the kernel's signals. If the function does not have a kind of signal, that kind is skipped.
     pub(crate) fn watch(kernel: &dyn Kernel) -> Self {
         let set = |(index, why): (u32, &'static str)| -> io::Result<_> {
             let event = EventFd::new(EFD_CLOEXEC | EFD_NONBLOCK)?;

@@ -121,8 +121,8 @@ impl Kernel for NodeFiles {
     }
 
     fn iommu_info(&self) -> io::Result<IommuInfo> {
-        // The ranges follow the structure. The kernel accepts a longer structure if everything after the part that it
-        // knows is zero.
+        // The ranges follow the structure. The kernel accepts a longer structure if all bytes after the part that it
+        // knows are zero.
         let list = size_of::<iommu_ioas_iova_ranges>();
         let mut packet = Packet::new(list + RANGES * size_of::<iommu_iova_range>())
             .with32(offset_of!(iommu_ioas_iova_ranges, ioas_id), self.space()?)

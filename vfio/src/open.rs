@@ -1,4 +1,4 @@
-//! Opens the card at an address. Checks all preconditions in the order in which an operator would fix them.
+//! Opens the card at an address. Checks all preconditions, in the order in which an operator would fix them.
 
 use std::io;
 use std::path::PathBuf;

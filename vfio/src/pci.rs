@@ -53,7 +53,7 @@ pub fn identity(config: &Bar) -> io::Result<(u16, u16, u16, u16, u8, u32)> {
 /// Wakes a sleeping function; the kernel waits until it is awake. A function without power management is always awake.
 ///
 /// # Errors
-/// If configuration space cannot be read or written, or the function stays asleep.
+/// Returns an error if configuration space cannot be read or written, or the function stays asleep.
 pub fn wake(config: &Bar) -> io::Result<()> {
     let Some(at) = capability(config, POWER)? else { return Ok(()) };
     let at = at + POWER_CONTROL;
@@ -72,7 +72,7 @@ pub fn wake(config: &Bar) -> io::Result<()> {
 /// Lets a function answer accesses and, if `master` is true, access memory.
 ///
 /// # Errors
-/// If configuration space cannot be accessed, or does not keep the setting.
+/// Returns an error if configuration space cannot be accessed, or does not keep the setting.
 pub fn set_enabled(config: &Bar, master: bool) -> io::Result<()> {
     let command = u16::from_le_bytes(config.try_read(header::COMMAND)?);
     let wanted = if master { command | MASTER } else { command & !MASTER };

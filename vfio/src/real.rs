@@ -1,8 +1,8 @@
 //! The kernel's VFIO: its files in `/dev/vfio`, and its calls.
 #![expect(unsafe_code, reason = "makes VFIO's ioctls")]
-// UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length, and the kernel
+// UNSAFETY: makes `ioctl` system calls. A call that fills a structure passes the structure's length. The kernel then
 // writes at most this number of bytes, or writes to an address within the structure. All other calls take a number, or
-// only read memory. Callers keep memory that they map for the card alive ([`Kernel::map`]).
+// only read memory. Callers keep memory alive while it is mapped for the card ([`Kernel::map`]).
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -52,7 +52,7 @@ pub(crate) enum Call {
     DeviceAttachIommufdPt = 19,
 }
 
-/// Buffer size in bytes for answers that end in a list: more than any list needs. A longer list would be cut off.
+/// Buffer size in bytes for answers that end in a list: more than any list needs. A longer list would be truncated.
 const MAX_ANSWER_BYTES: usize = 4096;
 
 /// The structure of a call, as bytes at the offsets that the kernel's header defines.
@@ -73,7 +73,7 @@ impl Packet {
         self
     }
 
-    /// Stores at `at` the address of this structure's byte `of`, to which the kernel then writes.
+    /// Stores at `at` the address of this structure's byte `of`. The kernel then writes to that address.
     pub(crate) fn with_own_address(mut self, at: usize, of: usize) -> Self {
         let address = self.0.as_mut_ptr().wrapping_add(of).expose_provenance();
         self.set(at, &(address as u64).to_ne_bytes());
@@ -326,8 +326,8 @@ pub(crate) fn set_irq(device: &File, index: u32, set: Irq<'_>) -> io::Result<()>
     exchange(device, Call::DeviceSetIrqs, &mut packet).map(drop)
 }
 
-/// Lists the functions that a reset of this function's bus resets. Returns flags and, for each function, its address
-/// and the kernel's number for it, which is the number of a group or of an iommufd device.
+/// Lists the functions that a reset of this function's bus affects. Returns flags and, for each function, its address
+/// and the kernel's number for it: the number of a group or of an iommufd device.
 pub(crate) fn reset_together(device: &File) -> io::Result<(u32, Vec<(u32, Address)>)> {
     let mut info = Packet::new(MAX_ANSWER_BYTES);
     exchange(device, Call::InfoOrHotResetInfo, &mut info)?;

@@ -3,7 +3,7 @@
 //! A card is usable only after its VBIOS scripts have run at power-on (POST), and no code here can run them. A Fermi
 //! card has no function-level reset. GUESS: a bus reset loses the settings that the scripts made. The bus is therefore
 //! reset only if the operator requests it. If a card has no function-level reset, its units are reset one by one, as
-//! the card's driver does it.
+//! the card's driver does.
 
 use nvspec::regs::pmc;
 
@@ -47,11 +47,11 @@ impl Method {
 /// The kernel's names of the resets that affect neither the function's neighbours nor its slot.
 const OWN: [&str; 3] = ["device_specific", "flr", "af_flr"];
 
-/// Chooses a kind of reset for a function of `group`. `offered` is true if the kernel can reset only this function.
-/// `ways` lists the kernel's methods, of which the kernel uses the first.
+/// Chooses a kind of reset for a function in `group`. `offered` is true if the kernel can reset only this function.
+/// `ways` lists the kernel's methods, of which the kernel uses the first one.
 ///
 /// # Errors
-/// If a bus reset was requested and is impossible.
+/// Returns an error if a bus reset was requested and is impossible.
 pub fn choose(
     kernel: &dyn Kernel,
     wanted: Reset,

@@ -166,7 +166,7 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a request without waiting for the reply. Returns its number.
+    /// Sends a request without waiting for the reply. Returns the request's number.
     pub fn send(&mut self, command: Command, flags: u32, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<u16> {
         let id = self.next_id;
         self.next_id = id.wrapping_add(1);
@@ -238,7 +238,7 @@ impl Client {
         Ok(())
     }
 
-    /// Waits for one `DMA_READ` or `DMA_WRITE` of the server and answers it. Returns its header.
+    /// Waits for one `DMA_READ` or `DMA_WRITE` of the server and answers it. Returns the header of the message.
     pub fn serve_dma(&mut self, memory: &mut dyn DmaTarget) -> Result<Header> {
         let message = match self.requests.pop_front() {
             Some(message) => message,
@@ -442,7 +442,7 @@ pub struct Region {
     pub file: Option<OwnedFd>,
 }
 
-/// The mapped areas of a region. They stay mapped after the client disconnects.
+/// The mapped areas of a region. The areas stay mapped after the client disconnects.
 #[derive(Debug)]
 pub struct MappedRegion {
     /// Areas, each at its offset in the region.

@@ -41,7 +41,7 @@ pub const MAX_FDS: usize = 16;
 /// Size of the output at which the server stops adding requests to the client, in bytes.
 const FLUSH_AT: usize = 64 << 10;
 
-/// Reasons for which the server closes a connection.
+/// Reasons why the server closes a connection.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum Fatal {

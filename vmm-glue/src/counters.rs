@@ -11,7 +11,7 @@ const COMMANDS: usize = 19;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident,)*) => {
-        /// The counters. They cover all clients and only grow, except for gauges.
+        /// The counters. The counters cover all clients and only grow, except for gauges.
         #[derive(Debug, Default)]
         pub struct Counters {
             /// Number of requests by command number; index 0 counts unknown commands.

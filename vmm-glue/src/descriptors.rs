@@ -10,7 +10,7 @@ use thiserror::Error;
 
 use crate::keeper::{Keeper, SLOTS, Slots};
 
-/// Reasons for which a client cannot be handed over or restored.
+/// Reasons why a client cannot be handed over or restored.
 #[derive(Debug, Error)]
 pub enum ParkError {
     /// The saved state is invalid.
@@ -39,7 +39,7 @@ impl<'a> Giving<'a> {
         Self::Slots(slots, keeper)
     }
 
-    /// Duplicates a descriptor for the destination. Returns its name.
+    /// Duplicates a descriptor for the destination. Returns the descriptor's name.
     pub(crate) fn give(&mut self, fd: impl AsFd) -> io::Result<u32> {
         match self {
             Self::Over(fds) => {

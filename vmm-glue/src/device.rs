@@ -155,9 +155,9 @@ pub trait Device: Send {
 
     /// Reads `data.len()` bytes at `offset` of `region`.
     ///
-    /// The length is 1, 2, 4 or 8, `offset` is a multiple of it, and all bytes are inside a readable region: the server
-    /// splits other accesses into such parts and starts at the lowest address. The bytes may be in an area that clients
-    /// can map.
+    /// The length is 1, 2, 4 or 8, `offset` is a multiple of the length, and all bytes are inside a readable region.
+    /// The server splits other accesses into such parts and starts at the lowest address. The bytes may be in an area
+    /// that clients can map.
     fn region_read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
 
     /// Writes `data` at `offset` of `region`, in pieces as for [`Device::region_read`].
@@ -182,7 +182,7 @@ pub trait Device: Send {
     /// When this call returns, the device no longer accesses the memory.
     fn dma_unmap(&mut self, gpa: u64, size: u64);
 
-    /// Resets the device like a function level reset. Pending interrupts are dropped before the call.
+    /// Resets the device as a function level reset does. Pending interrupts are dropped before the call.
     fn reset(&mut self);
 
     /// Records that the client has disconnected. Its memory was unmapped with [`Device::dma_unmap`] calls, and its

@@ -291,7 +291,7 @@ impl DmaClient {
         }
     }
 
-    /// Handles a client's reply. Returns false if its number does not match any request.
+    /// Handles a client's reply. Returns false if the number of the reply does not match any request.
     pub(crate) fn reply(&self, header: &Header, body: &[u8]) -> bool {
         let mut shared = self.shared.lock();
         let Some(piece) = shared.in_flight.remove(&header.id) else { return shared.forgotten.remove(&header.id) };
@@ -324,7 +324,7 @@ impl Job {
         self.done.notify_all();
     }
 
-    /// Ends one piece. Returns true if it was the last one.
+    /// Ends one piece. Returns true if the piece was the last one.
     fn finish(&self, outcome: Result<Option<(usize, &[u8])>, DmaError>) -> bool {
         let mut state = self.state.lock();
         state.open = state.open.saturating_sub(1);

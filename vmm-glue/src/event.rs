@@ -152,7 +152,7 @@ impl ClientEvent {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }
 
-    /// Clears the counter. Returns false if it was 0.
+    /// Clears the counter. Returns false if the counter was 0.
     pub fn take(&self) -> bool {
         // The offset -1 reads at the file's own position, which an eventfd does not have.
         let mut count = [0u8; 8];

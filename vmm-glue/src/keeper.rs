@@ -18,8 +18,8 @@ pub enum Kept {
     Slot(u8),
 }
 
-/// Holds a second copy of the client's connection, so that the connection survives this process. It also holds copies
-/// of further descriptors, so that another process can continue the connection from its journal.
+/// Holds a second copy of the client's connection, so that the connection survives this process. The keeper also holds
+/// copies of further descriptors, so that another process can continue the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
     /// Stores a copy of the connection, which now belongs to the client.
     fn keep(&self, connection: BorrowedFd<'_>);

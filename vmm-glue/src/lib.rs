@@ -3,10 +3,10 @@
 //! Modules, from the wire to the device:
 //! - [`protocol`]: numbers and structures of the wire format.
 //! - [`socket`]: binds a path, sets access rights, and passes file descriptors.
-//! - [`connection`]: one client's state machine, which turns bytes into replies. It needs no socket, so tests and
-//!   fuzzers can drive it.
-//! - [`server`]: the event loop of one socket. It serves one client after another, with busy polling and a bounded
-//!   output queue.
+//! - [`connection`]: one client's state machine, which turns bytes into replies. The state machine needs no socket, so
+//!   tests and fuzzers can drive it.
+//! - [`server`]: the event loop of one socket. The loop serves one client after another, with busy polling and a
+//!   bounded output queue.
 //! - [`device`]: the trait that a device implements.
 //! - [`migration`]: the trait of a device that can be migrated.
 //! - [`mappable`]: parts of a region that a client maps and accesses without messages.

@@ -45,7 +45,7 @@ pub struct MmapArea {
     pub size: u64,
 }
 
-/// Reasons for which a part of a region cannot be offered to clients.
+/// Reasons why a part of a region cannot be offered to clients.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum MappableError {

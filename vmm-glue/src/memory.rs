@@ -118,7 +118,7 @@ pub enum MemoryError {
     Untouched { gpa: u64 },
 }
 
-/// Reasons for which a region cannot be added.
+/// Reasons why a region cannot be added.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum AddError {
@@ -148,7 +148,7 @@ pub enum AddError {
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTable {
     regions: Vec<DmaRegion>,
-    /// Total size of the mapped regions in bytes. It is stored because each change of the table needs the sum.
+    /// Total size of the mapped regions in bytes. The total is stored because each change of the table needs it.
     mapped_bytes: u64,
     /// Shared by all tables of a client.
     writes: Arc<WriteLog>,

@@ -106,7 +106,7 @@ pub trait Migration {
     /// Returns an error if no other state can be loaded; the device has then failed.
     fn begin_loading(&mut self) -> Result<(), MigrationError>;
 
-    /// Accepts the next bytes of the new state. They are untrusted.
+    /// Accepts the next bytes of the new state. The bytes are untrusted.
     ///
     /// # Errors
     /// Returns an error if the bytes are not valid for this device.

@@ -1,8 +1,8 @@
 //! Constants and structures of the vfio-user wire format, in the host's byte order.
 //!
-//! This module contains only definitions. It repeats structures from `linux/vfio.h` that the wire format shares,
-//! because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on follow
-//! QEMU's edition of the specification.
+//! This module contains only definitions. The module repeats structures from `linux/vfio.h` that the wire format
+//! shares, because this crate parses them from untrusted bytes. `REGION_WRITE_MULTI` and the command numbers from 16 on
+//! follow QEMU's edition of the specification.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -43,7 +43,7 @@ commands! {
     DMA_UNMAP = 3;
     /// Number of regions and interrupt types.
     DEVICE_GET_INFO = 4;
-    /// Size and rights of a region.
+    /// Size and access rights of a region.
     DEVICE_GET_REGION_INFO = 5;
     /// File descriptors for sub-regions; not supported here.
     DEVICE_GET_REGION_IO_FDS = 6;
@@ -103,7 +103,7 @@ pub const FLAG_ERROR: u32 = 1 << 5;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Header {
-    /// Number that the sender of a request chooses. The reply repeats it.
+    /// Number that the sender of a request chooses. The reply contains the same number.
     pub id: u16,
     /// See [`Command`].
     pub command: u16,

@@ -1,6 +1,6 @@
 //! The event loop of one socket.
 //!
-//! The server serves one client at a time. A new connection has no rights until it sends data. If no client is served,
+//! The server serves one client at a time. A new connection is not served before it sends data. If no client is served,
 //! the first connection that sends data becomes the client; otherwise the connection is refused immediately. The server
 //! blocks only while it waits for events. A client that stops sending or reading delays only its own connection.
 
@@ -30,7 +30,7 @@ use crate::socket::{self, BindError, BoundPath, SocketOptions};
 use crate::spin::Spin;
 use crate::suspended_client::{SavedClients, SuspendedClient};
 
-/// Maximum number of connections that have sent no data. Beyond it, the oldest is closed.
+/// Maximum number of connections that have sent no data. If a further connection arrives, the oldest one is closed.
 const MAX_WAITING: usize = 4;
 /// Size of collected output at which it is sent, in bytes.
 const FLUSH_AT: usize = 64 << 10;
@@ -40,7 +40,7 @@ const MAX_ROUNDS: u32 = 64;
 /// start.
 const FDS_PAUSE: Duration = Duration::from_millis(10);
 
-/// Reasons for which a server cannot continue.
+/// Reasons why a server cannot continue.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum ServerError {
@@ -122,7 +122,7 @@ impl Server {
         self.serve(link, device, stop, None).map(drop)
     }
 
-    /// Like [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
+    /// Same as [`Self::run`], but first continues with the `parked` clients, if any. `device` must be in the state of
     /// these clients' device.
     ///
     /// After [`StopHandle::park`], stops serving the clients and returns them. At that time none of their requests is
@@ -171,7 +171,8 @@ struct Ready {
     listener: bool,
 }
 
-/// A connection. It is shut down on drop, so that the other end notices, unless another process continues it.
+/// A connection. The connection is shut down on drop, so that the other end notices, unless another process continues
+/// it.
 #[derive(Debug)]
 struct Accepted<'a> {
     stream: UnixStream,

@@ -35,7 +35,7 @@ pub struct SocketOptions {
     pub gid: Option<u32>,
 }
 
-/// Reasons for which a path cannot be bound.
+/// Reasons why a path cannot be bound.
 #[derive(Debug, Error)]
 #[expect(missing_docs, reason = "the messages say it")]
 pub enum BindError {
@@ -58,7 +58,7 @@ pub enum BindError {
     },
 }
 
-/// The path of a listening socket. It is removed on drop, if it is still the same file.
+/// The path of a listening socket. The socket is removed on drop, if it is still the same file.
 #[derive(Debug)]
 pub struct BoundPath {
     path: PathBuf,
@@ -84,7 +84,7 @@ impl BoundPath {
     /// Sets the access rights of the path.
     ///
     /// # Errors
-    /// Returns an error if the rights cannot be set.
+    /// Returns an error if the access rights cannot be set.
     pub fn set_rights(&self, options: &SocketOptions) -> Result<(), BindError> {
         set_rights(&self.path, options)
     }
@@ -114,7 +114,7 @@ fn set_rights(path: &Path, options: &SocketOptions) -> Result<(), BindError> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = rustix::fs::open(path, flags, Mode::empty()).map_err(|errno| system("open")(errno.into()))?;
     let there = rustix::fs::fstat(&file).map_err(|errno| system("look at")(errno.into()))?;
-    // A socket of an earlier process already has its rights.
+    // A socket of an earlier process already has its access rights.
     let is_ours = there.st_uid == rustix::process::geteuid().as_raw() || Some(there.st_uid) == options.uid;
     if FileType::from_raw_mode(there.st_mode) != FileType::Socket || !is_ours {
         let source =

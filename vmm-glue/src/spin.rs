@@ -22,7 +22,7 @@ pub struct Spin {
     /// Number of consecutive short sleeps, and the number needed to poll again.
     streak: u32,
     needed: u32,
-    /// Start of the current sleep. Not set if polling was refused for this message only.
+    /// Start of the current sleep. Not set if polling was omitted for this message only.
     slept: Option<Instant>,
 }
 

@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 
 const MIB: u64 = 1 << 20;
 
-/// A device whose state is its BAR0. It records the order of its calls.
+/// A device whose state is its BAR0. The device records the order of its calls.
 #[derive(Default)]
 struct Movable {
     bar0: Vec<u8>,

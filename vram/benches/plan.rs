@@ -9,7 +9,7 @@ use vram::{Balancer, CHUNK_BYTES_MIN, ChunkTable, Contents, GuestVramAddr, Limit
 const VMS: u32 = 64;
 const CHUNKS: u32 = 4096;
 
-/// Creates VMs that use all of their memory. If `fair` is set, they share the card; otherwise the first VMs fill it.
+/// Creates VMs that use all of their memory. If `fair` is true, they share the card; otherwise, the first VMs fill it.
 fn table(fair: bool) -> ChunkTable {
     let card = VMS * CHUNKS / 4;
     let bytes = |chunks: u32| u64::from(chunks) * CHUNK_BYTES_MIN;

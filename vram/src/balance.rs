@@ -1,23 +1,25 @@
-//! The balancer. When the card is full, it chooses which VM gives up which chunk, and which VM gets chunks back.
+//! The balancer. When the card is full, it chooses the VM that gives up a chunk, the chunk, and the VM that gets chunks
+//! back.
 //!
 //! # Entitlement
-//! The card's chunks for VMs are divided by a weighted max-min fair share. Each VM is entitled to at least its
-//! guarantee, and to at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds,
-//! a level rises for all VMs in proportion to their weights until the card is full. VMs that have not submitted work
-//! for a while ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving
-//! chunks does not change them.
+//! The card's chunks for VMs are divided by weighted max-min fairness. Each VM is entitled to at least its guarantee,
+//! and to at most its quota or its use (on the card and elsewhere), whichever is lower. Within these bounds, a level
+//! rises for all VMs in proportion to their weights until the card is full. VMs that have not submitted work for a
+//! while ([`Config::idle_after_ns`]) share the rest. Entitlements do not depend on where chunks are, so moving chunks
+//! does not change them.
 //!
 //! # Evictions
 //! A request that does not fit on the card takes a chunk from the VM that is furthest above its entitlement, counting
-//! the request, as in GPUswap (section 4.3). If that VM is the requester, its new chunk is placed in host memory at
-//! first. Chunks above a quota are evicted before that. The mediator's own needs and new guarantees are requests as
-//! well.
+//! the request, as in GPUswap (section 4.3). If the requester is furthest above its entitlement, its new chunk is
+//! initially placed in host memory. Chunks above a quota are evicted before that. The mediator's own needs and new
+//! guarantees are requests as well.
 //!
 //! # Returns
 //! Every [`Config::return_interval_ns`], spare chunks are returned, first to the VM that lacks the largest part of its
 //! entitlement. If no chunk is spare, a VM above its entitlement gives a chunk to a VM below its entitlement, but only
-//! if one of them is off by at least a chunk. Therefore no VM ends up off by more than one chunk, and no exchange is
-//! undone by the next one. [`Config::settle_ns`] keeps single chunks from moving back and forth when demands change.
+//! if one of them is off by at least a chunk. Therefore, no VM ends up off by more than one chunk, and the next
+//! exchange does not undo the previous one. [`Config::settle_ns`] keeps single chunks from moving back and forth when
+//! demands change.
 
 mod active;
 mod config;
@@ -49,11 +51,11 @@ pub struct Request {
 /// Origin of a request for chunks of the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum By {
-    /// A VM that needs chunks for the first use of guest chunks.
+    /// A VM that needs chunks for the first use of its guest chunks.
     Vm(TenantId),
-    /// The mediator, for its own structures beyond its share.
+    /// The mediator, which needs chunks for its own structures beyond its share.
     Mediator,
-    /// A guarantee that cannot be given ([`Error::Promise`]). This number of additional chunks must become spare.
+    /// A guarantee that cannot be given now ([`Error::Promise`]). This number of additional chunks must become spare.
     Guarantee,
 }
 
@@ -66,7 +68,7 @@ pub struct Entitlement {
     pub ceil: u32,
 }
 
-/// Reasons for which a chunk cannot be pinned.
+/// Reasons why a chunk cannot be pinned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PinError {
     /// The range does not belong to the VM.
@@ -95,8 +97,8 @@ struct Known {
     pins: BTreeSet<u32>,
 }
 
-/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes them with [`ChunkTable::start`]
-/// and copies. A step that fails is planned again later if it is still due.
+/// Decides which chunks move. [`Self::plan`] only returns steps. The caller executes the steps with
+/// [`ChunkTable::start`] and copies. A step that fails is planned again later if it is still due.
 #[derive(Debug)]
 pub struct Balancer {
     config: Config,
@@ -104,10 +106,10 @@ pub struct Balancer {
     known: BTreeMap<TenantId, Known>,
     /// Time at which each VM last submitted work or requested memory, in ns.
     active: BTreeMap<TenantId, u64>,
-    /// Time at which a step was last planned for a chunk, in ns, and the step's destination. Dropped when the chunk has
-    /// settled.
+    /// Time of the last planned step for each chunk, in ns, and the destination of the step. An entry is dropped when
+    /// its chunk has settled.
     moved: BTreeMap<(TenantId, u32), (u64, To)>,
-    /// Time at which chunks are returned next, in ns.
+    /// Time of the next return of chunks, in ns.
     due_ns: u64,
     turn: Option<Turn>,
 }
@@ -142,7 +144,7 @@ impl Balancer {
         self.config = config;
     }
 
-    /// Changes the policy for victims.
+    /// Changes the policy that chooses victims.
     pub fn set_policy(&mut self, policy: VictimPolicy) {
         self.set_config(Config { policy, ..self.config });
     }
@@ -217,7 +219,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk of an address was placed on the card at its first use.
+    /// Records that the chunk that contains an address was placed on the card at its first use.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -227,7 +229,7 @@ impl Balancer {
         Ok(())
     }
 
-    /// Records that the chunk of an address was needed on the card but did not fit there.
+    /// Records that the chunk that contains an address was needed on the card but did not fit there.
     ///
     /// # Errors
     /// Returns [`Error::OutOfRange`] or [`Error::NoSuchVm`].
@@ -242,7 +244,7 @@ impl Balancer {
     /// addresses are dropped.
     ///
     /// # Errors
-    /// Returns a [`PinError`]. If the call fails, nothing has changed.
+    /// Returns a [`PinError`]. If the call fails, it has changed nothing.
     pub fn pin(
         &mut self,
         table: &ChunkTable,
@@ -282,14 +284,14 @@ impl Balancer {
         round.ids().enumerate().map(|(at, vm)| (vm, of(at))).collect()
     }
 
-    /// Forgets a destroyed VM, so that the next VM with its number starts without a history.
+    /// Forgets a destroyed VM, so that the next VM with the same number starts without a history.
     pub fn forget_vm(&mut self, vm: TenantId) {
         self.known.remove(&vm);
         self.active.remove(&vm);
         self.moved.retain(|&(of, _), _| of != vm);
     }
 
-    /// Drops removed VMs and settled moves.
+    /// Drops the information about removed VMs and settled moves.
     fn forget(&mut self, table: &ChunkTable, now_ns: u64) {
         self.known.retain(|&vm, known| {
             table.limits(vm).is_some_and(|limits| {

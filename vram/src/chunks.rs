@@ -27,7 +27,7 @@ use state::Spot;
 use std::collections::{BTreeMap, BTreeSet};
 use stock::Stock;
 
-/// Minimum chunk size. It ensures that a large GPU page never spans two chunks.
+/// Minimum chunk size. This size ensures that a large GPU page never spans two chunks.
 pub const CHUNK_BYTES_MIN: u64 = 128 << 10;
 /// Maximum chunk size.
 pub const CHUNK_BYTES_MAX: u64 = 64 << 20;
@@ -51,7 +51,7 @@ pub struct Placed {
 /// # Allocation order
 /// A guest chunk gets a place at its first use ([`Self::place`]): a chunk of the card if one is available, or a slot of
 /// host memory if its VM may swap. Chunks of the card without an owner are counted together, zeroed or not, because
-/// scrubbing needs no permission. They back, in this order:
+/// scrubbing needs no permission. These chunks back, in this order:
 /// - the unused part of VMs' guarantees: [`Self::place`] never fails with [`Error::Full`] for them;
 /// - the unused part of the mediator's own share ([`Self::set_aside`]). A VM's chunks are useless without page tables,
 ///   instance blocks and rings, which are in chunks of the mediator. Therefore a guarantee holds only if this share
@@ -191,11 +191,7 @@ impl ChunkTable {
         if self.vms.contains_key(&vm) {
             return Err(Error::Exists(vm));
         }
-        if bytes == 0 {
-            return Err(Error::Empty);
-        }
-        let count = u32::try_from(bytes.div_ceil(self.chunk_bytes())).ok().filter(|_| bytes <= ADVERTISED_BYTES_MAX);
-        let count = count.ok_or(Error::Advertised(bytes))?;
+        let count = self.count_of(bytes)?;
         self.check_limits(vm, limits, count, 0, 0)?;
         let map = VmMap::new(bytes, count, self.shift, limits);
         self.promised += map.owed();
@@ -214,11 +210,29 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::Promise`] if a raised guarantee cannot be kept now, or [`Error::Guarantee`], [`Error::Weight`]
-    /// or [`Error::NoSuchVm`]. If the call fails, nothing has changed.
+    /// or [`Error::NoSuchVm`]. If the call fails, it has changed nothing.
     pub fn set_limits(&mut self, vm: TenantId, limits: Limits) -> Result<(), Error> {
         let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
         self.check_limits(vm, limits, map.advertised(), map.used(Tier::Card), map.owed())?;
         self.change(vm, |map| map.set_limits(limits));
+        Ok(())
+    }
+
+    /// Changes the size of a VM's VRAM, and its limits. The VM loses no chunks and no addresses: if it has more chunks
+    /// than the new size, it only gets no further chunks. [`Self::save`] does not record a smaller size, so VMs that
+    /// are saved must not shrink.
+    ///
+    /// # Errors
+    /// Same as for [`Self::set_limits`]; also [`Error::Empty`] or [`Error::Advertised`]. If the call fails, nothing has
+    /// changed.
+    pub fn resize_vm(&mut self, vm: TenantId, bytes: u64, limits: Limits) -> Result<(), Error> {
+        let map = self.vms.get(&vm).ok_or(Error::NoSuchVm(vm))?;
+        let count = self.count_of(bytes)?;
+        self.check_limits(vm, limits, count, map.used(Tier::Card), map.owed())?;
+        self.change(vm, |map| {
+            map.resize(bytes, count);
+            map.set_limits(limits);
+        });
         Ok(())
     }
 
@@ -234,6 +248,9 @@ impl ChunkTable {
         let index = map.index(address).ok_or(Error::OutOfRange { vm, address })?;
         if let Some(spot) = map.get(index) {
             return Ok(Placed { place: self.within(spot, address), new: false });
+        }
+        if map.is_full() {
+            return Err(Error::Full { vm, limit: Limit::Quota(map.advertised()), host: None });
         }
         let tier = match self.limit_of(map, Tier::Card) {
             None => Tier::Card,
@@ -292,7 +309,7 @@ impl ChunkTable {
     }
 
     /// Takes a chunk or slot to fill with zeros: the card chunk that has waited longest, or a slot if no card chunk
-    /// waits. It has no owner until [`Self::scrubbed`] is called.
+    /// waits. The chunk or slot has no owner until [`Self::scrubbed`] is called.
     pub fn take_scrub_work(&mut self) -> Option<ScrubWork> {
         self.take_scrub_work_in(Tier::Card).or_else(|| self.take_scrub_work_in(Tier::Host))
     }
@@ -313,7 +330,7 @@ impl ChunkTable {
     }
 
     /// Takes the chunk or slot at `place` out of use, because the card may still access it: immediately if it has no
-    /// owner, otherwise when it loses its owner. It counts as used for the lifetime of the table.
+    /// owner, otherwise when it loses its owner. The chunk or slot counts as used for the lifetime of the table.
     pub fn quarantine(&mut self, place: Place) {
         let spot = self.spot_at(place);
         self.stock_mut(spot.tier()).quarantine(spot.number());
@@ -373,6 +390,15 @@ impl ChunkTable {
     pub fn uncommitted(&self) -> u32 {
         // Quarantine may leave fewer chunks than were promised.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
+    }
+
+    /// Returns the number of chunks for VRAM of `bytes`.
+    fn count_of(&self, bytes: u64) -> Result<u32, Error> {
+        if bytes == 0 {
+            return Err(Error::Empty);
+        }
+        let count = u32::try_from(bytes.div_ceil(self.chunk_bytes())).ok().filter(|_| bytes <= ADVERTISED_BYTES_MAX);
+        count.ok_or(Error::Advertised(bytes))
     }
 
     /// Returns the limit that prevents a VM from getting another chunk in a memory.

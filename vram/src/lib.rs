@@ -39,8 +39,8 @@ pub use chunks::{
 pub use pool::{Allocations, Block, PAGE_BYTES, PagePool, PoolError, SavedPool};
 pub use quanta::{Change, Done, Mode, Quanta, QuantaConfig, SavedQuanta, Turn, WorkingSet};
 
-/// Byte address in the pool of pinned host memory that contains evicted chunks. It is a slot's number times the chunk
-/// size, plus an offset in the slot.
+/// Byte address in the pool of pinned host memory that contains evicted chunks. The address is a slot's number times
+/// the chunk size, plus an offset in the slot.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostAddr(pub u64);
 

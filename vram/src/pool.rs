@@ -189,7 +189,7 @@ impl PagePool {
         Ok(())
     }
 
-    /// Records that the block at `start` is allocated. Returns true if it is zeroed.
+    /// Records that the block at `start` is allocated. Returns true if the block is zeroed.
     fn soil(&mut self, start: u64, bytes: u64) -> bool {
         let end = start + bytes;
         let mut zeroed = 0;

@@ -2,10 +2,10 @@
 //! gets the card's memory to itself for a quantum.
 //!
 //! The detector is the anti-thrashing scheduler of the unified-memory thesis (section 11.5), with two extensions that
-//! its section 13.2 leaves as future work: traffic between card and host within a sliding window activates it, and the
-//! quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself thrashes without
-//! a single relocation, so its bus traffic counts as well if a counter exists. Without a counter, quanta are
-//! [probed](probes).
+//! its section 13.2 leaves as future work. Traffic between card and host within a sliding window activates the
+//! detector, and the quantum depends on the bytes to copy when the turn changes. A GPU that accesses host memory itself
+//! thrashes without a single relocation, so its bus traffic counts as well if a counter exists. Without a counter,
+//! quanta are [probed](probes).
 
 mod probes;
 mod saved;
@@ -126,7 +126,7 @@ pub enum Change {
     Off,
 }
 
-/// The detector and the current quantum. It is pure: the caller reports traffic, working sets and the time.
+/// The detector and the current quantum. The detector is pure: the caller reports traffic, working sets and the time.
 #[derive(Debug)]
 pub struct Quanta {
     config: QuantaConfig,
@@ -135,8 +135,8 @@ pub struct Quanta {
     /// Bandwidth of copies between the card and the host in bytes per second; 0 before the first copy.
     bandwidth: u64,
     /// Bandwidth that determines the lengths of the current round of quanta, until all members have had a quantum, so
-    /// that one member's copies do not change another member's share. It is 0 if the bandwidth was unknown when the
-    /// round began.
+    /// that one member's copies do not change another member's share. The value is 0 if the bandwidth was unknown when
+    /// the round began.
     round_bandwidth: u64,
     /// Working sets of the active VMs.
     sets: WorkingSets,

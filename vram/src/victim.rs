@@ -1,6 +1,6 @@
 //! Chooses the chunk of a VM to evict, and the chunk to return first.
 //!
-//! A policy is one file in this folder and a variant of [`VictimPolicy`]. It chooses among candidates; the
+//! A policy is one file in this folder and a variant of [`VictimPolicy`]. The policy chooses among candidates; the
 //! [`Balancer`](crate::Balancer) decides how many chunks each VM gives up. Information about chunks ([`Hints`]) is
 //! stored separately from the policies, so that the policy can change while VMs run without losing hints.
 

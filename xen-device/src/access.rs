@@ -1,6 +1,6 @@
 //! Translates requests into calls of the device.
 //!
-//! An item that spans two BARs, or is only partly in a BAR, is split where the BAR ends; bytes outside all BARs read as
+//! An item that spans two BARs, or is only partly in a BAR, is split where the BAR ends. Bytes outside all BARs read as
 //! ones. A malformed request is answered as if the device did not exist, so that the virtual CPU continues.
 
 use vmm_glue::counters::{add, worth_logging};

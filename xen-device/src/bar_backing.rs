@@ -1,9 +1,9 @@
-//! Pages that the domain has under its BARs, for device memory that a client can map.
+//! Pages of the domain under its BARs, for device memory that a client can map.
 //!
-//! A client of vfio-user maps a file for this memory. A domain cannot do this: it can only access its own memory
-//! without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the guest
-//! assigns to the BAR, and the device stores the area's data in these pages. An access that misses these pages for any
-//! reason arrives as a request, and reaches the same memory. The pages only make accesses faster.
+//! A client of vfio-user maps a file for this memory. A domain cannot do this, because it can access only its own
+//! memory without an exit. Therefore the domain gets as many pages as the device's area has, at the addresses that the
+//! guest assigns to the BAR, and the device stores the area's data in these pages. An access that misses these pages
+//! for any reason arrives as a request, and reaches the same memory. The pages only make accesses faster.
 //!
 //! The pages are added when the BAR is first enabled, and follow the BAR. While the BAR is disabled, the pages stay in
 //! place.

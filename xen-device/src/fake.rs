@@ -1,4 +1,4 @@
-//! A fake hypervisor for tests on any host. It is stricter than Xen: errors that Xen would accept are recorded as
+//! A fake hypervisor for tests on any host. The fake is stricter than Xen: errors that Xen would accept are recorded as
 //! [`FakeXen::breaches`], such as a port that is bound twice, a range that is partly released, or an answer without a
 //! request.
 //!
@@ -68,7 +68,7 @@ struct State {
     spare: BTreeSet<u64>,
     stuck: bool,
     server: Option<Arc<Server>>,
-    /// Level of the pin. The next fields count its rises, and contain the delivered messages in order.
+    /// Level of the pin. The next fields are the number of its rises, and the delivered messages in order.
     pin: bool,
     messages: Vec<(u64, u32)>,
     raised: u64,
@@ -125,9 +125,9 @@ pub struct FakeSpec {
     pub name: String,
     /// Number of virtual CPUs.
     pub cpus: usize,
-    /// Size of its memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
+    /// Size of the domain's memory in KiB. The memory starts at address 0, and has a hole for a PC's VGA.
     pub kib: u64,
-    /// Target size of its memory in KiB, if smaller.
+    /// Target size of the domain's memory in KiB, if smaller.
     pub target_kib: Option<u64>,
     /// Set if the domain is an HVM domain.
     pub hvm: bool,
@@ -147,7 +147,7 @@ impl FakeXen {
     /// Creates a domain.
     ///
     /// # Panics
-    /// If this host cannot create a memory file for it.
+    /// Panics if this host cannot create a memory file for it.
     #[must_use]
     pub fn create(&self, spec: FakeSpec) -> FakeDomain {
         let FakeSpec { id, name, cpus, kib, target_kib, hvm, spare } = spec;
@@ -510,7 +510,7 @@ impl FakeDomain {
     /// Waits until the domain is served.
     ///
     /// # Panics
-    /// If this takes too long.
+    /// Panics if this takes too long.
     pub fn wait_served(&self) {
         self.until("the domain to be served", || {
             self.server().filter(|server| server.state.lock().bound.len() > self.0.cpus).map(drop)
@@ -520,7 +520,7 @@ impl FakeDomain {
     /// Waits until a server has found the domain and decided whether to serve it.
     ///
     /// # Panics
-    /// If this takes too long.
+    /// Panics if this takes too long.
     pub fn wait_seen(&self) {
         self.until("the domain to be seen", || self.0.seen.load(Ordering::Acquire).then_some(()));
     }
@@ -528,7 +528,7 @@ impl FakeDomain {
     /// Waits until no server serves the domain.
     ///
     /// # Panics
-    /// If this takes too long.
+    /// Panics if this takes too long.
     pub fn wait_left(&self) {
         self.until("the server to go", || self.0.state.lock().server.is_none().then_some(()));
     }
@@ -563,7 +563,7 @@ impl FakeDomain {
     /// Makes a request and waits for its answer. Returns `None` if the server no longer exists.
     ///
     /// # Panics
-    /// If no answer arrives.
+    /// Panics if no answer arrives.
     pub fn request(&self, cpu: usize, request: &Request) -> Option<u64> {
         self.put(cpu, request)?;
         self.wait_answer(cpu)
@@ -572,7 +572,7 @@ impl FakeDomain {
     /// Waits for the answer to a request. Returns `None` if the server no longer exists.
     ///
     /// # Panics
-    /// If no answer arrives.
+    /// Panics if no answer arrives.
     #[must_use]
     pub fn wait_answer(&self, cpu: usize) -> Option<u64> {
         self.until("an answer", || match self.server() {
@@ -585,7 +585,7 @@ impl FakeDomain {
     /// ones, and all other accesses are passed on.
     ///
     /// # Panics
-    /// If the memory file cannot be read or written.
+    /// Panics if the memory file cannot be read or written.
     pub fn memory(&self, cpu: usize, mut request: Request) -> u64 {
         request.kind = kind::MEMORY;
         if let Some(page) = self.given(request.address / PAGE_SIZE) {
@@ -662,7 +662,7 @@ impl FakeDomain {
     /// Writes arbitrary bytes at any offset of one of the server's pages, and wakes the server.
     ///
     /// # Panics
-    /// If the bytes are outside the page.
+    /// Panics if the bytes are outside the page.
     pub fn junk(&self, buffered: bool, at: usize, bytes: &[u8]) {
         use vm_memory::VolatileMemory;
         let Some(server) = self.server() else { return };
@@ -701,7 +701,7 @@ impl FakeDomain {
         self.0.state.lock().given.get(&frame).copied()
     }
 
-    /// From now on, makes Xen refuse to move frames.
+    /// Makes Xen refuse to move frames from now on.
     pub fn stick(&self) {
         self.0.state.lock().stuck = true;
     }

@@ -109,8 +109,8 @@ impl Function {
         *self.pin.lock()
     }
 
-    /// Deasserts the pin on an access of the guest that may have removed the cause. The pin is asserted again if the
-    /// cause remains.
+    /// Deasserts the pin when the guest makes an access that may have removed the cause. The pin is asserted again if
+    /// the cause remains.
     pub fn acknowledge(&self) {
         let was_up = std::mem::take(&mut *self.pin.lock());
         if was_up {

@@ -96,7 +96,7 @@ impl Drop for Stops<'_> {
 /// Runs an input to its end.
 ///
 /// # Panics
-/// If a check fails.
+/// Panics if a check fails.
 pub fn run(bytes: &[u8]) {
     let xen = FakeXen::default();
     let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");

@@ -23,7 +23,7 @@ pub struct Range {
 /// Reason why a domain cannot be served.
 #[derive(Debug, Error)]
 pub enum AttachError {
-    /// This process may not or cannot call the hypervisor.
+    /// This process is not permitted or not able to call the hypervisor.
     #[error("{path}: {error}; {advice}")]
     Device {
         /// The kernel's device.
@@ -33,7 +33,7 @@ pub enum AttachError {
         /// Advice to the operator.
         advice: &'static str,
     },
-    /// Xen refuses a call.
+    /// Xen rejected a call.
     #[error("Xen refuses to {what} of domain {domain}: {error}{advice}")]
     Refused {
         /// The domain.
@@ -53,7 +53,7 @@ pub trait Hypervisor: Send + std::fmt::Debug {
     /// [`Target::enable`].
     ///
     /// # Errors
-    /// If Xen or the kernel refuses.
+    /// Returns an error if Xen or the kernel rejects the call.
     fn attach(&self, domain: DomainId, slot: u8, wake: &Arc<Wake>) -> Result<Arc<dyn Target>, AttachError>;
 }
 
@@ -71,31 +71,31 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// Binds a port of the domain. Returns the server's port.
     ///
     /// # Errors
-    /// If the port does not exist.
+    /// Returns an error if the port does not exist.
     fn bind(&self, port: u32) -> io::Result<u32>;
 
     /// Enables accesses.
     ///
     /// # Errors
-    /// If Xen refuses.
+    /// Returns an error if Xen rejects the call.
     fn enable(&self) -> io::Result<()>;
 
     /// Claims addresses: accesses inside the claims are passed to this process.
     ///
     /// # Errors
-    /// If a part is already claimed.
+    /// Returns an error if a part is already claimed.
     fn claim(&self, range: Range) -> io::Result<()>;
 
     /// Releases a claim.
     ///
     /// # Errors
-    /// If the range was not claimed.
+    /// Returns an error if the range was not claimed.
     fn disclaim(&self, range: Range) -> io::Result<()>;
 
     /// Notifies the domain, through one of the server's ports, that a request is answered.
     ///
     /// # Errors
-    /// If the port no longer exists, for example because its domain was destroyed.
+    /// Returns an error if the port no longer exists, for example because the domain was destroyed.
     fn notify(&self, port: u32) -> io::Result<()>;
 
     /// Returns a descriptor that is readable when a port has fired.
@@ -105,56 +105,56 @@ pub trait Target: Send + Sync + std::fmt::Debug {
     /// not wait.
     ///
     /// # Errors
-    /// If events were lost or the device has failed.
+    /// Returns an error if events were lost or the device has failed.
     fn fired(&self, ports: &mut [u32]) -> io::Result<usize>;
 
     /// Unmasks ports; a port that has fired since then fires at once.
     ///
     /// # Errors
-    /// If the device has failed.
+    /// Returns an error if the device has failed.
     fn unmask(&self, ports: &[u32]) -> io::Result<()>;
 
     /// Returns true for each of the `count` frames starting at `first` at which the domain has memory.
     ///
     /// # Errors
-    /// If the domain no longer exists.
+    /// Returns an error if the domain no longer exists.
     fn present(&self, first: u64, count: usize) -> io::Result<Vec<bool>>;
 
-    /// Maps `count` frames of the domain, starting at `first`. Maps either all of them or none.
+    /// Maps `count` frames of the domain, starting at `first`. Maps either all of the frames or none of them.
     ///
     /// # Errors
-    /// If one of the frames is missing.
+    /// Returns an error if one of the frames is missing.
     fn map(&self, first: u64, count: usize) -> io::Result<Mapping>;
 
     /// Adds `count` frames, starting at `first`, to the domain, beyond its current memory and limit. Adds either all of
-    /// them or none.
+    /// the frames or none of them.
     ///
     /// # Errors
-    /// If the host has no memory for the frames, or Xen refuses.
+    /// Returns an error if the host has no memory for the frames, or Xen refuses the call.
     fn add_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Removes `count` frames, starting at `first`, from the domain. The frames continue to exist for as long as they
     /// are mapped here.
     ///
     /// # Errors
-    /// If one of the frames is missing. The other frames are removed.
+    /// Returns an error if one of the frames is missing. The other frames are removed.
     fn take_frames(&self, first: u64, count: u64) -> io::Result<()>;
 
     /// Moves `count` frames that begin at `from` to `to`; the two ranges do not overlap.
     ///
     /// # Errors
-    /// If Xen refuses; some frames may then have been moved.
+    /// Returns an error if Xen refuses the move; in this case, some frames may have been moved.
     fn move_frames(&self, from: u64, to: u64, count: u64) -> io::Result<()>;
 
     /// Delivers a message-signalled interrupt.
     ///
     /// # Errors
-    /// If Xen refuses.
+    /// Returns an error if Xen rejects the call.
     fn inject_msi(&self, address: u64, data: u32) -> io::Result<()>;
 
     /// Sets the level of pin A of the function's slot.
     ///
     /// # Errors
-    /// If Xen refuses.
+    /// Returns an error if Xen rejects the call.
     fn set_intx(&self, level: bool) -> io::Result<()>;
 }

@@ -2,8 +2,8 @@
 //! events.
 //!
 //! This implementation uses only interfaces that are the same in every Xen version since 4.11 (the calls of a device
-//! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. It does not
-//! need a Xen library.
+//! model, the mapping of its pages as a resource, `frames`), except for one call, which `frames` describes. The
+//! implementation does not need a Xen library.
 #![expect(unsafe_code, reason = "ioctls of Xen's devices, and memory that they map")]
 // UNSAFETY: each ioctl gets a structure with the layout that its number requires. The structure outlives the call and
 // points only to memory of this module. Each mapping is owned by one value, which unmaps it when it is dropped.
@@ -118,7 +118,7 @@ impl KernelHypervisor {
     /// Opens the kernel's device.
     ///
     /// # Errors
-    /// If this is not domain 0, or the process may not call the hypervisor.
+    /// Returns an error if this is not domain 0, or the process may not call the hypervisor.
     pub fn open() -> Result<Self, AttachError> {
         let advice = "domains are served from domain 0 of a Xen host, by root, with the kernel's module xen-privcmd";
         Ok(Self { privcmd: Arc::new(device(PRIVCMD, 0, advice)?) })

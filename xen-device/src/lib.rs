@@ -1,9 +1,9 @@
-//! The second kind of endpoint, in addition to the vfio-user server: an HVM domain of Xen whose accesses to one PCI
-//! function are served by this process.
+//! Serves an HVM domain of Xen, the second kind of endpoint in addition to the vfio-user server: this process serves
+//! the domain's accesses to one PCI function.
 //!
-//! A process that emulates a device of a domain is an *ioreq server*: it claims a PCI function and ranges of addresses;
-//! Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through an event
-//! channel. Guest memory is mapped by frame number.
+//! A process that emulates a device of a domain is an *ioreq server*. The server claims a PCI function and ranges of
+//! addresses; Xen passes a virtual CPU's access to these addresses through a shared page, and wakes the server through
+//! an event channel. Guest memory is mapped by frame number.
 //!
 //! Parts, from the hypervisor inwards:
 //! - [`hypervisor`]: the interface to Xen; [`kernel`]: its implementation with Linux's devices; `fake` (feature

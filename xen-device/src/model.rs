@@ -1,4 +1,5 @@
-//! A small device for tests of this endpoint. It has two BARs, one message and one pin, and reads the guest's memory.
+//! A small device for tests of this endpoint. The device has two BARs, one message and one pin, and reads the guest's
+//! memory.
 //!
 //! It checks the server's obligations to a device: aligned pieces inside regions, map and unmap in pairs, and no call
 //! after the end.

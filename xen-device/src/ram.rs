@@ -2,8 +2,8 @@
 //!
 //! A complete piece is one region. A piece with holes has a region for each run of frames, and is checked periodically,
 //! because taking memory back is not reported. When Xen reports that frames may have been removed, each piece is
-//! compared with the present frames; the regions of missing frames are first unmapped from the device, and only then
-//! from this process, whose mapping still keeps the frames in the hypervisor.
+//! compared with the present frames. The regions of missing frames are unmapped first from the device, and then from
+//! this process, whose mapping still keeps the frames in the hypervisor.
 
 use std::io;
 use std::ops::Range;
@@ -19,8 +19,8 @@ use crate::hypervisor::Target;
 const MIN_PIECE: u64 = 512;
 /// Number of pieces to aim for; the number of regions of a client is limited.
 const TARGET_PIECES: u64 = 1024;
-/// Frames of a PC's VGA, which never hold memory. A piece that contained them would always have a hole, and be checked
-/// forever.
+/// Frames of a PC's VGA, which never hold memory. A piece that contained these frames would always have a hole, and
+/// would be checked forever.
 pub(crate) const VGA: Range<u64> = 0xa0..0xc0;
 /// The first frame that is never the domain's memory: the guest's firmware and Xen use the addresses from here to 4
 /// GiB.
@@ -150,7 +150,7 @@ impl Ram {
     fn fill(&mut self, place: usize, target: &dyn Target, link: &Link, device: &mut dyn Device) {
         let Some(piece) = self.pieces.get_mut(place) else { return };
         let whole = Run { first: piece.first, count: piece.count };
-        // Most pieces are complete, so one call is enough for each of them.
+        // Most pieces are complete, so one call is sufficient for each of them.
         let runs = match piece.runs.is_empty().then(|| lend(whole, target, &self.limits, link, device)) {
             Some(Ok(())) => {
                 piece.runs.push(whole);

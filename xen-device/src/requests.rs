@@ -1,7 +1,7 @@
 //! The pages that carry accesses: their layouts, and functions to take and answer requests.
 //!
-//! Xen, not the guest, writes these pages, but this module does not rely on that: each field is copied once, and its
-//! user checks it.
+//! These pages are written by Xen and not by the guest, but this module does not rely on that: it copies each field
+//! once, and the user of the field checks it.
 //!
 //! Source: `hvm/ioreq.h`.
 
@@ -82,9 +82,9 @@ pub struct Request {
     pub kind: u8,
     /// Set if `data` is the guest physical address of the data.
     pub data_is_address: bool,
-    /// Set if the guest reads.
+    /// Set if the guest's access is a read.
     pub read: bool,
-    /// Set if items follow each other towards lower addresses.
+    /// Set if the addresses of successive items decrease.
     pub backwards: bool,
 }
 

@@ -28,7 +28,7 @@ impl XenServer {
     /// Creates a server that uses this host's kernel.
     ///
     /// # Errors
-    /// If this is not domain 0 of a Xen host.
+    /// Returns an error if this is not domain 0 of a Xen host.
     pub fn open(options: XenOptions) -> Result<Self, AttachError> {
         let hypervisor = crate::kernel::KernelHypervisor::open()?;
         let store = crate::store::XenStore::open().map_err(|error| AttachError::Device {
@@ -48,7 +48,7 @@ impl XenServer {
     /// Serves the domain, each time it exists, until `stop`. `device` must have been created with a clone of `link`.
     ///
     /// # Errors
-    /// If the host fails. Guests cannot cause this.
+    /// Returns an error if the host fails. Guests cannot cause this.
     pub fn run(&mut self, link: &Link, device: &mut dyn Device, stop: &StopHandle) -> Result<(), ServerError> {
         while !stop.is_stopped() {
             match self.find().map_err(ServerError::Poll)? {
@@ -89,7 +89,7 @@ impl XenServer {
         let slot = self.options.slot;
         let session = match self.hypervisor.attach(domain, slot, link.wake()) {
             Ok(target) => {
-                // These changes were meant for the previous domain.
+                // These changes were intended for the previous domain.
                 link.take_disconnect();
                 // From now on the ports of virtual CPUs exist, and incoming accesses wait.
                 target.enable().and_then(|()| Session::begin(found, Arc::clone(&target), link, device, &self.options))

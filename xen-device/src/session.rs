@@ -19,8 +19,8 @@ use crate::ram::Ram;
 use crate::requests::{self, Request, SLOTS, kind};
 use crate::store::{Found, Store};
 
-/// TIMEOUT: interval between two checks of memory with holes. A guest that takes memory back does not need a fast
-/// reaction.
+/// TIMEOUT: interval between two checks of memory with holes. The reaction to a guest that takes memory back does not
+/// need to be fast.
 const HOLES: Duration = Duration::from_millis(500);
 /// Number of requests after which other events are checked, even if more requests arrive.
 const MAX_ROUNDS: u32 = 256;
@@ -71,7 +71,8 @@ impl<'a> Session<'a> {
     /// Begins to serve a domain.
     ///
     /// # Errors
-    /// If the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then not notified.
+    /// Returns an error if the domain's ports cannot be bound, or Xen refuses to pass accesses on. The device is then
+    /// not notified.
     pub fn begin(
         found: Found,
         target: Arc<dyn Target>,
@@ -117,7 +118,7 @@ impl<'a> Session<'a> {
     /// Serves until the end.
     ///
     /// # Errors
-    /// If the host fails: the source of events or of domains can no longer be read.
+    /// Returns an error if the host fails, so that the source of events or of domains can no longer be read.
     pub fn run(&mut self, store: &mut dyn Store, stop: &StopHandle) -> io::Result<Ended> {
         loop {
             if stop.is_stopped() {
@@ -146,7 +147,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no answer.
+    /// Ends the session: withdraws memory and interrupts and notifies the device. Outstanding requests get no response.
     pub fn end(mut self) {
         self.function.leave();
         self.ram.withdraw_all(self.link, self.device);

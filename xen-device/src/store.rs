@@ -61,9 +61,9 @@ impl fmt::Display for DomainName {
 pub struct Found {
     /// Number of the domain.
     pub id: DomainId,
-    /// Maximum size of its memory, in KiB.
+    /// Maximum size of the domain's memory, in KiB.
     pub most_kib: u64,
-    /// Current target of its memory, in KiB.
+    /// Current target of the domain's memory, in KiB.
     pub target_kib: u64,
 }
 
@@ -72,26 +72,26 @@ pub trait Store: Send + fmt::Debug {
     /// Finds an existing domain.
     ///
     /// # Errors
-    /// If the list cannot be read.
+    /// Returns an error if the list cannot be read.
     fn find(&mut self, name: &DomainName) -> io::Result<Option<Found>>;
 
     /// Returns true if a domain exists and is not about to be destroyed.
     ///
     /// # Errors
-    /// If the list cannot be read.
+    /// Returns an error if the list cannot be read.
     fn exists(&mut self, id: DomainId) -> io::Result<bool>;
 
     /// Makes the toolstack refuse to save or migrate a domain before it sends the domain a request. If `refused` is
-    /// false, allows both again.
+    /// false, permits both again.
     ///
     /// # Errors
-    /// If xenstore refuses, or the domain no longer exists.
+    /// Returns an error if xenstore refuses, or the domain no longer exists.
     fn refuse_saves(&mut self, id: DomainId, refused: bool) -> io::Result<()>;
 
     /// Takes the reported changes. Returns true if any change was reported.
     ///
     /// # Errors
-    /// If the list cannot be read.
+    /// Returns an error if the list cannot be read.
     fn changed(&mut self) -> io::Result<bool>;
 
     /// Returns a descriptor that is readable after a change.
@@ -106,7 +106,7 @@ impl XenStore {
     /// Opens the kernel's device and subscribes to the creation and end of domains.
     ///
     /// # Errors
-    /// If this is not a Xen host, or xenstored is not running.
+    /// Returns an error if this is not a Xen host, or xenstored is not running.
     pub fn open() -> io::Result<Self> {
         let explain = |error: io::Error| {
             io::Error::new(error.kind(), format!("{DEVICE}: {error}; is this domain 0 of a Xen host, with xenstored?"))

@@ -69,7 +69,7 @@ impl Connection {
         self.ask_with(kind, words, "")
     }
 
-    /// Same as [`Self::ask`], with a last word that has no final zero.
+    /// Same as [`Self::ask`], with a last word that does not end with a zero byte.
     pub fn ask_with(&mut self, kind: u32, words: &[&str], last: &str) -> io::Result<Option<Vec<u8>>> {
         let words = words.iter().flat_map(|word| word.bytes().chain([0]));
         let payload: Vec<u8> = words.chain(last.bytes()).collect();
@@ -119,7 +119,7 @@ impl Connection {
     fn receive(&mut self) -> io::Result<()> {
         let mut bytes = [0; MAX_PAYLOAD];
         loop {
-            // All received messages are handled: at most one message and one read are kept.
+            // All received messages are handled, and at most one message and one read are kept.
             if self.received.len() > MAX_PAYLOAD.saturating_mul(4) {
                 return Ok(());
             }

@@ -31,7 +31,7 @@ impl Background {
         Self::Pending(thread::spawn(move || {
             if priority == Priority::Behind {
                 // On Linux, priorities belong to threads, and children inherit them. If setting the priority fails, the
-                // only loss is time.
+                // work only takes longer.
                 let _ = rustix::process::nice(NICE);
             }
             work()

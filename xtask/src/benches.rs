@@ -1,11 +1,11 @@
-//! Names of the benchmarks, and the papers' figures or the pages that each of them reproduces.
+//! Lists the benchmarks, and the figures of the papers or the pages that each of them reproduces.
 
 use anyhow::{Result, bail};
 
 /// A benchmark: its name, its needs, and the figure that it reproduces.
 type Bench = (&'static str, Needs, &'static str);
 
-/// Things that a benchmark needs in addition to the sources.
+/// Requirements of a benchmark in addition to the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Needs {
     Nothing,
@@ -40,7 +40,7 @@ const BENCHES: [Bench; 30] = [
     ("pv", Needs::Guests, "GPUvm's figures 4 and 5, tables 2 to 4: docs/design/overhead.md"),
     ("pv-contexts", Needs::Guests, "cost of many contexts in a paravirtual guest: docs/design/overhead.md"),
     ("pv-dataflow", Needs::Guests, "Gdev's shared memory between VMs: docs/design/overhead.md"),
-    ("gdev", Needs::Guests, "Gdev's figures 3 and 4, copies of the library: docs/guides/gdev.md"),
+    ("gdev", Needs::Guests, "Gdev's figures 3 and 4, copies and cost of the library: docs/guides/gdev.md"),
     ("costs", Needs::Nothing, "work of the mediator without a VM: docs/design/cost-model.md"),
     ("xen", Needs::Guests, "accesses of a Xen domain: docs/guides/xen.md"),
     ("nested", Needs::Guests, "a card behind VFIO in a nested host: docs/guides/real-cards.md"),
@@ -61,7 +61,7 @@ const BENCHES: [Bench; 30] = [
 /// Checks that a name selects a benchmark. The name is either the full name of a benchmark, or the part before a `-`.
 ///
 /// # Errors
-/// If no benchmark has this name. The error lists the known names.
+/// Returns an error if no benchmark has this name. The error lists the known names.
 pub fn check(name: &str) -> Result<()> {
     let selects = |known: &str| known.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'));
     if !name.is_empty() && BENCHES.iter().any(|(known, ..)| selects(known)) {

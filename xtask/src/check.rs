@@ -9,7 +9,7 @@ use crate::{counts, language, layers, lints, orphans, programs, rooms};
 /// Manifest of the fuzz targets, which are a separate workspace.
 const FUZZ: &str = "tests/fuzz/Cargo.toml";
 
-/// Runs every check, even after a failure. Returns true if all checks passed. With `lints_only`, runs no tools.
+/// Runs every check, even after a failure. Returns true if all checks passed. With `lints_only`, does not run tools.
 pub fn run(lints_only: bool) -> Result<bool> {
     let metadata = layers::metadata("Cargo.toml")?;
     let mut tally = Tally::default();

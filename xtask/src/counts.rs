@@ -1,7 +1,7 @@
 //! Checks the counters for operators: code must increment each counter that is declared.
 //!
-//! The check works on the text of the sources. A counter is a field in a `counts!` block, and is used if product code
-//! of the same crate adds to it or sets it.
+//! The check works on the text of the sources. A counter is a field in a `counts!` block, and it counts as used if
+//! product code of the same crate adds to it or sets it.
 
 use crate::lints::File;
 use std::path::Path;

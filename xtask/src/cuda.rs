@@ -99,7 +99,7 @@ fn fetch(wheel: &str, header: &str, place: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a wheel and unpacks it in `work`. Returns the folder of its files.
+/// Downloads a wheel and unpacks it in `work`. Returns the folder of the wheel's files.
 fn unpacked(wheel: &str, work: &Path) -> Result<PathBuf> {
     let pip = ["-m", "pip", "download", "--quiet", "--no-deps", "--dest", "wheel", wheel];
     run(Command::new("python3").args(pip).current_dir(work))?;
@@ -142,7 +142,7 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
     shown(&mut command)
 }
 
-/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. It needs a GPU, NVIDIA's driver, and a
+/// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The script needs a GPU, NVIDIA's driver, and a
 /// `python3`. All of these programs except `disk` also need PyTorch.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build()?;
@@ -171,7 +171,7 @@ fn commit() -> Option<String> {
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Builds the library, the owner and the programs of the rig in release mode. Returns their folder.
+/// Builds the library, the owner and the programs of the rig in release mode. Returns the folder of the programs.
 fn build() -> Result<PathBuf> {
     let packages =
         ["cuda-shim", "cuda-owner", "cuda-rig", "cuda-guest", "cuda-worker", "gdev-crypt"].map(|name| ["-p", name]);

@@ -15,7 +15,8 @@ use crate::orphans::{FuzzTarget, fuzz_targets};
 use crate::run::{cargo, root, shown, target};
 use crate::tally::Tally;
 
-/// Target triple. It is given explicitly, so that the flags do not apply to build scripts and procedural macros.
+/// Target triple. The triple is given explicitly, so that the flags do not apply to build scripts and procedural
+/// macros.
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// Flags that enable coverage for libFuzzer, and every check that a release build omits.

@@ -58,7 +58,7 @@ pub struct BenchOptions {
     pub programs: Option<PathBuf>,
 }
 
-/// Runs the benchmarks. Returns true if all of them ran.
+/// Runs the benchmarks. Returns true if all benchmarks ran.
 pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
     let BenchOptions { json, seconds, rounds, only, all, resume, beside_load, programs } = options;
     if let Some(name) = name {
@@ -99,7 +99,7 @@ pub fn bench(name: Option<&str>, options: &BenchOptions) -> Result<bool> {
         command.arg("--resume");
     }
     if let Some(json) = json {
-        // The program may run in a different folder than this one.
+        // The program may run in a different folder than this process.
         let json = std::path::absolute(json).with_context(|| format!("path {}", json.display()))?;
         command.arg("--json").arg(json);
     }

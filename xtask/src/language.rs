@@ -19,7 +19,7 @@ use crate::run::root;
 /// Path of the file with the budgets, relative to the root of the workspace.
 const BUDGETS: &str = "xtask/language.toml";
 
-/// Pronouns that replace a noun. They are concatenated from halves, because the lint also counts this file.
+/// Pronouns that replace a noun. The pronouns are concatenated from halves, because the lint also counts this file.
 const PRONOUNS: [&str; 4] = [concat!("w", "ho"), concat!("w", "hoever"), concat!("w", "hom"), concat!("w", "hat")];
 
 /// Archaic connectives.
@@ -68,7 +68,7 @@ fn occurrences(text: &str, word: &str) -> usize {
     text.match_indices(word).map(|(at, _)| at).filter(whole).count()
 }
 
-/// Returns the comment on a line: the text after `//`, unless the `//` is in a string such as a web address.
+/// Returns the comment on a line, which is the text after `//`, unless the `//` is in a string such as a web address.
 fn comment(line: &str) -> Option<&str> {
     let (before, after) = line.split_once("//")?;
     (!before.ends_with(':') && before.matches('"').count() % 2 == 0).then_some(after)

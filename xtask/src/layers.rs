@@ -9,13 +9,13 @@ use spdx::{Expression, LicenseReq, ParseMode};
 
 use crate::run::root;
 
-/// The diagram in ARCHITECTURE.md as data: each crate, and the crates of this workspace that it may depend on. Tests
+/// The diagram in ARCHITECTURE.md as data: each crate, with the crates of this workspace that it may depend on. Tests
 /// and benches of a crate may use additional crates. A crate that is not listed fails the check.
 const LAYERS: &[(&str, &[&str])] = &[
     ("nvspec", &[]),
     ("card", &[]),
     ("sm20", &[]),
-    ("gdev", &["nvspec", "sm20", "vmm-glue"]),
+    ("gdev", &["nvspec", "pv", "sm20", "vmm-glue"]),
     ("gdev-c", &["gdev", "sm20"]),
     ("gdev-crypt", &["gdev", "sm20"]),
     ("gdev-driver-api", &["gdev", "sm20"]),
@@ -49,7 +49,17 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("cuda-mps", &[]),
     (
         "cuda-owner",
-        &["cuda-control", "cuda-mps", "cuda-protocol", "gang", "owner-driver", "owner-host", "sched", "tenancy", "vram"],
+        &[
+            "cuda-control",
+            "cuda-mps",
+            "cuda-protocol",
+            "gang",
+            "owner-driver",
+            "owner-host",
+            "sched",
+            "tenancy",
+            "vram",
+        ],
     ),
     ("cuda-ring", &[]),
     ("cuda-calls", &["cuda-ring"]),
@@ -66,6 +76,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("config", &["channels", "sched", "shadow-pt", "vfio-host", "vram"]),
     ("api", &["config", "sched"]),
     ("overrides", &["config", "sched"]),
+    ("owner-settings", &["config", "cuda-control", "gang", "overrides", "vram"]),
     ("physical", &["card", "config", "saved-state", "simgpu", "vfio-card"]),
     ("logging", &["config", "locks"]),
     ("metrics", &["api", "locks"]),
@@ -75,10 +86,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("rebalance", &["config", "sched"]),
     ("fdstore", &["config", "vmm-glue"]),
     ("listening", &["config", "fdstore", "locks", "vmm-glue"]),
-    (
-        "owner-process",
-        &["api", "config", "cuda-control", "cuda-status", "events", "gang", "listening", "overrides", "vram"],
-    ),
+    ("owner-process", &["api", "cuda-control", "cuda-status", "events", "listening"]),
     ("card-state", &["channels", "devmodel", "nvspec", "pv", "saved-state", "sched", "shadow-pt", "vram"]),
     ("handover", &["saved-state"]),
     ("firmware", &["nvspec"]),
@@ -149,6 +157,7 @@ const LAYERS: &[(&str, &[&str])] = &[
         &[
             "card",
             "firmware",
+            "gdev",
             "handover",
             "nvspec",
             "card-manager",
@@ -157,7 +166,6 @@ const LAYERS: &[(&str, &[&str])] = &[
             "sched",
             "shadow-pt",
             "simgpu",
-            "sm20",
             "vgpu",
             "vm-device",
             "vmm-glue",
@@ -169,6 +177,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("admin-client", &["api"]),
     ("admin-socket", &[]),
     ("status-page", &[]),
+    ("perfetto-trace", &["sched"]),
     (
         "mediatorctl",
         &[
@@ -179,6 +188,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "firmware",
             "cdi-spec",
             "nvspec",
+            "perfetto-trace",
             "sched",
             "shadow-pt",
             "vfio-host",
@@ -205,6 +215,7 @@ const LAYERS: &[(&str, &[&str])] = &[
             "handover",
             "overrides",
             "owner-process",
+            "owner-settings",
             "listening",
             "locks",
             "logging",
@@ -233,7 +244,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("images", &[]),
     ("gpu-workloads", &["gdev", "pv", "sm20", "workloads"]),
     ("guest-init", &[]),
-    ("tests", &["images", "rig", "sched", "workloads"]),
+    ("tests", &["gdev", "images", "rig", "sched", "workloads"]),
     (
         "bench",
         &[
@@ -259,7 +270,7 @@ const LAYERS: &[(&str, &[&str])] = &[
 /// Path of cargo-deny's settings, relative to the root.
 const DENY: &str = "deny.toml";
 
-/// The parts of [`DENY`] that this check reads as well.
+/// The parts of [`DENY`] that this check also reads.
 #[derive(Deserialize)]
 struct Deny {
     licenses: Allowed,

@@ -1,4 +1,4 @@
-//! House lints on the text of the sources.
+//! The project's own lints on the text of the sources.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -94,7 +94,7 @@ fn has_literal_offset(line: &str) -> bool {
     })
 }
 
-/// Returns the codes that `docs/todo.md` lists. Each is a word in square brackets.
+/// Returns the codes that `docs/todo.md` lists. Each tag is a word in square brackets.
 pub fn todo_codes(root: &Path) -> Vec<String> {
     let text = fs::read_to_string(root.join("docs/todo.md")).unwrap_or_default();
     let codes = text.split('[').skip(1).filter_map(|t| t.split_once(']')).map(|(code, _)| code.to_owned());
@@ -133,7 +133,7 @@ fn word<'a>(line: &'a str, tag: &str) -> Option<&'a str> {
     })
 }
 
-/// Crates whose locks have ranks. They must lock and wait through the crate that checks ranks.
+/// Crates whose locks have ranks. These crates must lock and wait through the crate that checks ranks.
 const RANKED: [&str; 2] = ["mediator/card-manager/src", "mediator/vgpu/src"];
 /// Locking and waiting functions for which the crate `locks` has a checked form, with the name of that form.
 const UNCHECKED: [(&str, &str); 5] = [
@@ -164,7 +164,7 @@ pub fn unchecked_waits(files: &[File]) -> Vec<String> {
     problems
 }
 
-/// Words that must not begin a doc comment, which begins with a verb or a noun.
+/// Words that must not begin a doc comment, because a doc comment begins with a verb or a noun.
 const OPENERS: [&str; 9] = ["What", "When", "How", "Whether", "Which", "Whose", "Who", "Where", "Whom"];
 
 /// Returns doc comments that begin with a question word.
@@ -238,7 +238,7 @@ pub fn module_files(files: &[File]) -> Vec<String> {
     named.map(|file| format!("{}: a module is x.rs, with its parts in x/", file.path.display())).collect()
 }
 
-/// Returns crate roots without a header, and libraries whose header does not name their limits.
+/// Returns crate roots without a header, and libraries whose header does not state their limits.
 pub fn headers(metadata: &Metadata) -> Vec<String> {
     let mut problems = Vec::new();
     for package in metadata.workspace_packages() {

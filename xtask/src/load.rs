@@ -8,7 +8,7 @@ use std::thread::{self, JoinHandle};
 /// Maximum number of loops. More loops would only compete with each other.
 pub const MAX_LOOPS: u32 = 64;
 
-/// Busy loops. They end when the value is dropped, or with the process.
+/// Busy loops. The loops end when the value is dropped, or with the process.
 pub struct BusyLoops {
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

@@ -47,7 +47,7 @@ struct Mutation {
     /// Path of the file to change, relative to the root of the workspace. In the list it is relative to the crate's
     /// folder.
     file: String,
-    /// The text to replace. It must occur exactly once in the file.
+    /// The text to replace. The text must occur exactly once in the file.
     from: String,
     to: String,
     /// Words that select tests: only tests whose names contain one of them run. All tests run if this is empty.
@@ -56,13 +56,13 @@ struct Mutation {
 }
 
 impl Mutation {
-    /// Returns the words in `tests`. If `tests` is empty, returns a word that every name contains.
+    /// Returns the words in `tests`. If `tests` is empty, returns a word that is part of every name.
     fn filters(&self) -> Vec<&str> {
         if self.tests.is_empty() { vec![""] } else { self.tests.split_whitespace().collect() }
     }
 }
 
-/// Tries each mistake in turn. Returns true if tests detected all of them. With `resume`, skips mistakes that were
+/// Tries each mistake in turn. Returns true if tests detected all mistakes. With `resume`, skips mistakes that were
 /// detected in earlier runs.
 pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     let all = mutations(&metadata("Cargo.toml")?)?;
@@ -115,7 +115,7 @@ pub fn run(filters: &[String], resume: bool) -> Result<bool> {
     Ok(missed.is_empty())
 }
 
-/// Prints and records whether the tests detected a mistake. Returns true if they did.
+/// Prints and records whether the tests detected a mistake. Returns true if the tests detected the mistake.
 fn told(mutation: &Mutation, verdict: &Verdict, record: &Record) -> Result<bool> {
     let noticed = !verdict.good();
     println!(
@@ -179,7 +179,7 @@ fn original(file: &str) -> Result<String> {
     fs::read_to_string(root().join(file)).with_context(|| file.to_owned())
 }
 
-/// Builds the copy. A function that does not compile with both bodies gets one body in the next attempt.
+/// Builds the copy. A function that does not compile with both bodies gets only one body in the next attempt.
 fn build<'m>(wanted: &[&'m Mutation], packages: Option<&BTreeSet<&str>>) -> Result<(Build, Sources<'m>, Vec<Program>)> {
     let mut alone = BTreeSet::new();
     loop {

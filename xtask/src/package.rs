@@ -50,7 +50,7 @@ pub struct PackageArgs {
     fast: bool,
 }
 
-/// Builds the packages, and prints their paths. Returns true if they pass the checks.
+/// Builds the packages, and prints their paths. Returns true if the packages pass the checks.
 pub fn run(args: &PackageArgs) -> Result<bool> {
     let binaries = match &args.binaries {
         Some(folder) => folder.clone(),

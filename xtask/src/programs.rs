@@ -12,7 +12,7 @@ use cargo_metadata::{Artifact, Message, TargetKind};
 use crate::guests::BIN_VARIABLE;
 use crate::run::{cargo, root, target};
 
-/// Features to enable, so that the guest and CUDA suites are built together with all other programs.
+/// Features to enable, so that the programs for guests and for CUDA are built together with all other programs.
 ///
 /// Cargo unifies the features of a dependency over all packages of a command. A command for only some packages would
 /// compile a third of all dependencies again.
@@ -87,7 +87,7 @@ fn built_by(mut command: Command) -> Result<Vec<Program>> {
     Ok(programs)
 }
 
-/// Returns the test program that an artifact reported by cargo describes, if it is one.
+/// Returns the test program that an artifact reported by cargo describes, if the artifact is a test program.
 pub fn program(artifact: &Artifact) -> Option<Program> {
     let executable = artifact.executable.as_ref().filter(|_| artifact.profile.test)?;
     let folder = artifact.manifest_path.parent()?;

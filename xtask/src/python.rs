@@ -1,8 +1,8 @@
 //! The Python client, which is generated from the API's description, without handwritten code, and is packed as a
 //! wheel.
 //!
-//! The generator and the builder of the wheel come from the Python registry. They are installed in a folder of the
-//! cache, so that neither root nor a virtual environment is necessary.
+//! The generator and the builder of the wheel come from the Python registry. These tools are installed in a folder of
+//! the cache, so that neither root nor a virtual environment is necessary.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,8 @@ const PACKAGE: &str = "gpu_mediator_client";
 /// Creates the wheel in `out`, or in the folder for packages. Prints its path.
 ///
 /// # Errors
-/// If Python or pip is missing, the registry does not answer, or the generator cannot read the description.
+/// Returns an error if Python or pip is missing, the registry does not answer, or the generator cannot read the
+/// description.
 pub fn client(out: Option<&Path>) -> Result<bool> {
     let tools = tools(&GENERATOR, &[]).context("the generator of the Python client")?;
     let out = out.map_or_else(|| target().join("package"), Path::to_owned);
@@ -55,7 +56,7 @@ pub fn client(out: Option<&Path>) -> Result<bool> {
 /// Prints the folder with the Python packages that render and validate the Helm chart.
 ///
 /// # Errors
-/// If Python or pip is missing, or the registry does not answer.
+/// Returns an error if Python or pip is missing, or the registry does not answer.
 pub fn helm() -> Result<bool> {
     // Helm's library claims to require a newer Python than Debian 12 has, but also works with Debian 12's Python.
     println!("{}", tools(&HELM, &["--ignore-requires-python"]).context("Helm's library")?.display());

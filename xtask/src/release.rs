@@ -7,7 +7,8 @@ use jiff::civil::Date;
 
 use crate::run::root;
 
-/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has none.
+/// The maintainer in the format of Debian and RPM. The domain is reserved for examples, because the project has no
+/// domain.
 pub const MAINTAINER: &str = "The gpu-mediator authors <maintainers@gpu-mediator.example.org>";
 
 /// A version in the changelog.
@@ -22,7 +23,7 @@ pub struct Release {
 /// Parses the versions in the changelog, newest first.
 ///
 /// # Errors
-/// If the file cannot be read, or a heading has no date.
+/// Returns an error if the file cannot be read, or a heading has no date.
 pub fn releases() -> Result<Vec<Release>> {
     parse(&fs::read_to_string(root().join("CHANGELOG.md")).context("CHANGELOG.md")?)
 }
@@ -105,7 +106,7 @@ pub fn wrapped(change: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Files that show the version, each with the text around it.
+    /// Files that contain the version, each with the text around it.
     const SHOWN: [(&str, &str); 7] = [
         ("tests/fuzz/Cargo.toml", "version = \"VERSION\""),
         ("fleet/kubernetes/kustomization.yaml", "newTag: VERSION"),

@@ -59,7 +59,7 @@ fn product(text: &str) -> &str {
     text.split("#[cfg(test)]\nmod tests {").next().unwrap_or(text)
 }
 
-/// Returns the first path component after `prefix` in each import in the text.
+/// Returns the path component that follows `prefix` in each import in the text.
 fn named_after(text: &str, prefix: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in text.match_indices(prefix) {
@@ -215,7 +215,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// A public item: its name (`None` if it is public through another item), and the words of its declaration.
+/// A public item: its name (`None` if it is public through another item), and the words in its declaration.
 type Declared<'a> = (Option<&'a str>, BTreeSet<&'a str>);
 
 /// Returns the public items that a text declares, except modules, with their public parts: fields, methods of traits,

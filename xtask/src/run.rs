@@ -26,7 +26,7 @@ pub fn cargo(args: &[&str]) -> Command {
     command
 }
 
-/// Runs `command` with its output shown. Returns true if it succeeded.
+/// Runs `command` with its output shown. Returns true if the command succeeded.
 pub fn shown(command: &mut Command) -> Result<bool> {
     Ok(status(command)?.success())
 }

@@ -1,7 +1,7 @@
 //! Runs tests, each in its own process and several at a time, and measures each of them.
 //!
-//! A process per test makes it possible to measure the cost of one test: its time, and the CPU time of all its
-//! processes, which is comparable even on a busy host. It also lets tests of different programs run at the same time.
+//! A process per test makes it possible to measure the cost of a test: its time, and the CPU time of all its processes.
+//! The CPU time is comparable even on a busy host. CPU time also lets tests of different programs run at the same time.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::programs::Program;
 use crate::tally::Tally;
 use crate::watch;
 
-/// Number of ticks per second in which `/proc` reports CPU time. It is the same on every Linux.
+/// Number of ticks per second in which `/proc` reports CPU time. This number is the same on every Linux.
 const TICKS_PER_SECOND: u64 = 100;
 
 /// Number of lines after a panic or an error that are repeated at the end.
@@ -44,9 +44,10 @@ pub struct Test<'a> {
 /// Processors that a test uses while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Load {
-    /// This many processors, or all of them if the host has fewer.
+    /// This number of processors, or all of them if the host has fewer.
     Processors(usize),
-    /// Almost none, because the test waits most of the time. One such test at a time runs in addition to the others.
+    /// Almost no processors, because the test waits most of the time. One such test at a time runs in addition to the
+    /// other tests.
     Waits,
 }
 
@@ -129,7 +130,7 @@ impl Queue {
         Self { waiting, working, free: processors, quiet: true }
     }
 
-    /// Removes the next test that may start now. Returns it with its number of processors.
+    /// Removes the next test that may start now. Returns the test with its number of processors.
     fn start(&mut self) -> Option<(usize, usize)> {
         if let Some(at) = self.quiet.then(|| self.waiting.pop_front()).flatten() {
             self.quiet = false;
@@ -237,10 +238,10 @@ fn run_one(test: &Test<'_>, manner: &Manner<'_>) -> Result<(bool, Taken, String)
     } else {
         command.env_remove(FULL_VARIABLE);
     }
-    // Write output as it arrives: the output of a killed test matters most, and a test that passes may also print a
-    // report.
+    // Write output as it arrives, because the output of a killed test matters most, and a test that passes may also
+    // print a report.
     command.args([name, "--exact", "--test-threads=1", "--nocapture"]);
-    // Use a file: a pipe would stay open as long as any process that a test has left behind.
+    // Use a file, because a pipe would stay open as long as a process that a test has left behind.
     command.stdout(output.try_clone()?).stderr(output.try_clone()?);
     let began = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start the test {name}"))?;
@@ -281,7 +282,7 @@ fn began_one(output: &str) -> bool {
     output.trim_start().starts_with("running 1 test\n")
 }
 
-/// Returns true if a line begins a reason for a failure. The first such line follows the test's name.
+/// Returns true if a line begins a reason for a failure. The first such line follows the name of the test.
 fn is_reason(line: &str) -> bool {
     line.contains(" panicked at ") || line.rsplit(" ... ").next().is_some_and(|line| line.starts_with("Error: "))
 }

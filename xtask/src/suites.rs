@@ -108,7 +108,7 @@ impl Suite {
 pub struct Ran {
     pub name: String,
     pub outcome: Outcome,
-    /// Time from start to end, including builds for the suite. If other suites ran at the same time, it is the sum of
+    /// Time from start to end, including builds for the suite. If other suites ran at the same time, this is the sum of
     /// the times of the suite's tests.
     pub elapsed: Duration,
     /// CPU time of all processes of the suite.

@@ -21,7 +21,7 @@ pub fn scaled(limit: Duration) -> Duration {
     Duration::try_from_secs_f64(limit.as_secs_f64() * scale).unwrap_or(limit)
 }
 
-/// Waits for `child` to end, for at most `limit`. Returns true if it has ended.
+/// Waits for `child` to end, for at most `limit`. Returns true if the child has ended.
 pub fn ends_within(child: &Child, limit: Duration) -> Result<bool> {
     let fd = pidfd_open(Pid::from_child(child), PidfdFlags::empty()).context("watching a test")?;
     let began = Instant::now();

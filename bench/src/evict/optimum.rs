@@ -1,11 +1,11 @@
 //! Computes bounds of the optimal policy from the whole trace.
 //!
-//! Belady's rule evicts the chunk whose next use is farthest away. It minimizes copies in, but ignores copies out.
-//! Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020), so
-//! this module computes bounds from both sides:
+//! Belady's rule evicts the chunk whose next use is farthest away. This rule minimizes copies in, but ignores copies
+//! out. Minimizing the sum of both is NP-hard (Beckmann, Gibbons, Haeupler, McGuffey: *Writeback-Aware Caching*, 2020),
+//! so this module computes bounds from both sides:
 //! - The lower bound is the minimum of copies in plus the minimum of copies out, each optimized separately. A chunk
 //!   must be copied out at least once each time it leaves between a write and its next use. Minimizing these copies is
-//!   the same problem restricted to such times, and the same rule solves it.
+//!   the same problem, restricted to these times, and the same rule solves it.
 //! - The upper bound is the number of copies in feasible schedules: Belady's schedule, which prefers clean chunks among
 //!   equals, and variants in which the next use of a dirty chunk counts as nearer.
 
@@ -81,7 +81,7 @@ fn farthest(pieces: &[Piece<'_>], uses: &Uses, vms: usize, capacity: usize, divi
 
 /// Returns the minimum number of times that a chunk must leave between a write and its next use or the end.
 fn fewest_outs(pieces: &[Piece<'_>], uses: &Uses, capacity: usize) -> u64 {
-    // These chunks are kept for their next use, sorted by that use: each was written at its last use.
+    // These chunks are kept for their next use, sorted by that use, and each of them was written at its last use.
     let mut kept: BTreeSet<(usize, Chunk)> = BTreeSet::new();
     let mut outs = 0;
     for (at, piece) in pieces.iter().enumerate() {

@@ -16,7 +16,7 @@ use super::trace::{Step, Submission, Trace};
 /// Maximum number of chunks of a VM.
 const CHUNKS_MAX: u32 = 1024;
 
-/// Uses that a policy sees.
+/// The uses that a policy sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
     /// The uses that the mediator sees: memory that submissions refer to, and accesses by the CPU.
@@ -29,7 +29,8 @@ pub(super) enum Sees {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Contender {
     pub(super) name: &'static str,
-    /// A policy of the product. `None` evicts the newest chunk, which no policy does, to show the possible gain.
+    /// A policy of the product. `None` evicts the newest chunk. No real policy does this, but the result shows the
+    /// possible gain.
     pub(super) policy: Option<VictimPolicy>,
     pub(super) sees: Sees,
 }
@@ -39,7 +40,7 @@ pub(super) struct Contender {
 pub(super) struct Known {
     /// Number of bytes transferred from and to each chunk.
     accesses: BTreeMap<u32, u64>,
-    /// Priorities that the owner would give to its buffers: the number of accesses relative to the size.
+    /// Priorities that the owner would give its buffers: the number of accesses relative to the size.
     priorities: BTreeMap<u32, u8>,
 }
 

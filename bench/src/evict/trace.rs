@@ -2,10 +2,10 @@
 //! its memory.
 //!
 //! The card records the blocks that its engines access, in short steps of their work
-//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest, and its
-//! access tracking adds the chunks that it saw in use: those that submissions refer to, and those that the guest's CPU
-//! accesses. A step is about one block of a grid: the memory that must be on a card together if accesses to host memory
-//! are not permitted.
+//! ([`simgpu::SimGpu::take_touches`]). The mediator's chunk table maps the blocks to chunks of the guest. The
+//! mediator's access tracking adds the chunks that it saw in use: chunks that submissions refer to, and chunks that the
+//! guest's CPU accesses. A step is about one block of a grid. Each step uses the memory that must be on a card at the
+//! same time if accesses to host memory are not permitted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,9 +16,10 @@ use vram::victim::VictimPolicy;
 use vram::{GuestVramAddr, Limits, Lookup, Place as ChunkPlace, TenantId};
 use workloads::{Buffer, Gpu, Grid, Module, Options, Params, Place, by_name};
 
-use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
-/// Size of a recorded chunk in bytes: the smallest chunk of a card, and the unit in which the software card records.
+/// Size of a recorded chunk in bytes, which is the smallest chunk size of a card and the unit in which the software
+/// card records.
 pub(super) const BLOCK: u64 = vram::CHUNK_BYTES_MIN;
 /// ID of the only VM.
 const VM: TenantId = TenantId(0);
@@ -70,10 +71,10 @@ impl Trace {
 /// Runs a workload, verifies its result, and returns its trace.
 pub(super) fn record(name: &str, scale: u32, seed: u64) -> Result<Trace> {
     let mut config = CardConfig { chunk_bytes: BLOCK, traced: true, ..CardConfig::new(2 * VM_MIB, 0) };
-    // Only with this policy does the mediator track accesses.
+    // The mediator tracks accesses only with this policy.
     config.division.balance.policy = VictimPolicy::Clock;
     let rig = config.open()?;
-    let gpu = LightGpu::new(guest(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?)?;
+    let gpu = gpu(&rig, VM.0, VM_MIB, Limits::UNRESERVED)?;
     let mut recorder = Recorder { gpu, rig: &rig, trace: Trace::default() };
     let workload = by_name(name, Options { scale, seed, ..Options::default() }).context("a workload")?;
     // Discard the accesses of the driver's start, which do not belong to the workload.
@@ -132,9 +133,9 @@ impl Recorder<'_> {
     }
 
     /// Records a transfer by the CPU, chunk by chunk.
-    fn transferred(&mut self, buffer: Buffer, at: u64, bytes: usize, write: bool) {
+    fn transferred(&mut self, buffer: Buffer, at: u64, bytes: usize, write: bool) -> Result<()> {
         drop(self.rig.card.take_touches());
-        let (seen, start) = (self.take_seen(), self.gpu.vram_of(buffer, at));
+        let (seen, start) = (self.take_seen(), self.gpu.backend().vram_address(buffer, at)?);
         let end = start + bytes as u64;
         for chunk in start / BLOCK..end.div_ceil(BLOCK) {
             let part = end.min((chunk + 1) * BLOCK) - start.max(chunk * BLOCK);
@@ -143,50 +144,49 @@ impl Recorder<'_> {
             let seen = seen.range(chunk..=chunk).copied().collect();
             self.trace.submissions.push(Submission { seen, steps: vec![[(chunk, used)].into_iter().collect()] });
         }
+        Ok(())
     }
 }
 
 impl Gpu for Recorder<'_> {
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
-        let buffer = self.gpu.allocate(place, bytes)?;
-        let start = self.gpu.vram_of(buffer, 0);
+        let buffer = Gpu::allocate(&mut self.gpu, place, bytes)?;
+        let start = self.gpu.backend().vram_address(buffer, 0)?;
         self.trace.buffers.push(((start / BLOCK) as u32, ((start + bytes.max(1) - 1) / BLOCK) as u32));
         Ok(buffer)
     }
 
     fn free(&mut self, buffer: Buffer) -> Result<()> {
-        self.gpu.free(buffer)
+        Gpu::free(&mut self.gpu, buffer)
     }
 
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
-        self.gpu.upload(buffer, at, bytes)?;
-        self.transferred(buffer, at, bytes.len(), true);
-        Ok(())
+        Gpu::upload(&mut self.gpu, buffer, at, bytes)?;
+        self.transferred(buffer, at, bytes.len(), true)
     }
 
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
-        self.gpu.download(buffer, at, bytes)?;
-        self.transferred(buffer, at, bytes.len(), false);
-        Ok(())
+        Gpu::download(&mut self.gpu, buffer, at, bytes)?;
+        self.transferred(buffer, at, bytes.len(), false)
     }
 
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
-        self.gpu.copy(from, to, bytes)?;
+        Gpu::copy(&mut self.gpu, from, to, bytes)?;
         self.submitted()
     }
 
     fn load(&mut self, program: &Program) -> Result<Module> {
-        let module = self.gpu.load(program)?;
+        let module = Gpu::load(&mut self.gpu, program)?;
         self.submitted()?;
         Ok(module)
     }
 
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
-        self.gpu.launch(module, name, grid, params, uses)?;
+        Gpu::launch(&mut self.gpu, module, name, grid, params, uses)?;
         self.submitted()
     }
 
     fn finish(&mut self) -> Result<()> {
-        self.gpu.finish()
+        Gpu::finish(&mut self.gpu)
     }
 }

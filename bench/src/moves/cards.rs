@@ -15,7 +15,7 @@ use crate::report::{Metric, Target, median, quantile};
 
 /// Loads of the VM.
 const LOADS: [Load; 3] = [Load { mib: 8, channels: 1 }, Load { mib: 64, channels: 4 }, Load { mib: 224, channels: 8 }];
-/// Load of a VM on cards without host memory for chunks.
+/// Load of a VM on cards that have no host memory for chunks.
 const ON_CARD: Load = Load { mib: 64, channels: 4 };
 /// Host memory of each card in MiB.
 const HOST_MIB: u32 = 512;
@@ -110,7 +110,7 @@ pub fn run() -> Result<Vec<Metric>> {
     Ok(metrics)
 }
 
-/// Measures one load. `rate` is the speed in MiB/s at which memory is copied.
+/// Measures one load. `rate` is the memory copy speed in MiB/s.
 fn measure_load(load: Load, host_mib: u32, rate: f64) -> Result<Vec<Metric>> {
     let Load { mib, channels } = load;
     eprintln!("bench: move, {MOVES} moves of {mib} MiB and {channels} channels, {host_mib} MiB of host memory");

@@ -3,7 +3,7 @@
 //!
 //! As in the paper, each context launches `madd` repeatedly, on a card whose kernels take a fixed time. A model
 //! computes the cost of contexts in addition to their kernels from the counts, also for the host itself
-//! ([`crate::model`]): the times of emulated guests that share two processors have little meaning.
+//! ([`crate::model`]). Measured times would have little meaning, because the emulated guests share two processors.
 
 use std::time::Instant;
 
@@ -28,7 +28,7 @@ const VRAM_MIB: u32 = 48;
 const CARD_MIB: u32 = 64 + MAX_VMS as u32 * VRAM_MIB;
 /// Number of launches per context. The paper uses 10,000.
 const LAUNCHES: u32 = 100;
-/// Maximum cost per context of several contexts, relative to the cost of a single context.
+/// Maximum cost per context with several contexts, relative to the cost of a single context.
 const GROWTH: f64 = 1.10;
 const PEER: &str = "GPUvm: FV grows with contexts, PV as passthrough";
 
@@ -69,13 +69,13 @@ impl Host {
             guest::load_driver(vm)?;
         }
         let host = Self { daemon, vms };
-        // The first context of a VM creates state that later contexts reuse. This is two thirds of the context's work,
-        // and would hide any growth.
+        // The first context of a VM creates state that later contexts reuse. Creating this state is two thirds of the
+        // context's work, and would hide any growth.
         host.run(count, |context| context)?;
         Ok(host)
     }
 
-    /// Runs `contexts` contexts at once. `vm_of` returns the VM of each.
+    /// Runs `contexts` contexts concurrently. `vm_of` returns the VM of each context.
     fn run(&self, contexts: usize, vm_of: fn(usize) -> usize) -> Result<Run> {
         let counts = || -> Result<Counts> {
             let all = self.vms.iter().map(|vm| counting::total(&self.daemon, vm.name()));

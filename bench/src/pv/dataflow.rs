@@ -1,7 +1,7 @@
-//! Gdev's figure 11: graphs whose nodes pass on their outputs in segments, compared with copies through CPU memory.
+//! Gdev's figure 11: graphs whose nodes pass their outputs on in segments, compared with copies through CPU memory.
 //!
 //! An emulated processor makes the copies through CPU memory, so measured times would overstate the benefit of
-//! segments. The copies are therefore counted, and a model computes the times of both ways on a real host
+//! segments. The copies are therefore counted, and a model computes the times of both methods on a real host
 //! ([`crate::model`]).
 
 use anyhow::{Context, Result};
@@ -29,7 +29,7 @@ const FLOWS: [(&str, &str, u32); 6] = [
 const TILE: f64 = 16.0;
 const PEER: &str = "Gdev: down to 0.67";
 
-/// A way to pass on outputs.
+/// A method of passing outputs on.
 #[derive(Default)]
 struct Side {
     ms: Vec<f64>,

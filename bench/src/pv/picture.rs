@@ -1,4 +1,4 @@
-//! Draws pictures from a file of figures. They only show data in the file.
+//! Draws pictures from a file of figures. The pictures show only data in the file.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ const MAX_SHOWN: f64 = 3.0;
 const MODEL_TOP: f64 = 1000.0;
 /// Numbers of contexts.
 const CONTEXTS: [&str; 4] = ["1", "2", "4", "8"];
-/// Ways to create the contexts: their name in the results and in the picture.
+/// Methods of creating the contexts: their names in the results and in the picture.
 const WAYS: [(&str, &str); 6] = [
     ("native", "native"),
     ("passthrough", "passthrough"),
@@ -40,7 +40,7 @@ const WAYS: [(&str, &str); 6] = [
 /// for contexts. Skips a picture that would have no data.
 ///
 /// # Errors
-/// If a picture cannot be written.
+/// Returns an error if a picture cannot be written.
 pub fn draw(file: &Path, metrics: &[Metric]) -> Result<()> {
     let value = |name: &str| metrics.iter().find(|metric| metric.name == name).map(|metric| metric.value);
     let groups: Vec<&str> =

@@ -1,4 +1,4 @@
-//! Conditions of a measurement: its subject, place and time. Each file of figures contains them.
+//! Conditions of a measurement: its subject, place and time. Each file of figures contains these conditions.
 
 use std::fs;
 use std::path::Path;
@@ -47,7 +47,7 @@ fn commit() -> Option<String> {
         output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
     };
     let head = git(&["rev-parse", "HEAD"])?;
-    // Results of earlier measurements do not belong to the measured sources.
+    // Results of earlier measurements are not part of the measured sources.
     let others = [":(top,exclude)docs", ":(top,exclude)bench/results"];
     let changed = git(&[&["status", "--porcelain", "--untracked-files=no", "--", ":/"], &others[..]].concat())?;
     Some(if changed.is_empty() { head } else { head + "+" })

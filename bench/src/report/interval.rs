@@ -1,9 +1,9 @@
 //! Confidence intervals of figures: ranges that would contain the figure in an estimated 95 of 100 repetitions.
 //!
 //! Bootstrap: draw as many rounds as were measured, with replacement, compute the figure from these rounds, and repeat.
-//! The interval is the middle 95 % of the results. The method assumes no distribution, and works for any figure that is
-//! computed from rounds. Values that are compared within a round (a measurement and its baseline) are drawn together,
-//! so that a change of the host's speed between rounds does not widen the interval.
+//! The interval is the middle 95 % of the results. The method does not assume a distribution, and works for any figure
+//! that is computed from rounds. Values that are compared within a round (a measurement and its baseline) are drawn
+//! together, so that a change of the host's speed between rounds does not widen the interval.
 
 use fastrand::Rng;
 use serde_json::Value;
@@ -25,8 +25,8 @@ pub struct Interval {
 }
 
 impl Interval {
-    /// Returns the interval of a figure that is computed from rounds, given by their numbers; a number may occur
-    /// several times. Returns `None` if there are too few rounds, or if the figure cannot be computed.
+    /// Returns the interval of a figure that is computed from rounds. The rounds are given by their numbers, and a
+    /// number may occur several times. Returns `None` if there are too few rounds, or if the figure cannot be computed.
     pub fn of_rounds(rounds: usize, figure: impl Fn(&[usize]) -> Option<f64>) -> Option<Self> {
         if rounds < MIN_ROUNDS {
             return None;

@@ -22,7 +22,7 @@ impl Record {
     /// Opens a record in `file`, if a file is given. With `resume`, keeps the contents of the file.
     ///
     /// # Errors
-    /// If the file is not a record.
+    /// Returns an error if the file is not a record.
     pub fn open(file: Option<PathBuf>, resume: bool) -> Result<Self> {
         let kept = file.as_ref().filter(|file| resume && file.exists());
         let Some(path) = kept else { return Ok(Self { file, ..Self::default() }) };
@@ -48,7 +48,7 @@ impl Record {
     /// Replaces figures that have the same names, and appends the others.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn put(&mut self, found: Vec<Metric>) -> Result<()> {
         for metric in found {
             match self.metrics.iter_mut().find(|known| known.name == metric.name) {
@@ -67,7 +67,7 @@ impl Record {
     /// Records that the figures of a benchmark are complete.
     ///
     /// # Errors
-    /// If the file cannot be written.
+    /// Returns an error if the file cannot be written.
     pub fn end(&mut self, benchmark: &str) -> Result<()> {
         self.ended.insert(benchmark.to_owned());
         self.save()

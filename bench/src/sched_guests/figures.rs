@@ -10,11 +10,11 @@ use tests::many_vms::COPY_MIB_PER_S;
 use super::{BAND, CREDIT, FIFO, HALF, LONG_MADD, MADD, MS, Stage, TENTH, Work, equal, percent, steady};
 use crate::report::Metric;
 
-/// Size of a copy in bytes, which the guest rounds up. It takes 2 ms, about as long as a long kernel.
+/// Size of a copy in bytes, which the guest rounds up. The copy takes 2 ms, about as long as a long kernel.
 const COPY: u64 = (COPY_MIB_PER_S << 20) * 2 / 1000;
 
-/// Time before and after an arrival for which windows are omitted: the setup of the VM that arrives, and a window of
-/// history.
+/// Time before and after an arrival for which windows are omitted: it covers the setup of the VM that arrives, and a
+/// window of history.
 const ARRIVAL: u64 = HALF;
 
 /// Returns the start of a load, and the start of the next load or the end of the run.

@@ -13,8 +13,8 @@ use tests::rogues::{Rogue, neighbour, stretched};
 use super::{BAND, Stage, WARM_UP, WINDOW_STEP_NS, percent};
 use crate::report::{Metric, Target};
 
-/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms, so that some are still queued if a busy host
-/// delays the guest for a while.
+/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms, so that some kernels are still queued if a
+/// busy host delays the guest for a while.
 const NEIGHBOURS: [u32; 3] = [4, 4, 20];
 /// Minimum measured time per rogue, if the rogue can continue for that time.
 const MIN_MEASURED_TIME: Duration = Duration::from_secs(6);
@@ -43,7 +43,7 @@ pub fn run(stage: &mut Stage) -> Result<Vec<Metric>> {
             // The target is one percent of the whole time, for a share of 25 %.
             percent(format!("{row}.neighbours"), received / entitled).target(Target::AtLeast(96.0)),
             percent(format!("{row}.neighbours_did"), least(&work(&outcome), &behaved)).target(Target::AtLeast(96.0)),
-            // This is the excess of a kernel's duration over its card time, during which the rogue used the card.
+            // This is the difference between a kernel's duration and its card time, for which the rogue used the card.
             Metric::plain(format!("{row}.neighbours_stretched"), stretched, "x").target(Target::AtMost(1.1)),
             Metric::plain(format!("{row}.strikes"), account.strikes as f64, "strikes"),
         ]);
@@ -59,7 +59,7 @@ fn work(outcome: &Outcome) -> Vec<f64> {
     (0..NEIGHBOURS.len()).map(part).collect()
 }
 
-/// Returns the minimum ratio between the elements of `of` and those of `over`.
+/// Returns the minimum ratio between an element of `of` and the corresponding element of `over`.
 fn least(of: &[f64], over: &[f64]) -> f64 {
     of.iter().zip(over).map(|(of, over)| of / over).fold(f64::INFINITY, f64::min)
 }

@@ -13,13 +13,13 @@ use super::{
 use crate::report::interval::mean;
 use crate::report::{Interval, Metric, Target};
 
-/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not
-/// suffice, because the guest's speed fluctuates more than the scheduler costs.
+/// Number of measurements of a lone VM under each of two policies, in alternation. A single measurement would not be
+/// sufficient, because the fluctuation of the guest's speed exceeds the scheduler's cost.
 const ALONE_RUNS: usize = 2;
 /// Number of kernels that the lone VM keeps in flight.
 const KERNELS_IN_FLIGHT: u32 = 64;
-/// Measured time of the interactive VM. It launches hundreds of kernels, so that the 99th percentile is not the slowest
-/// launch.
+/// Measured time of the interactive VM. The VM launches hundreds of kernels, so that the 99th percentile is not the
+/// slowest launch.
 const INTERACTIVE: Duration = Duration::from_secs(20);
 /// Pause between launches of the interactive VM, in ms.
 const PAUSE_MS: u32 = 14;

@@ -41,7 +41,7 @@ pub(super) struct Scene {
 
 impl Scene {
     pub(super) fn new(chunk_bytes: u64, time: Option<TimeModel>) -> Result<Self> {
-        // The mover must not move chunks back, although a busy host would give it the time to do so.
+        // The mover must not move chunks back, although a busy host would give it enough time for this.
         let mut division = division();
         division.balance.return_interval_ns = u64::try_from(WAIT_TIMEOUT.as_nanos())?;
         let config = CardConfig { chunk_bytes, time, division, ..CardConfig::new(192, 192) };
@@ -116,8 +116,8 @@ fn middle(values: &[f64]) -> Result<f64> {
 
 /// Speeds in both directions, each measured in alternation with its baseline.
 struct Rates {
-    /// Speeds with unused host memory as the target, whose pages the host must first allocate: speed of the relocation
-    /// and time of suspension in milliseconds, and speed of plain copies.
+    /// Speeds with unused host memory as the target, whose pages the host must allocate first: the speed of the
+    /// relocation, the time of suspension in milliseconds, and the speed of plain copies.
     out_fresh: (f64, f64),
     plain_out_fresh: f64,
     out: f64,

@@ -1,6 +1,6 @@
 //! GPUswap's figures 6 and 9: the time for which a VM waits for other VMs' memory, and the time for which these VMs are
-//! suspended meanwhile, relative to the time of a copy of the evicted bytes. Both are measured by number of requested
-//! bytes and by chunk size.
+//! suspended meanwhile. Both times are relative to the time of a copy of the evicted bytes. Both times are measured by
+//! the number of requested bytes and by the chunk size.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, account, guest, wait};
 
-/// Size of the card in MiB. The victim uses all of it.
+/// Size of the card in MiB. The victim uses all of the card's memory.
 const CARD_MIB: u64 = 48;
 /// Size of each VM's VRAM in MiB.
 const VM_MIB: u64 = 64;
@@ -22,8 +22,8 @@ const VM_MIB: u64 = 64;
 const REQUESTS: [u64; 4] = [1, 2, 4, 8];
 /// Number of requests of each size.
 const REQUESTS_PER_SIZE: u32 = 6;
-/// First address in guests' VRAM beyond all memory of the driver. This address is a chunk boundary for every chunk
-/// size.
+/// First address in guests' VRAM that is beyond all memory of the driver. This address is a chunk boundary for every
+/// chunk size.
 const FIRST_FREE_AT: u64 = 8 * MIB;
 /// Chunk sizes in KiB. GPUswap's range is 128 to 65,536.
 const CHUNK_SIZES_KIB: [u64; 4] = [128, 512, 2048, 8192];

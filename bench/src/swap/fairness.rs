@@ -14,7 +14,8 @@ use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
 use rig::in_process_vm::{CardConfig, MIB, copy_line, guest, wait};
 
-/// Size of the card in MiB. It is an odd number of chunks, so that two VMs cannot divide them evenly, as in the paper.
+/// Size of the card in MiB. The card has an odd number of chunks, so that two VMs cannot divide them evenly, as in the
+/// paper.
 const CARD_MIB: u64 = 94;
 /// Memory that each VM allocates, in MiB.
 const EACH_MIB: u64 = 120;

@@ -1,5 +1,5 @@
 //! GPUswap with more than two VMs: one to five instances of a program on a card that is too small for them, compared
-//! with the same number of instances on a card that has room for all of them. Verifies every byte.
+//! with the same number of instances on a card with room for all of them. Verifies every byte.
 
 use anyhow::{Result, ensure};
 use vram::Limits;

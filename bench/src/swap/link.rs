@@ -17,7 +17,7 @@ use super::bandwidth::{BUFFER_AT, BYTES, RAM_VA, Scene, VRAM_VA};
 use crate::report::{Metric, Target, quantile};
 use rig::in_process_vm::MIB;
 
-/// Speeds of PCI Express in bytes per second that copies reach: version 2.0 with 16 lanes as in a GF100, version 3.0,
+/// Speeds of PCI Express that copies reach, in bytes per second: version 2.0 with 16 lanes as in a GF100, version 3.0,
 /// and version 5.0.
 const LINKS: [(&str, f64); 3] = [("6_gb_per_s", 6e9), ("12_gb_per_s", 12e9), ("50_gb_per_s", 50e9)];
 /// Chunk sizes in KiB.
@@ -29,7 +29,7 @@ const ROUNDS: usize = 10;
 #[derive(Clone, Copy)]
 struct Took {
     all: f64,
-    /// Time in seconds, without the time of transferring the bytes.
+    /// Time in seconds, excluding the time to transfer the bytes.
     own: f64,
 }
 
@@ -43,10 +43,10 @@ fn timed(scene: &mut Scene, work: impl FnOnce(&mut Scene) -> Result<()>) -> Resu
     Ok(Took { all, own: (all - moving).max(0.0) })
 }
 
-/// Ways to transfer bytes: a relocation and a guest's copies, in both directions.
+/// Methods of transferring bytes: a relocation and a guest's copies, in both directions.
 const WAYS: [&str; 4] = ["out", "back", "plain_out", "plain_back"];
 
-/// Measures each way, by round.
+/// Measures each method, by round.
 fn rounds(chunk_bytes: u64) -> Result<[Vec<Took>; WAYS.len()]> {
     let mut scene = Scene::new(chunk_bytes, None)?;
     let chunks = BUFFER_AT / chunk_bytes..(BUFFER_AT + BYTES).div_ceil(chunk_bytes);

@@ -15,7 +15,7 @@ use workloads::{Options, by_name};
 
 use super::{division, time};
 use crate::report::{Metric, Target, median};
-use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
 /// Programs and scales: one whose kernels follow the edges of a graph, one with a single large kernel, and one with
 /// many small kernels.
@@ -27,14 +27,14 @@ const ROUNDS: usize = 3;
 /// VRAM size of a VM in MiB.
 const VM_MIB: u64 = 64;
 const HOST_MIB: u64 = 2 * VM_MIB;
-/// Chunk size in KiB. It is small, so that the change between quanta is short compared with a quantum.
+/// Chunk size in KiB. The chunks are small, so that the change between quanta is short compared with a quantum.
 const CHUNK_KIB: u64 = 512;
 /// Size of the card in MiB, beyond the buffers of one job, for other memory of the driver.
 const BESIDE_MIB: u64 = 4;
 /// Lengths of the quanta to measure, in ms.
 const QUANTA_MS: [u64; 3] = [250, 1000, 4000];
 
-/// Use of quanta for a job.
+/// Quanta that a job runs with.
 #[derive(Clone, Copy)]
 struct Turns {
     mode: Mode,
@@ -53,7 +53,7 @@ struct Outcome {
     makespan: f64,
     /// Number of bytes that were moved.
     moved: u64,
-    /// Size of one job's buffers in bytes.
+    /// Maximum VRAM that one job uses, in bytes.
     footprint: u64,
 }
 
@@ -67,7 +67,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
     let config =
         CardConfig { division, time: time(), chunk_bytes: CHUNK_KIB << 10, ..CardConfig::new(card_mib, HOST_MIB) };
     let rig = config.open()?;
-    let guests = (0..count).map(|vm| guest(&rig, vm, VM_MIB, Limits::default()).and_then(LightGpu::new));
+    let guests = (0..count).map(|vm| gpu(&rig, vm, VM_MIB, Limits::default()));
     let guests = guests.collect::<Result<Vec<_>>>()?;
     let ready = Barrier::new(guests.len());
     let began = Instant::now();
@@ -79,7 +79,7 @@ fn jobs(name: &str, scale: u32, runs: u64, count: u32, card_mib: u64, turns: Tur
             let workload = by_name(name, options).context("a workload")?;
             let report = workloads::run(&*workload, &mut gpu)?;
             ensure!(report.verified > 0, "nothing of {name} was verified");
-            most = most.max(gpu.footprint());
+            most = most.max(gpu.backend().peak_vram_bytes());
         }
         Ok(most)
     };

@@ -39,7 +39,7 @@ pub struct Series {
 /// Draws `series` into `file`.
 ///
 /// # Errors
-/// If the file cannot be written.
+/// Returns an error if the file cannot be written.
 pub fn draw(file: &Path, picture: &Picture<'_>, series: &[Series]) -> Result<()> {
     let Picture { title, x, y } = *picture;
     let points = || series.iter().flat_map(|series| &series.points);

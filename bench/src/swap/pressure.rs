@@ -12,7 +12,7 @@ use super::picture::{Picture, Series, draw};
 use super::{division, time};
 use crate::report::interval::{Interval, mean};
 use crate::report::{Metric, Target, order};
-use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, LightGpu, MIB, gpu};
 
 /// Programs of GPUswap's table 1.
 pub(super) const PROGRAMS: [(&str, u32); 7] =
@@ -37,7 +37,7 @@ pub(super) struct Outcome {
     pub(super) slower: f64,
     pub(super) moved: u64,
     verified: u64,
-    /// Size of one instance's buffers in bytes.
+    /// Maximum VRAM that one instance uses, in bytes.
     footprint: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn two(name: &str, scale: u32, config: &CardConfig, limits: Limits) -
 pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig, limits: Limits) -> Result<Outcome> {
     let rig = config.open()?;
     let vms = 0..u32::try_from(count)?;
-    let instances: Vec<_> = vms.clone().map(|vm| guest(&rig, vm, VM_MIB, limits).and_then(LightGpu::new)).collect();
+    let instances: Vec<_> = vms.clone().map(|vm| gpu(&rig, vm, VM_MIB, limits)).collect();
     let runs = std::thread::scope(|scope| -> Result<Vec<(f64, u64, u64)>> {
         let run = |gpu: Result<LightGpu>, seed| -> Result<(f64, u64, u64)> {
             let mut gpu = gpu?;
@@ -59,7 +59,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
             let report = workloads::run(&*workload, &mut gpu)?;
             let took = began.elapsed().as_secs_f64();
             ensure!(report.verified > 0, "nothing of {name} was verified");
-            Ok((took, report.verified, gpu.footprint()))
+            Ok((took, report.verified, gpu.backend().peak_vram_bytes()))
         };
         let runs = instances.into_iter().zip(1..).map(|(gpu, seed)| scope.spawn(move || run(gpu, seed)));
         let runs: Vec<_> = runs.collect();
@@ -76,7 +76,7 @@ pub(super) fn several(name: &str, scale: u32, count: usize, config: &CardConfig,
     })
 }
 
-/// Measures one program with decreasing amounts of memory. Returns its times, and its line in the picture.
+/// Measures one program with decreasing amounts of memory. Returns the program's times, and its line in the picture.
 fn sweep(name: &str, scale: u32, runs: usize) -> Result<(Vec<Metric>, Series)> {
     let mut outcomes: [Vec<Outcome>; CARD_SIZES_MIB.len()] = Default::default();
     for run in 0..runs {

@@ -10,7 +10,7 @@ use workloads::{Options, by_name};
 
 use super::{CHUNK, division, time};
 use crate::report::{Metric, Target};
-use rig::in_process_vm::{CardConfig, LightGpu, MIB, guest};
+use rig::in_process_vm::{CardConfig, MIB, SharedGuest, guest};
 
 /// Size of the card in MiB: a sixteenth of the size in Gdev.
 const CARD_MIB: u64 = 100;
@@ -29,14 +29,16 @@ const PASSES: u32 = 2;
 
 /// Runs a job in its own VM to its end, and removes the VM.
 fn job(rig: &Rig, vm: u32, mib: u64, limits: Limits) -> Result<f64> {
-    let mut gpu = LightGpu::new(guest(rig, vm, mib + BESIDE_MIB, limits)?)?;
+    let guest = SharedGuest::new(rig, vm, mib + BESIDE_MIB, limits);
+    let mut gpu = guest.start()?;
     let options = Options { working_set: Some(mib * MIB), rounds: Some(PASSES), seed: vm.into(), ..Options::default() };
     let workload = by_name("memory", options).context("a workload")?;
     let began = Instant::now();
     let report = workloads::run(&*workload, &mut gpu)?;
     ensure!(report.verified >= mib * MIB, "VM {vm}: only {} bytes were verified", report.verified);
     let took = began.elapsed().as_secs_f64();
-    gpu.driver.guest.remove()?;
+    drop(gpu);
+    guest.remove()?;
     Ok(took)
 }
 

@@ -1,5 +1,5 @@
 //! Two jobs, each of which fits on the card, although both together do not (unified-memory thesis, chapters 11 to 13).
-//! They run without quanta, with quanta, and with quanta only while they thrash.
+//! The jobs run without quanta, with quanta, and with quanta only while they thrash.
 //!
 //! The engine of a job copies every piece of its working set to the next piece, pass after pass. The time of a pass on
 //! the card and from host memory is modelled, so the result does not depend on the speed at which kernels execute.
@@ -25,7 +25,7 @@ const CARD: u64 = 22;
 const PIECE_BYTES: u64 = CHUNK / 2;
 /// Number of pieces in a job's working set, not counting the spare piece.
 const PIECES_PER_JOB: u64 = 32;
-/// Address of the first byte of guests' VRAM that the driver itself does not use.
+/// First address of guests' VRAM that the driver itself does not use.
 const FIRST_FREE_AT: u64 = 4 * MIB;
 /// GPU virtual address of the working set.
 const VA: u64 = 0x100_0000;
@@ -33,7 +33,7 @@ const VA: u64 = 0x100_0000;
 const PASSES: u64 = 500;
 /// Number of passes in modes that are much slower.
 const FEW_PASSES: u64 = PASSES / 20;
-/// Number of passes in flight. Several passes reduce the effect of a job that wakes up late on this machine.
+/// Number of passes in flight. A job that wakes up late on this machine has less effect on the mean of several passes.
 const QUEUED: u64 = 5;
 
 /// A job and its guest.
@@ -155,7 +155,7 @@ pub fn run() -> Result<Vec<Metric>> {
         ("off", Mode::Off, CARD, FEW_PASSES),
         ("auto", Mode::Auto, CARD, PASSES),
         ("forced", Mode::Forced, CARD, PASSES),
-        // If both jobs fit, quanta only cost time, and the detector must not use them.
+        // If both jobs fit, quanta only cost time, so the detector must not use them.
         ("both_fit.auto", Mode::Auto, 3 * CARD, PASSES),
         ("both_fit.forced", Mode::Forced, 3 * CARD, PASSES),
     ] {
@@ -170,7 +170,7 @@ pub fn run() -> Result<Vec<Metric>> {
             Mode::Forced => "thesis: its lock costs 14 % when jobs would fit",
         };
         metrics.push(against("makespan_to_serial", serial).beside(peer));
-        // Memory that is not on the card must be copied in once, and as much must be copied out.
+        // Memory that is not on the card must be copied in once, and the same amount must be copied out.
         let bound = serial + 2.0 * outside as f64 / (LANES * BUS_RATE as f64);
         metrics.push(against("makespan_to_copy_bound", bound));
         metrics.push(Metric::plain(format!("{name}.moved"), moved as f64 / MIB as f64, "MiB"));

@@ -5,7 +5,7 @@ mod seeds;
 
 fn raw() -> impl Strategy<Value = u64> {
     prop_oneof![
-        // A range as used by a typical driver.
+        // A range as a typical driver uses it.
         6 => (0u64..1 << 20, 1u64..64, any::<bool>()).prop_map(|(at, len, sync)| at << 2 | len << 42 | u64::from(sync) << 63),
         1 => any::<u64>(),
         // Close to the end of the guest's address space.

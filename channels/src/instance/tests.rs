@@ -66,11 +66,11 @@ fn block_refers_to_host_userd_ring_and_directory() {
 }
 
 proptest! {
-    /// For any 4096 bytes in a guest's instance block, only the whitelisted fields reach the card, within their ranges.
+    /// For any 4096 bytes in a guest's instance block, only the permitted fields reach the card, within their ranges.
     #[test]
     fn nothing_but_the_whitelist_reaches_the_card(mut bytes in prop::collection::vec(any::<u8>(), BLOCK), sane in any::<bool>()) {
         if sane {
-            // Without these changes nearly every block is refused.
+            // Without these changes, nearly every block is rejected.
             bytes[0x08] &= !3;
             bytes[0x4e] %= 21;
             bytes[0x4f] = 0;

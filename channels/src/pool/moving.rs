@@ -1,8 +1,8 @@
 //! A VM's channels while they migrate to another card, with their data on the card: instance blocks, rings, records,
 //! images.
 //!
-//! A channel keeps its [`Span`] on the target card, since its own structures contain addresses in that span. Everything
-//! else is new: the physical channel number, the location, the submission numbers.
+//! A channel keeps its [`Span`] on the target card, because its own structures contain addresses in that span.
+//! Everything else is new: the physical channel number, the location, and the submission numbers.
 
 mod saved;
 
@@ -205,7 +205,7 @@ impl Channels {
     }
 }
 
-/// Reads `bytes` bytes of VRAM from `at` on, page by page. `at` is page-aligned.
+/// Reads `bytes` bytes of VRAM, starting at `at`, page by page. `at` is page-aligned.
 fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(0)];
     for (page, offset) in data.chunks_mut(BLOCK).zip((0..).step_by(BLOCK)) {
@@ -214,7 +214,7 @@ fn read_pages(host: &mut impl Host, at: VramAddr, bytes: u64) -> Vec<u8> {
     data
 }
 
-/// Writes VRAM from `at` on, page by page. `at` is page-aligned.
+/// Writes VRAM, starting at `at`, page by page. `at` is page-aligned.
 fn write_pages(host: &mut impl Host, at: VramAddr, data: &[u8]) {
     for (page, offset) in data.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
         host.vram_write(at.offset(offset), page);

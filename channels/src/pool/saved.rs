@@ -66,7 +66,8 @@ pub(crate) enum SavedSlot {
     Stuck { vm: u32, directory: u64, stranded: bool, span: u8 },
 }
 
-/// Binding of a channel. The card's permission to schedule it is derived from the requests of its guest and the host.
+/// Binding of a channel. The card's permission to schedule the channel is derived from the requests of the guest and
+/// the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedBound {
     pub(crate) vm: u32,
@@ -86,7 +87,7 @@ pub(crate) struct SavedBound {
     pub(crate) span: u8,
 }
 
-/// The host's permit for a channel to run.
+/// The host's permission for a channel to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum SavedPermit {
     Granted,
@@ -122,7 +123,7 @@ pub(crate) struct SavedVm {
     next_look: u8,
 }
 
-/// A guest's channel without a physical one.
+/// A guest's channel without a physical channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedRefused {
     instance: SavedPlace,
@@ -225,7 +226,7 @@ impl Channels {
     /// is a shadow of its VM ([`Self::directories`]).
     ///
     /// # Errors
-    /// If the saved channels are invalid.
+    /// Returns an error if the saved channels are invalid.
     pub fn restored(saved: SavedChannels, layout: Layout) -> Result<Self, Invalid> {
         let SavedChannels {
             layout: at,

@@ -350,7 +350,7 @@ fn op() -> impl Strategy<Value = Op> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
     /// After any sequence of operations, each physical channel has one owner, the card's registers agree with the
-    /// model, the runlist contains each bound channel at most once, and a step of one VM leaves the other VM's state
+    /// model, and the runlist contains each bound channel at most once. A step of one VM leaves the other VM's state
     /// unchanged.
     #[test]
     fn any_sequence_keeps_vms_apart(ops in prop::collection::vec((any::<bool>(), op()), 1..60)) {

@@ -29,7 +29,7 @@ fn retired_channel_number_is_not_reused_before_unbind() {
     assert!(world.channels.is_retired(A, CH) && !world.channels.is_retired(B, CH));
     world.channels.unbind(&mut world.card, A, CH).unwrap();
     assert_eq!(world.channels.run_state(physical), RunState::Free);
-    // After another bind, the channel works like any other.
+    // After another bind, the channel works like any other channel.
     let again = world.run(A, 0);
     assert!(world.card.enabled(again));
     assert!(!world.channels.is_retired(A, CH));

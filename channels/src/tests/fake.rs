@@ -37,7 +37,7 @@ pub(crate) enum Did {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Unit {
     gp_get: u32,
-    /// Entries that were fetched and not executed.
+    /// Entries that were fetched but not executed.
     queue: VecDeque<u64>,
     /// Entry in progress.
     current: Option<u64>,
@@ -59,7 +59,7 @@ pub(crate) struct Card {
     pub(crate) units: BTreeMap<u8, Unit>,
     /// Channels in a PBDMA, with or without work.
     pub(crate) loaded: BTreeSet<u8>,
-    /// True if the card reports a channel as idle once it has fetched all of the channel's work.
+    /// True if the card reports a channel as idle as soon as it has fetched all of the channel's work.
     pub(crate) coy: bool,
     pub(crate) did: Vec<Did>,
     /// Channels that never leave their engines.
@@ -342,7 +342,7 @@ impl Guest {
         GuestInstance::parse(&self.bytes(at)).unwrap()
     }
 
-    /// Returns the ring entry at `va`; by default, four dwords at a unique address.
+    /// Returns the ring entry at `va`; by default, an entry for four dwords at a unique address.
     pub(crate) fn entry(&self, va: u64) -> u64 {
         self.entries.get(&va).copied().unwrap_or(4 << 42 | (va & 0x7f_ffff_fff8) >> 1)
     }

@@ -1,5 +1,6 @@
-//! Rules that hold after any sequence of operations, checked against a separate model: the guest's rings, the entries
-//! pulled from them and when, and the observations of the test's card. Used by the property tests and the fuzz target.
+//! Rules that hold after any sequence of operations. The rules are checked against a separate model: the guest's rings,
+//! the entries pulled from them and the times of the pulls, and the observations of the test's card. The property tests
+//! and the fuzz target use these rules.
 
 mod audit;
 
@@ -16,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// An action of a guest, the card or the host. `bool` selects the VM, and the first `u8` the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
-    /// Binds a channel with these words in the guest's block: ring size, GP_GET, GP_PUT.
+    /// Binds a channel with these words in the guest's block: ring size, GP_GET, and GP_PUT.
     Bind(bool, u8, u8, u16, u16),
     /// Binds a channel with these bytes as its block.
     BindBytes(bool, u8, Vec<u8>),
@@ -65,7 +66,7 @@ struct Track {
     gp_put: u32,
     /// Number of doorbells so far.
     rung: u64,
-    /// Index up to which entries may be pulled, and the doorbell that allowed it.
+    /// Index up to which entries may be pulled, and the number of the doorbell that permitted it.
     allowed: (u32, u64),
     /// Entries that the card should get, in order.
     taken: Vec<u64>,

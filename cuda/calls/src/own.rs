@@ -92,6 +92,9 @@ pub const LINK_COMPLETE: u16 = FIRST + 18;
 /// Part of the result of a completed link: handle, first byte. Answered with the bytes from there on that fit.
 pub const LINK_READ: u16 = FIRST + 19;
 
+/// Name of a function: handle, 1 if it is a kernel of a library. Answered with the number of bytes, then the bytes.
+pub const FUNCTION_NAME: u16 = FIRST + 32;
+
 /// Effects of messages about nodes.
 pub mod edit {
     /// Adds a node to a graph.
@@ -113,6 +116,8 @@ pub const PLAIN_ATTRIBUTES: [u64; 9] = [2, 4, 5, 6, 8, 9, 10, 11, 14];
 pub const MAX_ATTRIBUTES: usize = 16;
 /// Maximum number of parameters of a function.
 pub const MAX_PARAMETERS: usize = 1024;
+/// Maximum size of a function's name in bytes.
+pub const MAX_NAME_BYTES: usize = 60 << 10;
 /// Maximum size of a launch's parameters in bytes.
 pub const MAX_PARAMETER_BYTES: usize = 16 << 10;
 /// Maximum size of a copy in the ring, in bytes.

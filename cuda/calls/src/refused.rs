@@ -210,16 +210,11 @@ pub const REFUSED: &[&str] = &[
     // Mapping.
     "cuMemMapArrayAsync",
     // Module.
-    "cuFuncGetName",
-    "cuFuncGetParamCount",
     "cuFuncSetBlockShape",
     "cuFuncSetSharedSize",
     "cuKernelGetLibrary",
-    "cuKernelGetName",
-    "cuKernelGetParamCount",
     "cuLibraryEnumerateKernels",
     "cuLibraryGetUnifiedFunction",
-    "cuLibraryLoadFromFile",
     "cuModuleEnumerateFunctions",
     "cuModuleGetGlobal",
     "cuModuleGetSurfRef",

@@ -424,4 +424,10 @@ pub static CALLS: &[Call] = &[
     answered("cuLinkCreate_v2+", &[Word, Array(4, 0), Array(8, 0), New(Link)]),
     answered("cuLinkAddData_v2+", &[Handle(Link), Word, Image, ImageBytes, Text, Word, Array(4, 5), Array(8, 5)]),
     answered("cuLinkDestroy+", &[Drop(Link)]),
+    // Names of functions, numbers of their parameters, and libraries in files.
+    guest("cuFuncGetName"),
+    guest("cuKernelGetName"),
+    answered("cuFuncGetParamCount", &[Out(8), Handle(Function)]),
+    answered("cuKernelGetParamCount", &[Out(8), Handle(Function)]),
+    guest("cuLibraryLoadFromFile"),
 ];

@@ -1,8 +1,8 @@
-//! Requests from the daemon to the owner of a CUDA card, which is a separate process, and the owner's answers.
+//! Requests that the daemon sends to the owner of a CUDA card, which is a separate process, and the owner's answers.
 //!
-//! The messages use the owner's standard input and output, with one JSON object per line: first [`Settings`], answered
-//! by [`Answer::Ready`] or [`Answer::Failed`]; then each [`Request`], answered in order. The owner ends when its input
-//! ends.
+//! The messages use the owner's standard input and output, with one JSON object per line. The first message is
+//! [`Settings`], which the owner answers with [`Answer::Ready`] or [`Answer::Failed`]. Then the owner answers each
+//! [`Request`], in order. The owner ends when its input ends.
 //!
 //! Sizes are in bytes, and times are in nanoseconds unless the name gives another unit. The crate contains only the
 //! messages; it does not manage memory or set policy.
@@ -18,8 +18,8 @@ use sched::groups::Sharing;
 use serde::{Deserialize, Serialize};
 use tenancy::{MemoryView, TimeView};
 
-/// Exit status of the owner's process if its card was reset or has failed, so that all data of programs on the card is
-/// lost.
+/// Exit status of the owner's process if its card was reset or has failed, which means that all programs' data on the
+/// card is lost.
 pub const CARD_LOST: i32 = 75;
 
 /// A card's settings.
@@ -39,10 +39,10 @@ pub struct Settings {
     pub chunk_bytes: u64,
     /// Length of a slice of the card's time.
     pub slice_ns: u64,
-    /// Limit of a tenant's work in flight while it is not alone, in microseconds.
+    /// Limit on a tenant's work in flight while other tenants have work, in microseconds.
     pub run_ahead_us: u32,
-    /// If true, the owner kills unmanaged processes instead of only reporting them. It also kills a tenant's processes
-    /// whose unaccounted memory exceeds the tenant's limit.
+    /// If true, the owner kills unmanaged processes instead of only reporting them. The owner also kills a tenant's
+    /// processes whose unaccounted memory exceeds the tenant's limit.
     #[serde(default)]
     pub kills_strangers: bool,
     /// Amount by which a process, and the whole card, may exceed the accounts.
@@ -87,20 +87,20 @@ pub struct MpsSettings {
     pub folder: PathBuf,
 }
 
-/// Rules by which a card is shared; they can be changed while the owner runs.
+/// Rules for sharing a card; they can be changed while the owner runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
     /// Policy for the card's time, with its parameters.
     pub scheduler: sched::Config,
     /// Host memory for chunks that are not on the card, at most the amount in [`Settings`].
     pub host_bytes: u64,
-    /// Card memory that stays free when chunks return.
+    /// Card memory that stays free when chunks are returned to the card.
     pub low_water_bytes: u64,
-    /// Policy for the order of evictions, by its name.
+    /// Name of the policy for the order of evictions.
     pub victims: String,
-    /// Time between two attempts to return chunks to the card.
+    /// Time between two returns of chunks to the card.
     pub return_ns: u64,
-    /// Time during which a moved chunk does not move back.
+    /// Time for which a moved chunk must not move back.
     pub settle_ns: u64,
     /// Time without work after which a tenant yields to working tenants.
     pub idle_ns: u64,
@@ -115,7 +115,8 @@ pub struct Quanta {
     pub mode: String,
     /// Time over which traffic is measured.
     pub window_ns: u64,
-    /// Traffic above which tenants thrash, in thousandths of the bytes that can be copied within the window.
+    /// Traffic above which tenants count as thrashing, in thousandths of the bytes that can be copied within the
+    /// window.
     pub on_permille: u32,
     /// Free part of the card's memory at which quanta end, in thousandths.
     pub margin_permille: u32,
@@ -136,7 +137,7 @@ pub struct MemoryShare {
     pub guarantee: u64,
     /// Maximum memory in host memory.
     pub swap_cap: Option<u64>,
-    /// Weight while memory is short.
+    /// Weight while memory is scarce.
     pub weight: u32,
     /// Policy when the card is full: `swap`, `queue` or `refuse`.
     pub on_full: String,
@@ -153,7 +154,7 @@ pub struct TimeShare {
     pub cap_permille: u32,
     /// Latency class: `interactive`, `normal` or `background`.
     pub class: String,
-    /// Time limit for work that does not end; `None` means no limit.
+    /// Time limit for one piece of work; `None` means no limit.
     pub max_run_ns: Option<u64>,
 }
 
@@ -164,6 +165,9 @@ pub struct Tenant {
     pub name: String,
     /// Size of the memory that the tenant sees.
     pub memory_bytes: u64,
+    /// Size of the tenant's window, which counts as host memory of the card; 0 without a window.
+    #[serde(default)]
+    pub window_bytes: u64,
     /// The tenant's share of the card's memory.
     pub memory: MemoryShare,
     /// The tenant's share of the card's time.
@@ -181,7 +185,7 @@ pub struct Tenant {
     /// Name of the group of tenants whose programs may use the card at the same time.
     #[serde(default)]
     pub share_group: Option<String>,
-    /// The way in which the group shares the card.
+    /// The mode in which the group shares the card.
     #[serde(default)]
     pub sharing: Sharing,
     /// The tenant's cards, if it has several.
@@ -196,19 +200,19 @@ pub enum Request {
     /// Creates a tenant and listens on its socket. Answered with [`Answer::Moving`] while other tenants use its
     /// guaranteed memory.
     Add(Tenant),
-    /// Changes the limits of the tenant with this name, but not its memory size or its socket. Like [`Request::Add`],
+    /// Changes the limits and the memory size of the tenant with this name, but not its socket. Like [`Request::Add`],
     /// it may be answered with [`Answer::Moving`].
     Change(Tenant),
     /// Removes a tenant by its name. Answered with [`Answer::Leaving`] while the tenant has programs.
     Remove {
         /// Name of the tenant.
         name: String,
-        /// True to kill the tenant's programs; otherwise only their connections end.
+        /// True if the tenant's programs are killed; if false, only their connections are closed.
         kills: bool,
     },
     /// Changes the rules of the card, with immediate effect.
     Tune(Box<Rules>),
-    /// Releases a tenant from quarantine by its name, and clears its strikes.
+    /// Releases the tenant with this name from quarantine, and clears its strikes.
     Release(String),
     /// Starts a record of the card's turns in the format of `sched::trace`, of at most this many bytes.
     Record(usize),
@@ -239,9 +243,9 @@ pub enum Answer {
     Done,
     /// The request failed, and the state is unchanged.
     Failed(String),
-    /// The request is not done yet, because other tenants' memory is being evicted first. Repeat it later.
+    /// The request is not complete yet, because other tenants' memory must be evicted first. Repeat it later.
     Moving(String),
-    /// The request will be done when these processes have ended.
+    /// The request will complete when these processes have ended.
     Leaving(Vec<u32>),
     /// Lines of a record.
     Record(String),
@@ -262,7 +266,7 @@ pub struct Card {
     pub relocations: u64,
     /// Number of orders that programs declined.
     pub declined: u64,
-    /// State of the tenants that only this kind of card has.
+    /// State of the tenants that exists only for this kind of card.
     pub tenants: BTreeMap<TenantId, TenantView>,
     /// Unmanaged processes that use the card: process ID, program, and bytes on the card if known.
     pub strangers: Vec<(u32, String, Option<u64>)>,
@@ -279,11 +283,11 @@ pub struct TenantView {
     pub name: String,
     /// The tenant's programs: process ID and name.
     pub programs: Vec<(u32, String)>,
-    /// Time of the tenant's turns in which its work was in flight, according to the card's events.
+    /// Time in the tenant's turns for which it had work in flight, according to the card's events.
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight.
     pub copy_ns: u64,
-    /// Number of submissions, which are not counted while the tenant is alone.
+    /// Number of submissions, without those made while the tenant was alone.
     pub launches: u64,
     /// Number of the tenant's programs that were killed because they did not answer.
     pub killed: u64,
@@ -297,9 +301,9 @@ pub struct TenantView {
     pub overrun_ns: u64,
     /// The tenant's processes with card memory in excess of its account: process ID, program and bytes.
     pub unaccounted: Vec<(u32, String, u64)>,
-    /// Card memory that the tenant has returned, but that is still referenced.
+    /// Card memory that the tenant has returned but that is still referenced.
     pub kept_bytes: u64,
-    /// Total of unaccounted and kept memory in excess of the tenant's limits.
+    /// Sum of unaccounted memory and kept memory that exceeds the tenant's limits.
     pub over_quota_bytes: u64,
     /// State within the tenant's share group.
     #[serde(default)]
@@ -368,15 +372,15 @@ pub struct SharingView {
     pub is_together: bool,
     /// True if this tenant uses the card together with the other members.
     pub takes_part: bool,
-    /// Lag of the tenant: its share minus its work, in ns; negative if the tenant had more than its share.
+    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share.
     pub lack_ns: i64,
-    /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While it has any, the
-    /// tenant gets exclusive turns.
+    /// The tenant's programs that are not clients of the group's MPS server: process ID and name. While such programs
+    /// exist, the tenant gets exclusive turns.
     pub not_clients: Vec<(u32, String)>,
     /// State of the group's MPS server.
     #[serde(default)]
     pub server: ServerState,
-    /// Folder that the tenant's next programs must name in `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
+    /// Folder to which the tenant's next programs must set `CUDA_MPS_PIPE_DIRECTORY`, if the group needs a server.
     #[serde(default)]
     pub pipes: Option<PathBuf>,
 }
@@ -392,7 +396,7 @@ pub enum ServerState {
     Starting,
     /// The server is running.
     Serves,
-    /// The server is not running, for this reason.
+    /// The server is not running; the text is the reason.
     Unavailable(String),
 }
 
@@ -415,24 +419,24 @@ pub enum Action {
     KillFailed(GivenUp),
     /// A program was suspended.
     Suspended(GivenUp),
-    /// A turn exceeded its limit. Contains the number of such turns.
+    /// A turn exceeded its limit. The number of such turns.
     Struck(u32),
     /// The tenant gets no turn until it is released.
     Quarantined,
-    /// This number of earlier actions was dropped.
+    /// This number of earlier incidents was dropped.
     Forgotten(u64),
     /// The MPS server of a group has ended, or has ended its clients. The incident names the group.
     ServerEnded {
         /// The reason.
         why: String,
-        /// The programs that have lost their work.
+        /// The programs whose work was lost.
         programs: Vec<GivenUp>,
     },
     /// The MPS server of a group was started again. The incident names the group.
     ServerStarted,
 }
 
-/// A program that was abandoned.
+/// An abandoned program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GivenUp {
     /// Process ID of the program.

@@ -94,17 +94,17 @@ impl Access {
     }
 }
 
-/// Replaces functions that the real driver does not have.
+/// Stub for functions that the real driver does not have.
 pub extern "C" fn not_supported() -> c_int {
     NOT_SUPPORTED
 }
 
-/// Replaces all functions in a child of a process that had initialised the driver.
+/// Stub for all functions in a child of a process that had initialised the driver.
 pub extern "C" fn not_initialized() -> c_int {
     NOT_INITIALIZED
 }
 
-/// Replaces all functions if no driver was found.
+/// Stub for all functions if no driver was found.
 pub extern "C" fn no_driver() -> c_int {
     NO_DEVICE
 }
@@ -280,23 +280,23 @@ pub fn current_device() -> Result<c_int, c_int> {
     }
 }
 
-/// Runs `work`, and lets this thread make calls that a capture in another thread would forbid.
+/// Runs `work`, and permits calls of this thread that a capture in another thread would forbid.
 pub fn relaxed<T>(work: impl FnOnce() -> T) -> T {
     let mut mode: c_int = 2;
-    // SAFETY: the pointer is valid. The call exchanges the value with this thread's mode.
+    // SAFETY: the pointer is valid. The call exchanges the given mode with the thread's mode.
     unsafe { exchange_capture_mode(&raw mut mode) };
     let result = work();
-    // SAFETY: as above; this restores the thread's mode.
+    // SAFETY: as above; this call restores the thread's mode.
     unsafe { exchange_capture_mode(&raw mut mode) };
     result
 }
 
 /// Environment variable with the range of addresses that the library requests for memory of the card: two hexadecimal
-/// numbers with a hyphen between them. The workers of virtual machines use these addresses in common with their guests.
+/// numbers with a hyphen between them. A VM's worker uses the same addresses as its guest.
 pub const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
 
-/// Addresses of [`ADDRESSES_VARIABLE`] that have not been requested yet: start and end.
-/// Static: reservations of all cards share the range.
+/// Addresses of [`ADDRESSES_VARIABLE`] that have not been requested yet: start and end. Static, because the
+/// reservations of all cards share the range.
 static REQUESTED: OnceLock<Mutex<Range<Address>>> = OnceLock::new();
 
 fn parse_range(text: &str) -> Option<Range<Address>> {

@@ -2,7 +2,7 @@
 //!
 //! - [`symbols`]: every symbol of the driver API and of NVML, with its real function once the library is loaded;
 //! - [`calls`]: the functions of the driver API that the shim calls itself, with their signatures;
-//! - [`streams`]: the stream that a submission names.
+//! - [`streams`]: finds the stream that a submission uses.
 //!
 //! This crate does not find libraries or replace functions: `cuda-shim` fills [`symbols::REAL`].
 

@@ -18,7 +18,7 @@ const LEGACY: u64 = 1;
 /// A stream, regardless of how a call refers to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stream {
-    /// Handle; 0 for the default stream that all threads share.
+    /// Handle of the stream; 0 for the default stream that all threads share.
     pub handle: u64,
     /// Number that this module assigned to the thread, for a per-thread default stream; 0 for every other stream.
     thread: u32,
@@ -29,7 +29,7 @@ fn thread() -> u32 {
     thread_local! {
         static THREAD_NUMBER: Cell<u32> = const { Cell::new(0) };
     }
-    /// Static: numbers of threads are unique in the process, like the thread-local streams.
+    /// Static, because the numbers of threads must be unique in the process.
     static NEXT: AtomicU32 = AtomicU32::new(1);
     THREAD_NUMBER
         .try_with(|mine| {
@@ -38,12 +38,12 @@ fn thread() -> u32 {
             }
             mine.get()
         })
-        // The thread is ending: its number is no longer available.
+        // The thread is ending, so its number is no longer available.
         .unwrap_or(u32::MAX)
 }
 
 impl Stream {
-    /// Returns a stream that the program has created, by its handle.
+    /// Returns the stream that the program created with this handle.
     pub const fn made(handle: u64) -> Self {
         Self { handle, thread: 0 }
     }
@@ -83,24 +83,24 @@ impl Stream {
         self.handle as Object
     }
 
-    /// Returns true if the stream is capturing, or must not be queried because another stream is capturing.
+    /// Returns true if the stream is capturing, or if a query is not permitted because another stream is capturing.
     pub fn is_capturing(self) -> bool {
         let mut status: c_int = 0;
         // SAFETY: the program passes this stream to a submission.
         let result = unsafe { calls::stream_is_capturing(self.object(), &raw mut status) };
-        // An error means that the query itself would disturb a capture.
+        // An error means that the query would disturb a capture.
         result != SUCCESS || status != 0
     }
 }
 
-/// No argument names the stream: the call uses the default stream.
+/// No argument names a stream, so the call uses the default stream.
 const DEFAULT: u8 = u8::MAX;
 /// The stream is in the `CUlaunchConfig` argument.
 const CONFIG: u8 = u8::MAX - 1;
 /// The call uses several streams, or an unknown stream.
 const UNKNOWN: u8 = u8::MAX - 2;
 
-/// Index of the stream argument of each submitting function, starting at 0.
+/// Index of the stream argument of each function that submits work, starting at 0.
 static PLACES: [u8; COUNT] = places();
 
 const fn places() -> [u8; COUNT] {
@@ -206,7 +206,7 @@ const ALL: [(u8, &[usize]); 11] = [
             at::cuMemBatchDecompressAsync_ptsz,
             at::cuMemDiscardBatchAsync,
             at::cuMemDiscardBatchAsync_ptsz,
-            // The location has eight bytes and is one argument.
+            // The location has eight bytes, and is passed as one argument.
             at::cuMemPrefetchAsync_v2,
             at::cuMemPrefetchAsync_v2_ptsz,
             at::cuMemcpy3DBatchAsync,
@@ -258,32 +258,32 @@ const ALL: [(u8, &[usize]); 11] = [
     ),
     (CONFIG, &[at::cuLaunchKernelEx, at::cuLaunchKernelEx_ptsz]),
     (UNKNOWN, &[at::cuLaunchCooperativeKernelMultiDevice]),
-    // The work of these calls has ended, or continues in the default stream.
+    // The work of these calls has already ended, or continues in the default stream.
     (DEFAULT, &[at::cuLaunch, at::cuLaunchGrid]),
 ];
 
-/// Returns the stream to which a call submits. Synchronous calls use the default stream, and for a call with several
-/// streams the stream is unknown: see [`is_known`].
+/// Returns the stream to which a call submits. Synchronous calls use the default stream. If a call uses several
+/// streams, the result is an unknown stream: see [`is_known`].
 #[inline]
 pub fn stream(index: usize, arguments: Arguments) -> Stream {
     let per_thread = PER_THREAD.get(index).copied().unwrap_or(false);
     let handle = match PLACES.get(index).copied().unwrap_or(DEFAULT) {
         DEFAULT | UNKNOWN => 0,
         CONFIG => {
-            // SAFETY: the first argument is the configuration. It has seven 32-bit numbers, padding, and then the
-            // stream.
+            // SAFETY: the first argument is the configuration. The configuration has seven 32-bit numbers, padding, and
+            // then the stream.
             unsafe {
                 let config = arguments.get(0) as *const u64;
                 if config.is_null() { 0 } else { *config.add(4) }
             }
         }
-        // SAFETY: the positions are those in the headers' declarations.
+        // SAFETY: the positions match the declarations in the headers.
         place => unsafe { arguments.get(usize::from(place)) },
     };
     Stream::named(handle, per_thread)
 }
 
-/// Returns true if [`stream`] finds the stream of a call.
+/// Returns true if [`stream`] can find the stream of a call.
 #[inline]
 pub fn is_known(index: usize) -> bool {
     PLACES.get(index) != Some(&UNKNOWN)

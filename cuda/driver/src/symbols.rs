@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 include!(concat!(env!("OUT_DIR"), "/symbols.rs"));
 
 /// Functions of the real libraries, or null for functions that a library does not have. The driver's functions come
-/// first, and then NVML's. Static, because the stub of a submission jumps through this table.
+/// first, and then NVML's. Static, because the stubs of submissions jump through this table.
 pub static REAL: [AtomicPtr<()>; ALL] = [const { AtomicPtr::new(std::ptr::null_mut()) }; ALL];
 
 /// Returns the real function of a symbol, or null if the library does not have it.
@@ -19,7 +19,7 @@ pub fn real(index: usize) -> *mut () {
     REAL.get(index).map_or(std::ptr::null_mut(), |r| r.load(Ordering::Relaxed))
 }
 
-/// Arguments of a call with an unknown signature.
+/// Arguments of a call whose signature is unknown.
 #[derive(Clone, Copy, Debug)]
 pub struct Arguments {
     registers: *const u64,
@@ -27,7 +27,7 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the arguments that a stub has saved: six registers, and the rest on the caller's stack.
+    /// Wraps the arguments that a stub has saved: six registers, and the rest on the caller's stack.
     pub const fn new(registers: *const u64, stack: *const u64) -> Self {
         Self { registers, stack }
     }
@@ -38,10 +38,10 @@ impl Arguments {
     /// Returns argument `n`, starting at 0, as an integer or pointer.
     ///
     /// # Safety
-    /// The function has more than `n` arguments, none of them a floating-point number.
+    /// The function must have more than `n` arguments, and none of them may be a floating-point number.
     #[inline]
     pub unsafe fn get(&self, n: usize) -> u64 {
-        // SAFETY: the stub has saved six registers downwards, and the rest is on the caller's stack.
+        // SAFETY: the stub has saved six registers, in descending order, and the rest is on the caller's stack.
         unsafe { if n < 6 { *self.registers.add(5 - n) } else { *self.stack.add(n - 6) } }
     }
 }

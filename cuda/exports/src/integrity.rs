@@ -1,5 +1,5 @@
-//! The answer to the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts
-//! about the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) has the reasons.
+//! Answers the runtime's integrity query about the driver: a keyed hash (RFC 2104) with MD2 (RFC 1319) over facts about
+//! the process and the devices. [Decision 143](../../../docs/decisions/143-integrity-answer.md) explains the reasons.
 //!
 //! UNSAFETY: calls libc to identify the thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -110,7 +110,7 @@ mod tests {
         }
     }
 
-    /// The construction of RFC 2104, step by step, over bytes that the test writes itself.
+    /// Checks the hash against the construction of RFC 2104, step by step, over bytes that the test writes itself.
     #[test]
     fn answer_is_the_keyed_hash_of_the_facts() {
         let device = Device { uuid: *b"sixteen letters.", domain: 1, bus: 0x41, device: -1 };

@@ -9,14 +9,15 @@ use std::ffi::c_void;
 use crate::driver;
 use crate::result::{INVALID_VALUE, SUCCESS};
 
-/// Zeros that tools would fill. The runtime reads an entry before each call, and calls tools if it is not zero.
+/// Zeros in the place of values that tools would write. The runtime reads an entry before each call, and calls tools if
+/// the entry is not zero.
 struct Zeros<const WORDS: usize>(UnsafeCell<[u64; WORDS]>);
 
 // SAFETY: this crate never reads or writes the words; it only passes their address, as NVIDIA's driver does.
 unsafe impl<const WORDS: usize> Sync for Zeros<WORDS> {}
 
-/// Size of the first buffer of the hooks, as reported to the runtime. Runtimes read beyond this number of bytes, so it
-/// must be a number of entries; 8 bytes per entry suffice.
+/// Size of the first buffer of the hooks, as reported to the runtime. Runtimes read beyond this number of bytes, so the
+/// number must count entries. A buffer with 8 bytes per entry is sufficient.
 const HOOKS_SIZE: usize = 1024;
 /// Size of the second buffer.
 const FURTHER_HOOKS_SIZE: usize = 14;
@@ -24,11 +25,11 @@ const FURTHER_HOOKS_SIZE: usize = 14;
 static HOOKS: Zeros<HOOKS_SIZE> = Zeros(UnsafeCell::new([0; HOOKS_SIZE]));
 static FURTHER_HOOKS: Zeros<FURTHER_HOOKS_SIZE> = Zeros(UnsafeCell::new([0; FURTHER_HOOKS_SIZE]));
 
-/// Slot 2 of the hooks: the buffer for callbacks of tools before and after calls, which stays zero.
+/// Slot 2 of the hooks: the buffer for callbacks of tools before and after calls. The buffer stays zero.
 ///
 /// # Safety
 ///
-/// Both pointers are null or can be written.
+/// Both pointers must be null or writable.
 pub unsafe extern "C" fn hooks(to: *mut *mut c_void, bytes: *mut usize) {
     // SAFETY: guaranteed by the caller.
     unsafe { buffer(to, bytes, HOOKS.0.get().cast(), HOOKS_SIZE) }
@@ -44,7 +45,7 @@ pub unsafe extern "C" fn further_hooks(to: *mut *mut c_void, bytes: *mut usize) 
     unsafe { buffer(to, bytes, FURTHER_HOOKS.0.get().cast(), FURTHER_HOOKS_SIZE) }
 }
 
-/// Passes a buffer with its size.
+/// Returns a buffer with its size.
 ///
 /// # Safety
 ///
@@ -53,7 +54,7 @@ unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, s
     if to.is_null() || bytes.is_null() {
         return;
     }
-    // SAFETY: neither is null, and the caller can write both.
+    // SAFETY: neither pointer is null, and the caller can write to both.
     unsafe {
         *to = buffer;
         *bytes = size;
@@ -64,18 +65,18 @@ unsafe fn buffer(to: *mut *mut c_void, bytes: *mut usize, buffer: *mut c_void, s
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe extern "C" fn primary_context(to: *mut u64, device: i32) -> i32 {
     // SAFETY: guaranteed by the caller.
     unsafe { put(to, driver().and_then(|driver| driver.primary_context(device))) }
 }
 
-/// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The runtime of CUDA 11 passes zeros for
-/// the other arguments; their meaning is unknown, so other values are refused.
+/// Slot 6 of the runtime's table: loads a module, as `cuModuleLoadData` does. The CUDA 11 runtime passes zeros for the
+/// other arguments. Their meaning is unknown, so other values are rejected.
 ///
 /// # Safety
 ///
-/// `to` is null or can be written. `image` is null, or a fatbin or its wrapper.
+/// `to` must be null or writable. `image` must be null, a fat binary, or the wrapper of a fat binary.
 pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64, b: u64, c: u32) -> i32 {
     if (a, b, c) != (0, 0, 0) || image.is_null() {
         return INVALID_VALUE;
@@ -84,8 +85,8 @@ pub unsafe extern "C" fn load_module(to: *mut u64, image: *const c_void, a: u64,
     unsafe { put(to, driver().and_then(|driver| driver.load_module(image))) }
 }
 
-/// Slot 1 of the runtime's table: loads a module for older runtimes. There is no result code; it stores null if the
-/// image cannot be loaded.
+/// Slot 1 of the runtime's table: loads a module for older runtimes. The function returns no result code, and stores
+/// null if the image cannot be loaded.
 ///
 /// # Safety
 ///
@@ -112,23 +113,23 @@ pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
 
-/// Slot 2 of the table for tools: the calling thread's current context, or 0 if there is none.
+/// Slot 2 of the tools' table: the calling thread's current context, or 0 without a context.
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe extern "C" fn current_context(to: *mut u64) -> i32 {
     let context = driver().and_then(|driver| driver.ready().map(|()| driver.current_context().unwrap_or(0)));
     // SAFETY: guaranteed by the caller.
     unsafe { put(to, context) }
 }
 
-/// Slot 4 of the table of identities: the answer of `cuCtxGetId`, but 0 for a null context. cuBLASLt calls this before
+/// Slot 4 of the table of identities: the result of `cuCtxGetId`, or 0 for a null context. cuBLASLt calls this before
 /// each matrix product.
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
     let id = driver().and_then(|driver| if context == 0 { Ok(0) } else { driver.context_id(context) });
     // SAFETY: guaranteed by the caller.
@@ -139,7 +140,7 @@ pub unsafe extern "C" fn context_id(context: u64, to: *mut u64) -> i32 {
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe extern "C" fn active_checks(_context: u64, to: *mut u32, _: *mut *mut c_void) -> i32 {
     // SAFETY: guaranteed by the caller.
     unsafe { put(to, Ok(0)) }
@@ -154,7 +155,7 @@ pub extern "C" fn needed_checks() -> i32 {
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe fn put<T>(to: *mut T, value: Result<T, i32>) -> i32 {
     match value {
         _ if to.is_null() => INVALID_VALUE,

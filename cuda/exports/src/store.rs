@@ -1,8 +1,8 @@
 //! The context store: values that libraries keep for each context.
 //!
-//! Nearly every call of the runtime reads its value of the current context, so a read of a value that the thread has
-//! read before takes neither a lock nor memory. Each thread has a small cache, which is invalidated when any value
-//! changes. Values change only when a library first uses a context, and when a context ends.
+//! Nearly every runtime call reads the runtime's value for the current context. If the thread has read the value
+//! before, a read therefore takes no lock and allocates no memory. Each thread has a small cache, which is invalidated
+//! when any value changes. Values change only when a library first uses a context, and when a context ends.
 //!
 //! UNSAFETY: writes to the pointers that libraries pass, and calls their destructors.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::result::{INVALID_HANDLE, INVALID_VALUE, OUT_OF_MEMORY, SUCCESS};
 use crate::{code, driver};
 
-/// A library's destructor of a value. Its arguments: the context, the key, the value.
+/// A library's destructor for a value. Its arguments are the context, the key and the value.
 type Destructor = unsafe extern "C" fn(u64, u64, u64);
 
 /// A value of a context.
@@ -28,12 +28,12 @@ struct Entry {
     destructor: Option<Destructor>,
 }
 
-/// Maximum number of values in a process. The number is libraries times contexts.
+/// Maximum number of values in a process. The number of values is the number of libraries times the number of contexts.
 const MAX_VALUES: usize = 4096;
 
-/// All values. Reads that miss the cache search it; processes have about ten.
+/// All values. Reads that miss the cache search this list. Processes have about ten values.
 static VALUES: Mutex<Vec<Entry>> = Mutex::new(Vec::new());
-/// Number of changes so far. A cache with an earlier number counts as empty.
+/// Number of changes so far. A cache with an older number counts as empty.
 static CHANGES: AtomicU64 = AtomicU64::new(1);
 
 /// A value that a thread has read.
@@ -54,7 +54,7 @@ thread_local! {
         const { [const { Cell::new(Cached { changes: 0, context: 0, key: 0, value: 0 }) }; CACHED] };
 }
 
-/// Returns the index of a value in a cache. Keys are addresses of data, so their low bits are equal.
+/// Returns the index of a value in the cache. Keys are addresses of data, so their low bits are equal.
 fn place(context: u64, key: u64) -> usize {
     let mixed = (context ^ key.rotate_left(32)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     (mixed >> 32) as usize % CACHED
@@ -64,16 +64,16 @@ fn values() -> MutexGuard<'static, Vec<Entry>> {
     VALUES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns the named context, or the current context for 0.
+/// Returns the given context, or the current context for 0.
 fn named(context: u64) -> Result<u64, i32> {
     if context == 0 { driver()?.current_context() } else { Ok(context) }
 }
 
-/// Slot 0: sets a context's value. The destructor runs when the context ends.
+/// Slot 0: sets a value for a context. The destructor runs when the context ends.
 ///
 /// # Safety
 ///
-/// `destructor` is null or a function that accepts the context, the key and the value.
+/// `destructor` must be null, or a function that accepts the context, the key and the value.
 pub unsafe extern "C" fn put(context: u64, key: u64, value: u64, destructor: Option<Destructor>) -> i32 {
     code(insert(context, key, value, destructor))
 }
@@ -93,7 +93,7 @@ fn insert(context: u64, key: u64, value: u64, destructor: Option<Destructor>) ->
     Ok(())
 }
 
-/// Slot 1: removes a context's value without calling its destructor.
+/// Slot 1: removes a value of a context without calling its destructor.
 pub extern "C" fn delete(context: u64, key: u64) -> i32 {
     code(remove(context, key))
 }
@@ -108,11 +108,11 @@ fn remove(context: u64, key: u64) -> Result<(), i32> {
     Ok(())
 }
 
-/// Slot 2: reads a context's value. Fails with 400 if there is none.
+/// Slot 2: reads a value of a context. Fails with code 400 if the value does not exist.
 ///
 /// # Safety
 ///
-/// `to` is null or can be written.
+/// `to` must be null or writable.
 pub unsafe extern "C" fn get(to: *mut *mut c_void, context: u64, key: u64) -> i32 {
     if to.is_null() {
         return INVALID_VALUE;
@@ -138,7 +138,7 @@ fn find(context: u64, key: u64) -> Result<u64, i32> {
             return Ok(known.value);
         }
         driver()?.ready()?;
-        // The number was read before the value, so that a change in between invalidates the cache again.
+        // The number was read before the value, so that a change in between makes the cache invalid again.
         let values = values();
         let entry = values.iter().find(|e| e.context == context && e.key == key).ok_or(INVALID_HANDLE)?;
         cached.set(Cached { changes, context, key, value: entry.value });
@@ -157,7 +157,7 @@ pub fn forget(context: u64) {
     };
     for Entry { key, value, destructor, .. } in ended {
         if let Some(destructor) = destructor {
-            // SAFETY: the library promised in `put` that its function accepts these arguments.
+            // SAFETY: the library guaranteed in `put` that its function accepts these arguments.
             unsafe { destructor(context, key, value) };
         }
     }

@@ -1,4 +1,4 @@
-//! The tables: a word with the table's size in bytes, then functions.
+//! The tables: each is a word with the table's size in bytes, followed by functions.
 //!
 //! UNSAFETY: the statics contain pointers to functions, and are never written.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -24,7 +24,7 @@ struct Table<const WORDS: usize>([Word; WORDS]);
 // SAFETY: a table contains numbers and addresses of functions, and is never written.
 unsafe impl<const WORDS: usize> Sync for Table<WORDS> {}
 
-/// A word with a function, or with the refusal of its slot.
+/// A word that contains a function, or the refusal for its slot.
 macro_rules! word {
     ($table:ident, $slot:literal) => {
         Word { function: refuse::<$table, $slot> as *const c_void }
@@ -34,7 +34,7 @@ macro_rules! word {
     };
 }
 
-/// Returns a table with its size, containing the slots from 1 on.
+/// Returns a table with its size, and with the slots from 1 on.
 macro_rules! sized {
     ($table:ident: $($slot:literal $(= $function:path)?),*) => {
         Table([
@@ -49,7 +49,7 @@ static RUNTIME_TABLE: Table<13> = sized!(RUNTIME:
     7 = runtime::end, 8, 9, 10, 11, 12 = runtime::load_compilers);
 static HOOKS_TABLE: Table<7> = sized!(HOOKS: 1, 2 = runtime::hooks, 3, 4, 5, 6 = runtime::further_hooks);
 static TOOLS_TABLE: Table<3> = sized!(TOOLS: 1, 2 = runtime::current_context);
-/// This table has no size, and starts with a function.
+/// This table has no size word, and begins with a function.
 static STORE_TABLE: Table<4> =
     Table([word!(STORE, 0, store::put), word!(STORE, 1, store::delete), word!(STORE, 2, store::get), word!(STORE, 3)]);
 static INTEGRITY_TABLE: Table<3> = sized!(INTEGRITY: 1 = answer, 2);
@@ -72,7 +72,7 @@ pub fn table(uuid: &[u8; 16]) -> Option<*const c_void> {
 ///
 /// # Safety
 ///
-/// `to` is null or 16 bytes that can be written.
+/// `to` must be null or point to 16 writable bytes.
 unsafe extern "C" fn answer(version: u32, seconds: u64, to: *mut [u8; 16]) -> i32 {
     let addresses = Addresses {
         runtime_table: pointer(RUNTIME) as u64,

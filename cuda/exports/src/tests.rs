@@ -1,4 +1,4 @@
-//! Tests of the tables as programs use them: found by UUID, and called through their slots.
+//! Tests the tables as programs use them: finds them by UUID, and calls their slots.
 //!
 //! UNSAFETY: calls slots as functions with the signatures that the runtime expects.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -236,7 +236,7 @@ fn context_zero_is_the_threads_current_one() {
     assert_eq!(get(0, 3), Err(result::INVALID_HANDLE));
 }
 
-/// Sum of the values that [`end`] has received.
+/// Sum of the values that were passed to [`end`].
 static ENDED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn end(context: u64, key: u64, value: u64) {
@@ -258,7 +258,7 @@ fn ended_context_loses_its_values_after_their_destructors() {
     assert_eq!(ENDED.load(Ordering::SeqCst), 70);
 }
 
-/// Threads read a value that another thread keeps replacing. No reader sees an older value after a newer one.
+/// Threads read a value that another thread replaces repeatedly. No reader may see an older value after a newer one.
 #[test]
 fn replaced_value_reaches_all_threads_in_order() {
     const LAST: u64 = 20_000;

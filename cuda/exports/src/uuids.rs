@@ -1,8 +1,8 @@
-//! The tables: their numbers in this crate, and their UUIDs.
+//! The tables: their indices in this crate, and their UUIDs.
 
 /// Number of tables.
 pub const COUNT: usize = 7;
-/// Numbers of the tables in this crate: functions of the runtime.
+/// Index of the table of the runtime's functions; the following constants are indices, too.
 pub const RUNTIME: usize = 0;
 /// Buffers for callbacks of tools.
 pub const HOOKS: usize = 1;
@@ -14,7 +14,7 @@ pub const STORE: usize = 3;
 pub const INTEGRITY: usize = 4;
 /// Checks of launches.
 pub const CHECKS: usize = 5;
-/// Identities of contexts. The runtime of CUDA 13.5 needs the table in order to start, but calls no slot.
+/// Identities of contexts. The CUDA 13.5 runtime needs the table to start, but does not call any slot.
 pub const IDENTITIES: usize = 6;
 
 /// The UUID of each table.
@@ -28,7 +28,7 @@ pub const NAMES: [(&str, u128); COUNT] = [
     ("21318C60-9714-3248-8CA6-41FF7324C8F2", 0x2131_8C60_9714_3248_8CA6_41FF_7324_C8F2),
 ];
 
-/// The UUID of a table as text.
+/// The UUID of a table, as text.
 pub fn name(table: usize) -> &'static str {
     NAMES.get(table).map_or("unknown", |(name, _)| name)
 }

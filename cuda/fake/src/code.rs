@@ -7,14 +7,15 @@
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::ffi::{CStr, CString, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt as _;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use crate::api::{any, api, context, current_card, initialised, put};
 use crate::current::{current_device, device_of};
 use crate::further;
 use crate::kernels::{KERNELS, Kernel};
-use crate::result::{INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
+use crate::result::{FILE_NOT_FOUND, INVALID_HANDLE, INVALID_VALUE, NOT_FOUND, SUCCESS};
 use crate::work::{self, Op};
 
 /// Handle of the first kernel's function in modules. The handles of the other kernels follow.
@@ -141,6 +142,20 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
     if (1..=8).contains(&blocks) { Ok((132 / blocks) as c_int) } else { Err(INVALID_VALUE) }
 }
 
+/// Returns the address of a kernel's name.
+fn name_of(kernel: Option<&Kernel>) -> Result<*const c_char, i32> {
+    /// Static: the program gets addresses of these names.
+    static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
+    let kernel = kernel.ok_or(INVALID_HANDLE)?;
+    let names = NAMES.get_or_init(|| KERNELS.iter().filter_map(|kernel| CString::new(kernel.name).ok()).collect());
+    names.iter().find(|name| name.to_bytes() == kernel.name.as_bytes()).map(|name| name.as_ptr()).ok_or(NOT_FOUND)
+}
+
+/// Returns the number of a kernel's parameters.
+fn parameters_of(kernel: Option<&Kernel>) -> Result<usize, i32> {
+    kernel.map(|kernel| kernel.arguments).ok_or(INVALID_HANDLE)
+}
+
 api! {
     any cuModuleGetLoadingMode(mode: *mut c_int) { put(mode, Ok(2)) }
     context cuModuleLoadData(module: *mut u64, image: *const c_char) { load(module, image) }
@@ -163,6 +178,18 @@ api! {
         }
         put(library, further::load(current_card(), ""))
     }
+    initialised cuLibraryLoadFromFile(
+        library: *mut u64, path: *const c_char, _options: *const c_int, _values: *const *mut c_void, _count: u32,
+        _library_options: *const c_int, _library_values: *const *mut c_void, _library_count: u32
+    ) {
+        if path.is_null() {
+            return INVALID_VALUE;
+        }
+        match std::fs::read(OsStr::from_bytes(CStr::from_ptr(path).to_bytes())) {
+            Ok(_) => put(library, further::load(current_card(), "")),
+            Err(_) => FILE_NOT_FOUND,
+        }
+    }
     initialised cuLibraryUnload(library: u64) { further::unload(library) }
     initialised cuLibraryGetModule(module: *mut u64, library: u64) { put(module, Ok(library)) }
     initialised cuLibraryGetKernelCount(count: *mut u32, _library: u64) { put(count, Ok(KERNELS.len() as u32)) }
@@ -182,6 +209,10 @@ api! {
     initialised cuKernelGetParamInfo(of: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(of, KERNEL), index, offset, bytes)
     }
+    initialised cuKernelGetParamCount(count: *mut usize, of: u64) { put(count, parameters_of(kernel(of, KERNEL))) }
+    context cuFuncGetParamCount(count: *mut usize, of: u64) { put(count, parameters_of(kernel(of, FUNCTION))) }
+    initialised cuKernelGetName(name: *mut *const c_char, of: u64) { put(name, name_of(kernel(of, KERNEL))) }
+    context cuFuncGetName(name: *mut *const c_char, of: u64) { put(name, name_of(kernel(of, FUNCTION))) }
     context cuFuncGetAttribute(value: *mut c_int, which: c_int, function: u64) {
         put(value, attribute(which, either(function)))
     }

@@ -78,6 +78,7 @@ mod result {
     pub const INVALID_CONTEXT: i32 = 201;
     pub const INVALID_HANDLE: i32 = 400;
     pub const ECC_UNCORRECTABLE: i32 = 214;
+    pub const FILE_NOT_FOUND: i32 = 301;
     pub const PEER_ACCESS_ALREADY_ENABLED: i32 = 704;
     pub const PEER_ACCESS_NOT_ENABLED: i32 = 705;
     pub const ILLEGAL_STATE: i32 = 401;

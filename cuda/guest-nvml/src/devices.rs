@@ -1,6 +1,6 @@
-//! The state of NVML in this process: its start, and the devices.
+//! The state of NVML in this process: the initialisation count, and the devices.
 //!
-//! UNSAFETY: calls functions of the worker with pointers to locals.
+//! UNSAFETY: calls functions of the worker with pointers to local variables.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::c_char;
@@ -11,18 +11,18 @@ use cuda_calls::{Kind, find, handle, index_of};
 use crate::result::{INVALID_ARGUMENT, SUCCESS, UNINITIALIZED, code};
 use crate::{Failure, worker};
 
-/// Most devices of a guest.
+/// Maximum number of devices in a guest.
 const MAX_DEVICES: u32 = 64;
 
-/// Calls of `nvmlInit` without an `nvmlShutdown`.
+/// Number of calls of `nvmlInit` without a matching `nvmlShutdown`.
 static STARTS: AtomicU32 = AtomicU32::new(0);
-/// Process that has initialised NVML: its children must do so again.
+/// Process that has initialised NVML. Children of this process must initialise NVML again.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
-/// Devices of which the worker has a handle, as bits. It keeps them until the process ends, and refuses a second one.
-/// Not in a lock, which a child could find locked.
+/// Bit mask of the devices for which the worker has a handle. The worker keeps a handle until the process ends, and
+/// rejects a second one. No lock protects this mask, because a child could inherit the locked state.
 static HANDLES: AtomicU64 = AtomicU64::new(0);
-/// A thread asks for a handle.
+/// True while a thread requests a handle.
 static ASKING: AtomicBool = AtomicBool::new(false);
 
 /// Returns true between `nvmlInit` and `nvmlShutdown`.
@@ -33,7 +33,7 @@ pub fn is_ready() -> bool {
 /// Starts NVML in the worker.
 ///
 /// # Errors
-/// If there is no worker.
+/// Returns an error if no worker is available.
 pub fn start() -> Result<i32, Failure> {
     worker()?.start()?;
     // SAFETY: the function has no arguments.
@@ -41,7 +41,7 @@ pub fn start() -> Result<i32, Failure> {
     if result == SUCCESS {
         let own = std::process::id();
         if PROCESS.swap(own, Ordering::AcqRel) != own {
-            // A child has a new worker.
+            // A child of the process has a new worker.
             STARTS.store(0, Ordering::Release);
             HANDLES.store(0, Ordering::Release);
             ASKING.store(false, Ordering::Release);
@@ -61,17 +61,17 @@ pub fn end() -> i32 {
 /// Calls a described function of the worker.
 ///
 /// # Safety
-/// The arguments are those of the function.
+/// The arguments must match the function.
 unsafe fn call(name: &str, arguments: &[u64]) -> Result<i32, Failure> {
     let number = find(name).ok_or(Failure::Missing)?;
     // SAFETY: guaranteed by the caller.
     unsafe { worker()?.call(number, arguments, 0) }
 }
 
-/// Calls a described function of the worker for the program. Returns its result.
+/// Calls a described function of the worker for the program. Returns the function's result.
 ///
 /// # Safety
-/// The arguments are those of the function.
+/// The arguments must match the function.
 pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
     if !is_ready() {
         return UNINITIALIZED;
@@ -80,7 +80,7 @@ pub unsafe fn forward(name: &str, arguments: &[u64]) -> i32 {
     code(unsafe { call(name, arguments) })
 }
 
-/// The same for a function with a device as first argument.
+/// Same as [`forward`], for a function whose first argument is a device.
 ///
 /// # Safety
 /// As for [`forward`].
@@ -105,7 +105,7 @@ pub fn count() -> Result<u32, i32> {
     if result == SUCCESS { Ok(count) } else { Err(result) }
 }
 
-/// The handle of a device.
+/// Returns the handle of a device.
 ///
 /// # Errors
 /// NVML's result.
@@ -120,7 +120,7 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
             std::thread::yield_now();
             continue;
         }
-        // Another thread may have asked in between.
+        // Another thread may have requested the handle in the meantime.
         let result = if HANDLES.load(Ordering::Acquire) & bit == 0 { ask(index, device) } else { SUCCESS };
         if result == SUCCESS {
             HANDLES.fetch_or(bit, Ordering::AcqRel);
@@ -133,12 +133,12 @@ pub fn by_index(index: u32) -> Result<u64, i32> {
     Ok(device)
 }
 
-/// Makes the worker's handle of a device.
+/// Requests a handle for a device from the worker.
 fn ask(index: u32, device: u64) -> i32 {
     let number = find("nvmlDeviceGetHandleByIndex_v2+").ok_or(Failure::Missing);
     let mut made = 0u64;
     let arguments = [u64::from(index), address(&raw mut made)];
-    // SAFETY: the arguments are a number and a pointer to a handle.
+    // SAFETY: the arguments are a number, and a pointer to a handle.
     code(number.and_then(|number| unsafe { worker()?.call(number, &arguments, device) }))
 }
 
@@ -164,32 +164,32 @@ pub struct PciInfo {
     pub address: [c_char; 32],
 }
 
-/// The device's place on the PCI bus.
+/// Returns the device's address on the PCI bus.
 ///
 /// # Errors
 /// NVML's result.
 pub fn pci(device: u64) -> Result<PciInfo, i32> {
     let mut info = PciInfo::default();
-    // SAFETY: the second argument is a pointer to the structure that the function fills.
+    // SAFETY: the second argument points to the structure that the function fills.
     let result = unsafe { forward_of_device("nvmlDeviceGetPciInfo_v3+", &[device, address(&raw mut info)]) };
     if result == SUCCESS { Ok(info) } else { Err(result) }
 }
 
-/// The device's UUID as text.
+/// Returns the device's UUID as text.
 ///
 /// # Errors
 /// NVML's result.
 pub fn uuid(device: u64) -> Result<String, i32> {
     let mut text = [0u8; 96];
     let arguments = [device, address(text.as_mut_ptr()), text.len() as u64];
-    // SAFETY: the second argument is a pointer to as many bytes as the third one says.
+    // SAFETY: the second argument points to as many bytes as the third argument says.
     match unsafe { forward_of_device("nvmlDeviceGetUUID+", &arguments) } {
         SUCCESS => Ok(text.iter().take_while(|byte| **byte != 0).map(|byte| char::from(*byte)).collect()),
         result => Err(result),
     }
 }
 
-/// A pointer as an argument.
+/// Converts a pointer to an argument.
 fn address<T>(pointer: *mut T) -> u64 {
     pointer.expose_provenance() as u64
 }

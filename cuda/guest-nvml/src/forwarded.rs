@@ -1,6 +1,6 @@
 //! Functions of NVML that the worker's library answers.
 //!
-//! UNSAFETY: exports functions that write through the program's pointers, as NVML's do.
+//! UNSAFETY: exports functions that write through the program's pointers, as NVML's functions do.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 #![allow(non_snake_case, reason = "names of NVML")]
 
@@ -10,10 +10,10 @@ use crate::result::{ARGUMENT_VERSION_MISMATCH, INVALID_ARGUMENT, SUCCESS};
 /// Functions that pass their arguments to the worker's function of the same name.
 macro_rules! forwarded {
     ($way:ident: $($name:ident($($argument:ident),*);)*) => { $(
-        /// NVML's function of this name, answered by the worker's library.
+        /// Calls NVML's function of this name in the worker's library.
         ///
         /// # Safety
-        /// The arguments are those of NVML's header.
+        /// The arguments must match NVML's header.
         #[unsafe(no_mangle)]
         pub unsafe extern "C" fn $name($($argument: u64),*) -> i32 {
             // SAFETY: guaranteed by the caller.
@@ -77,10 +77,10 @@ pub struct MemoryV2 {
 /// Version 2 of the structure, with its size.
 const MEMORY_V2: u32 = 2 << 24 | size_of::<MemoryV2>() as u32;
 
-/// NVML's function of this name: the tenant's memory. None of it is reserved.
+/// Implements NVML's function of this name: returns the tenant's memory. None of the memory is reserved.
 ///
 /// # Safety
-/// The arguments are those of NVML's header.
+/// The arguments must match NVML's header.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, to: *mut MemoryV2) -> i32 {
     // SAFETY: guaranteed by the caller.
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(device: u64, to: *mut Memory
     }
     let mut memory = [0u64; 3];
     let arguments = [device, memory.as_mut_ptr().expose_provenance() as u64];
-    // SAFETY: the second argument is a pointer to three words: total, free and used bytes.
+    // SAFETY: the second argument points to three words: the total, free and used bytes.
     let result = unsafe { forward_of_device("nvmlDeviceGetMemoryInfo+", &arguments) };
     if result == SUCCESS {
         let [total, free, used] = memory;

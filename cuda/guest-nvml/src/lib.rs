@@ -1,14 +1,15 @@
-//! NVML, the management library, for programs in a VM. The CUDA library of guests has these functions too, and its link
-//! `libnvidia-ml.so.1` makes it NVML for programs.
+//! NVML, NVIDIA's management library, for programs in a VM. The guests' CUDA library also exports these functions, and
+//! its link `libnvidia-ml.so.1` provides NVML to programs.
 //!
-//! - `forwarded`: facts about devices, which the worker asks its NVML for. So the memory is that of the tenant.
-//! - `answers`: functions that the guest answers itself: start, handles, lists of processes, names of errors.
-//! - All other functions of NVML's header return "not supported".
+//! - `forwarded`: facts about devices, which the worker queries from its own NVML. The reported memory is therefore the
+//!   tenant's memory.
+//! - `answers`: functions that the guest answers itself: initialisation, handles, lists of processes, names of errors.
+//! - All other functions in NVML's header return "not supported".
 //!
-//! A device's handle is one of [`cuda_calls::handle`], which no program may follow as a pointer. The crate asks the
-//! worker through the trait [`Worker`]. It neither connects to the device nor encodes messages.
+//! A device's handle is a [`cuda_calls::handle`], which programs must not use as a pointer. The crate sends requests to
+//! the worker through the trait [`Worker`]. It does not connect to the device and does not encode messages.
 //!
-//! UNSAFETY: declares a function that follows the pointers of its arguments.
+//! UNSAFETY: declares a function that dereferences its pointer arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 mod answers;
@@ -21,37 +22,37 @@ use std::sync::OnceLock;
 
 pub use result::DRIVER_NOT_LOADED;
 
-/// A call that has no result of NVML.
+/// Reason why a call has no NVML result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The arguments are wrong.
     Arguments,
     /// The worker's library lacks the function.
     Missing,
-    /// The worker has gone, or none can be started.
+    /// The worker has ended, or cannot be started.
     Lost,
 }
 
-/// The connection of the guest's library to its worker.
+/// The connection between the guest's library and its worker.
 pub trait Worker: Sync {
-    /// Starts the worker of this process, unless it runs. A child of the process gets one of its own.
+    /// Starts the worker of this process if it is not running. A child of the process gets its own worker.
     ///
     /// # Errors
-    /// If no worker can be started.
+    /// Returns an error if no worker can be started.
     fn start(&self) -> Result<(), Failure>;
 
-    /// Calls the function of [`cuda_calls::CALLS`] with this number, and returns the result of the worker's NVML.
-    /// `handle` is that of the object that the call makes, if it makes one.
+    /// Calls the function with this number in [`cuda_calls::CALLS`], and returns the result of the worker's NVML.
+    /// `handle` is the handle of the object that the call creates, if it creates one.
     ///
     /// # Errors
-    /// If the worker's NVML has not been called.
+    /// Returns an error if the worker's NVML was not called.
     ///
     /// # Safety
-    /// The arguments are those of the described function.
+    /// The arguments must match the described function.
     unsafe fn call(&self, number: usize, arguments: &[u64], handle: u64) -> Result<i32, Failure>;
 }
 
-/// The connection. NVML's functions are static, so they find it here.
+/// The connection. NVML's functions are static, so they need a static connection.
 static WORKER: OnceLock<&'static dyn Worker> = OnceLock::new();
 
 /// Names the connection. Later calls have no effect.

@@ -1,4 +1,5 @@
-//! The functions of NVML's header that guests do not have. `build.rs` generates one for each symbol.
+//! The functions in NVML's header that are not available in guests. `build.rs` generates a function for each of these
+//! symbols.
 //!
 //! UNSAFETY: exports symbols.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -8,7 +9,7 @@
 use crate::devices;
 use crate::result::{NOT_SUPPORTED, UNINITIALIZED};
 
-/// The result of an unavailable function.
+/// Returns the result of an unavailable function.
 fn refuse() -> i32 {
     if devices::is_ready() { NOT_SUPPORTED } else { UNINITIALIZED }
 }

@@ -1,4 +1,4 @@
-//! Results of NVML's functions, numbered as in its header.
+//! Result codes of NVML's functions, as in its header.
 
 use std::ffi::CStr;
 
@@ -14,21 +14,21 @@ pub const INVALID_ARGUMENT: i32 = 2;
 pub const NOT_SUPPORTED: i32 = 3;
 /// No such object.
 pub const NOT_FOUND: i32 = 6;
-/// The program's room is too small.
+/// The program's buffer is too small.
 pub const INSUFFICIENT_SIZE: i32 = 7;
 /// No worker can be started.
 pub const DRIVER_NOT_LOADED: i32 = 9;
-/// The library lacks the function.
+/// The library does not have the function.
 const FUNCTION_NOT_FOUND: i32 = 13;
-/// The worker has gone.
+/// The worker has ended.
 const GPU_IS_LOST: i32 = 15;
-/// A structure of another version.
+/// The structure has an unsupported version.
 pub const ARGUMENT_VERSION_MISMATCH: i32 = 25;
 
-/// The result of a call that the worker's NVML has answered, or not.
+/// Returns the result code for a call, whether or not the worker's NVML has answered it.
 pub fn code(answer: Result<i32, Failure>) -> i32 {
     match answer {
-        // Programs treat an unsupported function better than a library without it.
+        // Programs handle an unsupported function better than a library that lacks the function.
         Ok(FUNCTION_NOT_FOUND) | Err(Failure::Missing) => NOT_SUPPORTED,
         Ok(code) => code,
         Err(Failure::Arguments) => INVALID_ARGUMENT,
@@ -36,7 +36,7 @@ pub fn code(answer: Result<i32, Failure>) -> i32 {
     }
 }
 
-/// The text of a result.
+/// Returns the text for a result code.
 pub fn text(code: i32) -> &'static CStr {
     match code {
         SUCCESS => c"Success",

@@ -1,4 +1,4 @@
-//! NVML as a program uses it, over a worker in the same process.
+//! Tests NVML as programs use it, with a worker in the same process.
 
 use std::ffi::{CStr, CString, c_char};
 use std::ptr::null_mut;
@@ -15,14 +15,14 @@ use crate::{Failure, Worker, install, result};
 /// A worker with two devices.
 struct Two;
 
-/// The worker has gone.
+/// The worker has ended.
 static IS_LOST: AtomicBool = AtomicBool::new(false);
 /// Handles that were made.
 static MADE: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 
-/// Writes a result where the program wants it.
+/// Writes a result to the program's buffer.
 unsafe fn give<T>(to: u64, value: T) {
-    // SAFETY: the tests pass pointers to locals.
+    // SAFETY: the tests pass pointers to local variables.
     unsafe { (to as *mut T).write(value) };
 }
 
@@ -30,7 +30,7 @@ unsafe fn give<T>(to: u64, value: T) {
 unsafe fn give_text(arguments: &[u64], text: &str) {
     let bytes = [text.as_bytes(), &[0]].concat();
     assert!(arguments[1] >= bytes.len() as u64);
-    // SAFETY: the room is large enough.
+    // SAFETY: the buffer is large enough.
     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), arguments[0] as *mut u8, bytes.len()) };
 }
 
@@ -73,7 +73,7 @@ impl Worker for Two {
     }
 }
 
-/// Serializes the tests, whose state is the process's; each begins after `nvmlInit`.
+/// Serializes the tests, because their state belongs to the process. Each test begins after `nvmlInit`.
 fn started() -> MutexGuard<'static, ()> {
     static ONE: Mutex<()> = Mutex::new(());
     static FIRST: Once = Once::new();
@@ -89,7 +89,7 @@ fn started() -> MutexGuard<'static, ()> {
 
 fn device(index: u32) -> u64 {
     let mut device = 0;
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     assert_eq!(unsafe { nvmlDeviceGetHandleByIndex_v2(index, &raw mut device) }, 0);
     device
 }
@@ -97,7 +97,7 @@ fn device(index: u32) -> u64 {
 fn by(function: unsafe extern "C" fn(*const c_char, *mut u64) -> i32, text: &str) -> Result<u64, i32> {
     let text = CString::new(text).expect("no zero byte");
     let mut device = 0;
-    // SAFETY: the pointers point to locals.
+    // SAFETY: the pointers point to local variables.
     match unsafe { function(text.as_ptr(), &raw mut device) } {
         0 => Ok(device),
         error => Err(error),
@@ -119,7 +119,7 @@ fn devices_are_found_by_index_uuid_and_address() {
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "0000:43:00.0"), Err(result::NOT_FOUND));
     assert_eq!(by(nvmlDeviceGetHandleByPciBusId_v2, "nowhere"), Err(result::INVALID_ARGUMENT));
     let mut number = 7;
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     unsafe {
         assert_eq!(nvmlDeviceGetHandleByIndex_v2(2, &raw mut number as *mut u64), result::INVALID_ARGUMENT);
         assert_eq!(nvmlDeviceGetIndex(second, (&raw mut number).cast()), 0);
@@ -133,14 +133,14 @@ fn memory_in_version_2_is_the_workers_answer() {
     let _guard = started();
     let device = device(0);
     let mut memory = [u64::from(2u32 << 24 | 40), 0, 0, 0, 0];
-    // SAFETY: the pointer names the structure's size.
+    // SAFETY: the size in the pointed-to structure is correct.
     assert_eq!(unsafe { nvmlDeviceGetMemoryInfo_v2(device, memory.as_mut_ptr().cast()) }, 0);
     assert_eq!(memory[1..], [100, 0, 70, 30]);
     memory[0] = 0;
     // SAFETY: as above.
     let wrong = unsafe { nvmlDeviceGetMemoryInfo_v2(device, memory.as_mut_ptr().cast()) };
     assert_eq!(wrong, result::ARGUMENT_VERSION_MISMATCH);
-    // SAFETY: the pointer is not followed.
+    // SAFETY: the function does not dereference the pointer.
     let none = unsafe { nvmlDeviceGetName(0x1234, memory.as_mut_ptr() as u64, 40) };
     assert_eq!(none, result::INVALID_ARGUMENT, "not a handle");
 }
@@ -150,7 +150,7 @@ fn lists_of_processes_report_their_length() {
     let _guard = started();
     let device = device(0);
     let (mut count, mut room) = (1, [[0u64; 3]; 3]);
-    // SAFETY: the room has as many entries as `count` says.
+    // SAFETY: the buffer has as many entries as `count` says.
     unsafe {
         let list = room.as_mut_ptr().cast();
         let result = nvmlDeviceGetComputeRunningProcesses_v3(device, &raw mut count, list);
@@ -161,7 +161,7 @@ fn lists_of_processes_report_their_length() {
         assert_eq!((count, room), (2, [[7, 30, 0], [8, 40, 0], [0; 3]]));
         room = [[0; 3]; 3];
         assert_eq!(nvmlDeviceGetComputeRunningProcesses(device, &raw mut count, room.as_mut_ptr().cast()), 0);
-        // Only the low half of a process's word is its number.
+        // Only the low half of the word contains the process ID.
         assert_eq!((count, room[0][0] as u32, room[0][1]), (2, 7, 30));
         assert_eq!((room[0][2] as u32, room[1][0]), (8, 40));
         assert_eq!(nvmlDeviceGetGraphicsRunningProcesses_v3(device, &raw mut count, null_mut()), 0);
@@ -175,7 +175,7 @@ fn calls_outside_a_start_and_unknown_functions_fail() {
     let device = device(1);
     let mut value = 0u32;
     let at = (&raw mut value) as u64;
-    // SAFETY: the pointers point to locals.
+    // SAFETY: the pointers point to local variables.
     unsafe {
         assert_eq!(nvmlDeviceGetPowerUsage(device, at), result::NOT_SUPPORTED, "the worker's NVML lacks it");
         assert_eq!(crate::refused::nvmlDeviceGetGpuFabricInfo(), result::NOT_SUPPORTED);
@@ -195,7 +195,7 @@ fn lost_worker_is_reported() {
     let _guard = started();
     let mut count = 0;
     IS_LOST.store(true, Ordering::SeqCst);
-    // SAFETY: the pointer names a local, and the text is static.
+    // SAFETY: the pointer points to a local variable, and the text is static.
     unsafe {
         assert_eq!(nvmlDeviceGetCount_v2(&raw mut count), 15);
         assert_eq!(nvmlShutdown(), 0);
@@ -208,7 +208,7 @@ fn lost_worker_is_reported() {
 fn own_process_has_a_name() {
     let _guard = started();
     let mut text = [0; 4096];
-    // SAFETY: the pointers name a local of this size.
+    // SAFETY: the pointers point to local variables of this size.
     unsafe {
         assert_eq!(nvmlSystemGetProcessName(std::process::id(), text.as_mut_ptr(), 4096), 0);
         let name = CStr::from_ptr(text.as_ptr()).to_string_lossy();

@@ -23,6 +23,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuModuleLoadFatBinary", load_data),
     ("cuModuleGetGlobal_v2", module_global),
     ("cuLibraryLoadData", load_library),
+    ("cuLibraryLoadFromFile", load_library_file),
     ("cuLibraryGetGlobal", library_global),
     ("cuLibraryGetManaged", library_managed),
 ];
@@ -189,7 +190,11 @@ fn load_data_with_options(frame: &Frame) -> i32 {
 }
 
 fn load_library(frame: &Frame) -> i32 {
-    let image = frame.arg(1);
+    load_library_from(frame, frame.arg(1))
+}
+
+/// Loads a library from an image, with the other arguments of the call.
+fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
         // SAFETY: the program passes valid arguments. Those from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
@@ -201,7 +206,8 @@ fn load_library(frame: &Frame) -> i32 {
     code(load())
 }
 
-fn load_file(frame: &Frame) -> i32 {
+/// Reads the file that the second argument names, and loads it from memory.
+fn with_file(frame: &Frame, load: impl FnOnce(u64) -> i32) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;
     }
@@ -212,10 +218,18 @@ fn load_file(frame: &Frame) -> i32 {
         Ok(mut image) => {
             image.push(0);
             image.resize(image.len().max(64), 0);
-            code(load(frame.arg(0), image.as_ptr().addr() as u64))
+            load(image.as_ptr().addr() as u64)
         }
         Err(_) => FILE_NOT_FOUND,
     }
+}
+
+fn load_file(frame: &Frame) -> i32 {
+    with_file(frame, |image| code(load(frame.arg(0), image)))
+}
+
+fn load_library_file(frame: &Frame) -> i32 {
+    with_file(frame, |image| load_library_from(frame, image))
 }
 
 fn global(frame: &Frame, call: usize) -> i32 {

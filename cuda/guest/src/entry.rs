@@ -45,6 +45,7 @@ fn handlers() -> Vec<(&'static str, Handler)> {
         crate::cached::HANDLERS,
         crate::code::HANDLERS,
         crate::functions::HANDLERS,
+        crate::names::HANDLERS,
         crate::graphs::HANDLERS,
         crate::nodes::HANDLERS,
         crate::links::HANDLERS,

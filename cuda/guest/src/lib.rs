@@ -31,6 +31,7 @@ mod launches;
 mod links;
 mod lookup;
 mod memory;
+mod names;
 mod nodes;
 mod nvml;
 mod pinned;

@@ -1,6 +1,7 @@
 //! Pinned memory: parts of the window that have the same address in the guest and the worker.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_calls::own;
@@ -9,7 +10,7 @@ use cuda_ring::{ADDRESSES, BLOB_GRANULE, Blob, BlobKind, PINNED_ADDRESSES};
 use crate::call::{code, report_refused};
 use crate::frame::{Frame, Handler};
 use crate::result::{INVALID_CONTEXT, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY, SUCCESS};
-use crate::{connection, registered, thread};
+use crate::{connection, registered, report, thread};
 
 pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuMemHostAlloc", host_alloc),
@@ -135,7 +136,8 @@ impl Pinned {
         if address.checked_add(bytes).is_none_or(|end| end > ADDRESSES.end) {
             return Err(OUT_OF_MEMORY);
         }
-        let blob = connection.transport.create(BlobKind::Pinned, bytes, Some(address)).map_err(|_| OUT_OF_MEMORY)?;
+        let created = connection.transport.create(BlobKind::Pinned, bytes, Some(address));
+        let blob = created.map_err(|error| window_full(bytes, &error))?;
         let answer = thread::with(|thread| {
             connection.ask(thread, own::PIN, None, |message| message.extend([u64::from(blob.id), address]))
         });
@@ -170,6 +172,20 @@ impl Pinned {
         self.left.insert(blob.address, blob.bytes);
         answer.and_then(|answer| if answer.code == 0 { Ok(()) } else { Err(answer.code) })
     }
+}
+
+/// Reports on standard error that the window is full, once for each program. Returns the result of the call.
+fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
+    /// Static: the exported functions have no other state.
+    static IS_REPORTED: AtomicBool = AtomicBool::new(false);
+    if !IS_REPORTED.swap(true, Ordering::Relaxed) {
+        report!(
+            "{} MiB of pinned memory do not fit into the window of this VM: {error}; all programs of the VM share the \
+             window, whose size is `cuda.window_mib` on the host",
+            bytes.div_ceil(1 << 20)
+        );
+    }
+    OUT_OF_MEMORY
 }
 
 fn allocate(frame: &Frame, flags: u32, managed: bool) -> i32 {

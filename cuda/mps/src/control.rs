@@ -1,4 +1,4 @@
-//! The process of a control daemon, and its commands.
+//! The process of a control daemon, and the commands to it.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(5);
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Interval between checks of a process that is starting or ending.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
-/// Maximum length of a socket's path (`sun_path` of unix(7)), without the final zero.
+/// Maximum length of a socket's path (`sun_path` in unix(7)), without the final zero byte.
 const MAX_SOCKET_PATH: usize = 107;
 /// Length of the longest name of a daemon's socket, with the separator.
 const SOCKET_NAME: usize = 24;
@@ -34,7 +34,7 @@ const RECORD: &str = "control.pid";
 const OUTPUT: &str = "output";
 /// Name of the program from util-linux that starts the daemon as another user.
 const SETPRIV: &str = "setpriv";
-/// Group of a user that the host's user database does not list.
+/// Group ID for a user that is not in the host's user database.
 const NO_GROUP: u32 = 65_534;
 
 /// A group's daemon.
@@ -46,11 +46,11 @@ pub struct MpsConfig {
     pub folder: PathBuf,
     /// Name of the card for `CUDA_VISIBLE_DEVICES`.
     pub card: String,
-    /// User of the server and its clients, if this is not the user of this process.
+    /// User of the server and its clients, if it differs from the user of this process.
     pub user: Option<u32>,
 }
 
-/// Returns the subfolder of a daemon's folder that programs name in `CUDA_MPS_PIPE_DIRECTORY`.
+/// Returns the subfolder of a daemon's folder to which programs must set `CUDA_MPS_PIPE_DIRECTORY`.
 #[must_use]
 pub fn pipe_folder(folder: &Path) -> PathBuf {
     folder.join("pipes")
@@ -78,7 +78,7 @@ pub enum ControlError {
         /// The system's error.
         source: io::Error,
     },
-    /// The user of the clients cannot be made the owner of a folder of the daemon.
+    /// The user of the clients cannot become the owner of a folder of the daemon.
     #[error("{} cannot belong to user {user}: {source}; a daemon that is not root needs CAP_CHOWN, CAP_SETUID and CAP_SETGID", path.display())]
     User {
         /// The folder.
@@ -120,7 +120,7 @@ pub enum ControlError {
 /// A running control daemon.
 pub(crate) struct Control {
     config: MpsConfig,
-    /// `None` if an earlier owner has started it.
+    /// `None` if an earlier owner started the daemon.
     child: Option<Child>,
     pidfd: OwnedFd,
 }
@@ -133,7 +133,7 @@ pub(crate) struct ServerState {
 }
 
 impl Control {
-    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if it is new.
+    /// Finds the daemon of an earlier owner, or starts a daemon. Returns the daemon, and true if the daemon is new.
     pub(crate) fn open(config: &MpsConfig) -> Result<(Self, bool), ControlError> {
         if let Some(found) = Self::find(config) {
             return Ok((found, false));
@@ -177,7 +177,7 @@ impl Control {
         for path in [&log, &pipes] {
             let failed = |source| ControlError::Folder { path: path.clone(), source };
             let root_or_known = geteuid().is_root() || config.user.is_some();
-            // Programs of users that this daemon cannot serve must not see it, so that they run without MPS.
+            // Programs of users that this daemon cannot serve must not find it, so that they run without MPS.
             let mode = if root_or_known { 0o755 } else { 0o700 };
             fs::DirBuilder::new().recursive(true).mode(mode).create(path).map_err(failed)?;
             if let Some(user) = config.other_user() {
@@ -196,7 +196,7 @@ impl Control {
         let file = File::create(&output).map_err(failed)?;
         let second = file.try_clone().map_err(failed)?;
         let mut command = config.program_as_user();
-        // The daemon must not get signals from the owner's terminal.
+        // The daemon must not receive signals from the owner's terminal.
         command.arg("-f").process_group(0).stdin(Stdio::null()).stdout(file).stderr(second);
         let name = || config.program.display().to_string();
         let failed = |source| ControlError::Start { program: name(), source };
@@ -234,7 +234,7 @@ impl Control {
         }
     }
 
-    /// Returns a description of the daemon's end, if it has ended.
+    /// Returns a description of the daemon's end if the daemon has ended.
     pub(crate) fn ended(&mut self) -> Option<String> {
         let status = match &mut self.child {
             Some(child) => child.try_wait().ok().flatten()?.to_string(),
@@ -253,7 +253,7 @@ impl Control {
         let sent = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let begin = Instant::now();
         while self.ended().is_none() {
-            // The signal fails if this process may not signal the daemon's user.
+            // The signal fails if this process is not allowed to signal the daemon's user.
             if begin.elapsed() > COMMAND_TIMEOUT {
                 tracing::error!(?sent, folder = %self.config.folder.display(), "the MPS control daemon does not end");
                 break;
@@ -288,7 +288,7 @@ impl Control {
         self.forget();
     }
 
-    /// Starts a server for the user of the clients if the user is known. A daemon of root serves any user.
+    /// Starts a server for the user of the clients if the user is known. A daemon that runs as root serves any user.
     pub(crate) fn start_server(&self) -> Result<(), ControlError> {
         let own = geteuid().as_raw();
         let user = self.config.user.or((own != 0).then_some(own));
@@ -306,11 +306,11 @@ impl Control {
         Ok(servers)
     }
 
-    /// Sends a command as an operator does, through a second process of the program.
+    /// Sends a command as an operator would, through a second process of the program.
     fn command(&self, text: &str) -> Result<String, ControlError> {
         let failed = |source| ControlError::Start { program: self.config.program.display().to_string(), source };
         let mut command = self.config.program_as_user();
-        // Files do not fill up like pipes, and a process that keeps one open delays no poll.
+        // Unlike pipes, files do not fill up, and a process that keeps a file open does not delay the poll.
         let file =
             |name: &str| memfd_create(name, MemfdFlags::CLOEXEC).map(File::from).map_err(|error| failed(error.into()));
         let (mut output, mut errors) = (file("mps-output")?, file("mps-errors")?);
@@ -318,7 +318,7 @@ impl Control {
         command.stdin(Stdio::piped()).stdout(copy(&output)?).stderr(copy(&errors)?);
         let mut child = command.spawn().map_err(failed)?;
         if let Some(mut input) = child.stdin.take() {
-            // An ended process does not read, and its status tells us this.
+            // If the process has ended, it does not read, and its status shows the end.
             let _ = input.write_all(format!("{text}\n").as_bytes());
         }
         let begin = Instant::now();
@@ -335,7 +335,7 @@ impl Control {
         };
         let mut answer = String::new();
         let mut read = |file: &mut File| file.rewind().and_then(|()| file.take(MAX_ANSWER).read_to_string(&mut answer));
-        // An answer that is not text has no numbers.
+        // An answer that is not text contains no numbers.
         let _ = read(&mut output);
         if !status.success() {
             let _ = read(&mut errors);
@@ -352,7 +352,7 @@ impl MpsConfig {
         self.user.filter(|user| *user != geteuid().as_raw())
     }
 
-    /// Returns the program with the daemon's environment, as the user of the clients.
+    /// Returns the command of the program with the daemon's environment, to be run as the user of the clients.
     fn program_as_user(&self) -> Command {
         let mut command = match self.other_user() {
             None => Command::new(&self.program),
@@ -379,7 +379,7 @@ fn group_of(user: u32) -> u32 {
 /// Returns the start time of a process, in the units of proc_pid_stat(5).
 fn start_of(pid: &str) -> Option<String> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The third field is the first one after the program's name, which is in parentheses.
+    // The third field is the first one after the program's name in parentheses.
     let (_, rest) = stat.rsplit_once(')')?;
     rest.split_whitespace().nth(19).map(str::to_owned)
 }
@@ -389,7 +389,7 @@ fn is_ended(pidfd: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
 }
 
-/// Returns the process IDs in an answer, which has one per line.
+/// Returns the process IDs in an answer, which contains one per line.
 fn numbers(answer: &str) -> Vec<u32> {
     answer.lines().filter_map(|line| line.trim().parse().ok()).collect()
 }
@@ -415,7 +415,7 @@ mod tests {
     #[test]
     fn program_that_ends_at_once_is_reported_with_its_last_line() {
         let folder = tempfile::tempdir().expect("a folder");
-        // `mv` fails with and without the argument. A command must not succeed before the end is noticed.
+        // `mv` fails both with and without the argument. A command must not succeed before the end is noticed.
         let error = Control::open(&config(folder.path(), "/bin/mv")).err().expect("it ends");
         assert!(matches!(&error, ControlError::Ended(why) if why.contains("its last line")), "{error}");
     }

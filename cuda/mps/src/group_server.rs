@@ -10,13 +10,13 @@ use std::time::{Duration, Instant};
 
 use crate::control::{Control, ControlError, MpsConfig, ServerState};
 
-/// Longest time between two polls of the clients.
+/// Maximum time between two polls of the clients.
 // TIMEOUT: the accounts remove an ended client long before this.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// First poll interval after [`GroupServer::poll_soon`], which doubles until it reaches [`POLL_INTERVAL`].
-// TIMEOUT: the start of a program takes longer, and each poll starts three processes.
+/// First poll interval after [`GroupServer::poll_soon`]; the interval doubles until it reaches [`POLL_INTERVAL`].
+// TIMEOUT: a program takes longer to start, and each poll starts three processes.
 const SOON: Duration = Duration::from_millis(50);
-/// Delay before an ended daemon is started again. The delay doubles with each consecutive end, up to
+/// Delay before a daemon that has ended is started again. The delay doubles with each consecutive end, up to
 /// [`MAX_RETRY_DELAY`].
 const MIN_RETRY_DELAY: Duration = Duration::from_millis(200);
 /// Maximum delay before an ended daemon is started again.
@@ -26,7 +26,7 @@ const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 /// Number of consecutive polls without an answer after which a daemon is killed.
 const MAX_UNANSWERED: u32 = 3;
 
-/// A change of a group's daemon.
+/// A change in the state of a group's daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
     /// The daemon serves. Programs that start from now on become its clients.
@@ -34,12 +34,12 @@ pub enum Report {
         /// True unless this is the first start.
         again: bool,
     },
-    /// No daemon serves, for this reason. The supervisor will try again.
+    /// No daemon serves; the text is the reason. The supervisor will try again.
     Unavailable {
         /// The reason.
         why: String,
     },
-    /// The complete list of the servers and their clients.
+    /// The complete list of the servers and of their clients.
     Clients {
         /// Process IDs of the servers.
         servers: BTreeSet<u32>,
@@ -64,22 +64,23 @@ enum Order {
     Leave,
 }
 
-/// The supervisor of one group's daemon. When it is dropped, a daemon with clients stays for the next owner of the
-/// card, and a daemon without clients ends.
+/// The supervisor of one group's daemon. When the supervisor is dropped, a daemon with clients stays for the next owner
+/// of the card, and a daemon without clients ends.
 #[derive(Debug)]
 pub struct GroupServer {
     orders: Sender<Order>,
-    /// True while an order to poll is in the channel. Clients cause these orders, and must not fill the channel.
+    /// True while an order to poll is in the channel. Clients cause these orders, and must not be able to fill the
+    /// channel.
     polls: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl GroupServer {
-    /// Takes over the daemon of an earlier owner or, if a group needs a daemon (`needed`), starts one. Changes go to
-    /// `report`.
+    /// Takes over the daemon of an earlier owner. If that daemon does not exist and a group needs one (`needed`),
+    /// starts a daemon. Changes go to `report`.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn start(config: MpsConfig, needed: bool, report: impl Fn(Report) + Send + 'static) -> io::Result<Self> {
         let (orders, received) = channel();
         let polls: Arc<AtomicBool> = Arc::default();
@@ -106,12 +107,12 @@ impl GroupServer {
     /// Polls the clients soon, and repeatedly for a while, because a program may have become a client.
     pub fn poll_soon(&self) {
         if !self.polls.swap(true, Ordering::SeqCst) {
-            // The thread ends only after a report that the daemon was retired.
+            // The thread ends only after it has reported that the daemon was retired.
             let _ = self.orders.send(Order::Poll);
         }
     }
 
-    /// Sets whether a group needs the daemon. A daemon that is not needed serves its clients until they end.
+    /// Sets whether a group needs the daemon. A daemon that is no longer needed serves its clients until they end.
     pub fn set_needed(&self, needed: bool) {
         let _ = self.orders.send(Order::Need(needed));
     }
@@ -145,7 +146,7 @@ struct Worker {
     has_served: bool,
     /// State of the servers at the last poll.
     servers: Servers,
-    /// The last reported reason why no daemon serves.
+    /// The reason why no daemon serves, as last reported.
     trouble: String,
     /// Time until the next poll.
     interval: Duration,
@@ -192,7 +193,7 @@ impl Worker {
         self.servers.values().flat_map(|server| server.clients.iter().copied()).collect()
     }
 
-    /// Starts the daemon if none runs and the delay has passed, and polls it.
+    /// Starts the daemon if it is not running and the delay has passed, and polls it.
     fn look(&mut self) {
         if self.control.is_none() && Instant::now() >= self.retry_at {
             self.open();
@@ -254,7 +255,7 @@ impl Worker {
         self.retry_at = Instant::now() + delay;
     }
 
-    /// Reports the end of the daemon, and calls `dispose` to remove its remains.
+    /// Reports the end of the daemon, and calls `dispose` to remove its files.
     fn end(&mut self, why: &str, dispose: impl FnOnce(Control)) {
         if let Some(control) = self.control.take() {
             dispose(control);
@@ -297,7 +298,7 @@ impl Worker {
             tracing::warn!(%error, "the MPS server of a group was not started again; the next client starts it");
         }
         let of = |servers: &Servers| -> BTreeSet<u32> {
-            // After a fault, processes of a server are no longer its clients.
+            // After a fault, processes of a server are no longer clients of this server.
             let healthy = servers.values().filter(|server| !server.faulty);
             healthy.flat_map(|server| server.clients.iter().copied()).collect()
         };
@@ -399,7 +400,7 @@ exit 0
             self.await_report(|report| matches!(report, Report::Clients { clients, .. } if *clients == wanted));
         }
 
-        /// Starts a daemon with a server and the given clients.
+        /// Starts a daemon with a server that has the given clients.
         fn with_clients(clients: &str) -> Self {
             let rig = Self::new(tempfile::tempdir().expect("a folder"), true);
             assert_eq!(rig.await_report(|_| true), Report::Serves { again: false });

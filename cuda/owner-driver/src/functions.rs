@@ -1,6 +1,6 @@
-//! The driver's functions, found by name in a library that is loaded by path.
+//! The driver's functions, found by name in a library that is loaded from a path.
 
-// UNSAFETY: functions of a library are called through pointers with the types of NVIDIA's header.
+// UNSAFETY: calls functions of a library through pointers with the types in NVIDIA's header.
 #![allow(unsafe_code, reason = "calls of a foreign library")]
 
 use super::DriverError;
@@ -12,17 +12,17 @@ use std::path::Path;
 /// A `CUmemGenericAllocationHandle`.
 pub(super) type RawHandle = c_ulonglong;
 
-/// Arguments of `cuCheckpointProcess...`: 64 bytes, all of them zero here.
+/// Arguments of `cuCheckpointProcess...`: 64 bytes, which are all zero here.
 pub(super) type CheckpointArgs = [u64; 8];
 
-/// Declares a table of functions. Results are plain numbers, because a newer driver may return codes that the header
-/// does not have.
+/// Declares a table of functions. Results are plain numbers, because a newer driver may return codes that are not in
+/// the header.
 macro_rules! functions {
     (
         required { $($field:ident = $name:literal : fn($($argument:ty),*);)* }
         optional { $($may:ident = $may_name:literal : fn($($may_argument:ty),*);)* }
     ) => {
-        /// The driver's functions that this crate uses. The library stays loaded as long as this value lives.
+        /// The driver's functions that this crate uses. The library stays loaded for the lifetime of this value.
         pub(super) struct Functions {
             $(pub(super) $field: unsafe extern "C" fn($($argument),*) -> c_int,)*
             $(pub(super) $may: Option<unsafe extern "C" fn($($may_argument),*) -> c_int>,)*
@@ -36,11 +36,11 @@ macro_rules! functions {
                     path: path.display().to_string(),
                     reason: error.to_string(),
                 };
-                // SAFETY: the operator names the library; NVIDIA's has initializers that run in every program that
-                // links it.
+                // SAFETY: the operator chooses the library; NVIDIA's library has initializers that run in every program
+                // that links it.
                 let library = unsafe { Library::new(path) }.map_err(library_error)?;
                 Ok(Self {
-                    // SAFETY: each type is that of the function of this name in NVIDIA's header, with the result's
+                    // SAFETY: each type matches the function of this name in NVIDIA's header, with the result's
                     // enumeration as an int.
                     $($field: unsafe { *library.get(concat!($name, "\0").as_bytes()).map_err(library_error)? },)*
                     // SAFETY: as above.

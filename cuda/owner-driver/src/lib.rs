@@ -1,10 +1,10 @@
 //! The calls that a CUDA card's owner makes to NVIDIA's driver.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
-//! virtual memory functions in this process, for tests. Any thread may make any call; no thread makes a call with a
-//! lock held.
+//! virtual memory functions in this process, for tests. Any thread may make any call. A thread must not hold a lock
+//! during a call.
 //!
-//! This crate does not decide which memory exists, and keeps no accounts: `cuda-owner` does.
+//! This crate does not decide which memory to allocate, and keeps no accounts: `cuda-owner` does both.
 
 mod functions;
 #[cfg(any(test, feature = "model"))]
@@ -60,7 +60,7 @@ impl Queue {
     pub const ALL: [Self; 4] = [Self::Out, Self::In, Self::Zero, Self::ZeroHost];
 }
 
-/// A card, as the driver describes it.
+/// Description of a card by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     /// Name of the product.
@@ -75,7 +75,7 @@ pub struct Device {
     pub suspends: bool,
 }
 
-/// Returns a UUID in NVML's form, `GPU-` and the digits in five groups.
+/// Returns a UUID in NVML's form: `GPU-` and the digits in five groups.
 #[must_use]
 pub fn nvml_uuid(uuid: [u8; 16]) -> String {
     let hex: String = uuid.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -101,14 +101,14 @@ pub enum DriverError {
         /// `CUresult`.
         code: i32,
     },
-    /// This driver has no such function.
+    /// This driver does not have the function.
     #[error("this driver has no {0}")]
     Missing(&'static str),
 }
 
 impl DriverError {
-    /// Returns true if the card was reset or has failed: the process's context is lost for good, and a new process is
-    /// needed.
+    /// Returns true if the card was reset or has failed. The context of the process is then lost permanently, and a new
+    /// process is needed.
     ///
     /// The owner runs no kernels on the card, so it cannot have caused a kernel error among these codes.
     #[must_use]
@@ -128,7 +128,7 @@ impl DriverError {
 /// The driver.
 ///
 /// # Errors
-/// Every method fails with [`DriverError`] when the driver's call fails.
+/// Every method fails with [`DriverError`] if the driver's call fails.
 pub trait Driver: Send + Sync {
     /// Returns the card.
     fn device(&self) -> &Device;
@@ -145,7 +145,7 @@ pub trait Driver: Send + Sync {
     /// Imports the allocation to which a descriptor refers. Another process may also have the allocation.
     fn import(&self, descriptor: BorrowedFd<'_>) -> Result<Handle, DriverError>;
 
-    /// Releases a handle. The memory is free when it has no handle, descriptor or mapping left.
+    /// Releases a handle. The memory is freed when it has no handle, descriptor or mapping left.
     fn release(&self, handle: Handle) -> Result<(), DriverError>;
 
     /// Reserves addresses.

@@ -1,5 +1,5 @@
-//! A driver in this process, for tests. Memory is in unnamed files, and every rule of the virtual memory functions is
-//! checked.
+//! A model of a driver in this process, for tests. Its memory is in unnamed files, and it checks every rule of the
+//! virtual memory functions.
 //!
 //! A call that the real driver would reject, or that has undefined behaviour, panics, because the owner must never make
 //! such a call.
@@ -33,7 +33,7 @@ struct State {
     suspended: Vec<u32>,
 }
 
-/// The model. Memory of the card is limited; host memory is not.
+/// The model. Card memory is limited; host memory is not.
 #[derive(Debug)]
 pub struct Model {
     device: Device,

@@ -1,6 +1,6 @@
-//! NVIDIA's driver, which is called through its library.
+//! NVIDIA's driver, called through its library.
 
-// UNSAFETY: calls of the driver's functions, each with pointers to values of this function's frame.
+// UNSAFETY: calls the driver's functions, each with pointers to local variables.
 #![allow(unsafe_code, reason = "calls of a foreign library")]
 
 use super::functions::{CheckpointArgs, Functions, RawHandle};
@@ -31,8 +31,8 @@ pub struct Real {
     device: Device,
 }
 
-// SAFETY: the driver's functions may be called by any thread; contexts and streams are the driver's handles, not memory
-// of this process.
+// SAFETY: any thread may call the driver's functions; contexts and streams are the driver's handles, and not memory of
+// this process.
 unsafe impl Send for Real {}
 // SAFETY: as above.
 unsafe impl Sync for Real {}
@@ -45,7 +45,7 @@ impl Real {
     /// Loads the library at `path` and opens the card with the number `ordinal`.
     ///
     /// # Errors
-    /// If the loader or the driver fails.
+    /// Returns an error if the loader or the driver fails.
     pub fn open(path: &Path, ordinal: u32) -> Result<Self, DriverError> {
         let functions = Functions::load(path)?;
         let f = &functions;
@@ -55,7 +55,7 @@ impl Real {
         let mut streams: [CUstream; Queue::ALL.len()] = [std::ptr::null_mut(); _];
         let (mut name, mut uuid, mut total) = ([0; 256], CUuuid { bytes: [0; 16] }, 0usize);
         let mut node: c_int = 0;
-        // SAFETY: all pointers are to locals that outlive the calls, and the name's length is given.
+        // SAFETY: all pointers point to local variables that outlive the calls, and the length of the name is passed.
         unsafe {
             check("cuInit", (f.init)(0))?;
             check("cuDeviceGet", (f.device_get)(&mut device, ordinal_raw))?;
@@ -68,7 +68,7 @@ impl Real {
                 check("cuStreamCreate", (f.stream_create)(stream, CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint))?;
             }
             let attribute = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID as c_uint;
-            // Hosts without NUMA report -1 or nothing; all of their memory is on node 0.
+            // Hosts without NUMA report -1 or nothing. All of their memory is on node 0.
             if (f.device_attribute)(&mut node, attribute, device) != 0 {
                 node = 0;
             }
@@ -87,7 +87,7 @@ impl Real {
     /// address.
     ///
     /// # Errors
-    /// If the card does not exist, or if the loader or the driver fails.
+    /// Returns an error if the card does not exist, or if the loader or the driver fails.
     pub fn find(path: &Path, device: &str) -> Result<Self, DriverError> {
         if let Ok(ordinal) = device.parse() {
             return Self::open(path, ordinal);
@@ -114,20 +114,20 @@ impl Real {
         let function = functions.device_by_address.ok_or(DriverError::Missing("cuDeviceGetByPCIBusId"))?;
         let mut found: CUdevice = 0;
         let address = std::ffi::CString::new(device).unwrap_or_default();
-        // SAFETY: a local, and a string that ends with a zero.
+        // SAFETY: the arguments are a local variable, and a string that ends with a zero byte.
         check("cuDeviceGetByPCIBusId", unsafe { function(&mut found, address.as_ptr()) })?;
-        // The handle of a device is its number, in all versions of the driver.
+        // In all versions of the driver, the handle of a device is its number.
         Self::open(path, u32::try_from(found).unwrap_or(u32::MAX))
     }
 
-    /// Allocates card memory as a program does, for the rest of this process's life.
+    /// Allocates card memory as a program does, for the remaining lifetime of this process.
     ///
     /// # Errors
-    /// If the driver fails.
+    /// Returns an error if the driver fails.
     pub fn hold_plainly(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer points to a local.
+        // SAFETY: the pointer points to a local variable.
         check("cuMemAlloc", unsafe { (self.functions.allocate)(&mut at, bytes as usize) })?;
         Ok(Address(at))
     }
@@ -149,7 +149,7 @@ impl Real {
             requestedHandleTypes: POSIX,
             location,
             win32HandleMetaData: std::ptr::null_mut(),
-            // SAFETY: the structure consists of integers, and all zeros is its default.
+            // SAFETY: the structure consists of integers, and zeros are valid defaults.
             allocFlags: unsafe { std::mem::zeroed() },
         }
     }
@@ -158,7 +158,7 @@ impl Real {
         CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: self.ordinal }
     }
 
-    /// Makes the card's context current, because any thread may call the driver.
+    /// Makes the card's context current on this thread, because any thread may call the driver.
     fn enter(&self) -> Result<(), DriverError> {
         // SAFETY: the context was retained and is never released.
         check("cuCtxSetCurrent", unsafe { (self.functions.context_set)(self.context) })
@@ -177,7 +177,7 @@ impl Real {
         let function = function.ok_or(DriverError::Missing(call))?;
         let pid = c_int::try_from(pid).unwrap_or(0);
         let mut arguments = CheckpointArgs::default();
-        // SAFETY: the arguments are a local that is as large as any of these functions' arguments.
+        // SAFETY: the argument is a local variable that is as large as the arguments of any of these functions.
         check(call, unsafe { function(pid, &mut arguments) })
     }
 }
@@ -210,7 +210,7 @@ impl Driver for Real {
         // SAFETY: for this type of handle, the driver writes an int to the pointer.
         let code = unsafe { (self.functions.export)(to.cast(), handle.0, POSIX_NUMBER, 0) };
         check("cuMemExportToShareableHandle", code)?;
-        // SAFETY: the driver has made the descriptor for the caller.
+        // SAFETY: the driver has created the descriptor for the caller.
         let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
         // Programs that the daemon starts must not inherit the descriptor.
         let _ = rustix::io::fcntl_setfd(&descriptor, rustix::io::FdFlags::CLOEXEC);
@@ -221,21 +221,21 @@ impl Driver for Real {
         self.enter()?;
         let mut handle: RawHandle = 0;
         let from = descriptor.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: for this type of handle the pointer is the descriptor's number.
+        // SAFETY: for this type of handle, the pointer is the number of the descriptor.
         let code = unsafe { (self.functions.import)(&mut handle, from, POSIX_NUMBER) };
         check("cuMemImportFromShareableHandle", code).map(|()| Handle(handle))
     }
 
     fn release(&self, handle: Handle) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: the call does not name memory of this process.
+        // SAFETY: the call does not refer to memory of this process.
         check("cuMemRelease", unsafe { (self.functions.release)(handle.0) })
     }
 
     fn reserve(&self, bytes: u64) -> Result<Address, DriverError> {
         self.enter()?;
         let mut at = 0;
-        // SAFETY: the pointer points to a local.
+        // SAFETY: the pointer points to a local variable.
         check("cuMemAddressReserve", unsafe { (self.functions.reserve)(&mut at, bytes as usize, 0, 0, 0) })?;
         Ok(Address(at))
     }
@@ -244,7 +244,7 @@ impl Driver for Real {
         self.enter()?;
         let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
         let access = CUmemAccessDesc { location: self.location(), flags };
-        // SAFETY: the addresses are the card's and not memory of this process; the description is a local.
+        // SAFETY: the addresses are on the card and not in this process; the description is a local variable.
         unsafe {
             check("cuMemMap", (self.functions.map)(at.0, bytes as usize, 0, handle.0, 0))?;
             let accessible = check("cuMemSetAccess", (self.functions.set_access)(at.0, bytes as usize, &access, 1));
@@ -269,7 +269,7 @@ impl Driver for Real {
 
     fn unmap(&self, at: Address, bytes: u64) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: the addresses are the card's and not memory of this process.
+        // SAFETY: the addresses are on the card and not in this process.
         check("cuMemUnmap", unsafe { (self.functions.unmap)(at.0, bytes as usize) })
     }
 
@@ -288,7 +288,7 @@ impl Driver for Real {
 
     fn finish(&self, queue: Queue) -> Result<(), DriverError> {
         self.enter()?;
-        // SAFETY: the stream lives as long as `self`.
+        // SAFETY: the stream exists as long as `self`.
         check("cuStreamSynchronize", unsafe { (self.functions.stream_finish)(self.stream(queue)) })
     }
 

@@ -230,6 +230,7 @@ fn spec(server: &Server, tenant: &Tenant) -> Result<(TenantSpec, Rights), String
         name: tenant.name.clone(),
         uid: None,
         memory_bytes: tenant.memory_bytes,
+        window_bytes: tenant.window_bytes,
         limits: Limits {
             quota: memory.quota.map_or(u32::MAX, chunks),
             guarantee: chunks(memory.guarantee),
@@ -323,6 +324,7 @@ mod tests {
             name: name.into(),
             uid: None,
             memory_bytes: 16 * CHUNK,
+            window_bytes: 0,
             limits: Limits { guarantee, ..Limits::default() },
             time: VgpuParams::default(),
             on_stuck: OnStuck::Kill,

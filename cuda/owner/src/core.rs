@@ -32,6 +32,7 @@ mod relocate;
 mod sessions;
 mod share_groups;
 mod shares;
+mod size;
 mod stopped;
 mod time;
 mod types;
@@ -229,6 +230,8 @@ struct Tenant {
 #[derive(Debug)]
 pub struct Core {
     config: CardConfig,
+    /// Host memory for chunks and windows, at most that of `config`.
+    host_bytes: u64,
     table: ChunkTable,
     /// Decides which memory is on the card, and moves the chunks of processes.
     machine: Machine,
@@ -302,6 +305,7 @@ impl Core {
             tenants: BTreeMap::new(),
             sessions: BTreeMap::new(),
             machine: relocate::machine(&config),
+            host_bytes: config.host_bytes,
             config,
             shares: shares::Shares::default(),
             making: BTreeMap::new(),
@@ -455,6 +459,7 @@ impl Core {
         }
         spec.time.check()?;
         self.check_gang(&spec)?;
+        self.check_windows(self.next_tenant, spec.window_bytes)?;
         let id = vram::TenantId(self.next_tenant);
         self.table.create_vm(id, spec.memory_bytes, spec.limits)?;
         self.next_tenant += 1;
@@ -480,6 +485,7 @@ impl Core {
             past: accounts::Past::default(),
         };
         self.tenants.insert(id, tenant);
+        self.renew_host_budget();
         self.renew_share_group(id);
         self.join_gang(id);
         Ok(id)
@@ -521,8 +527,8 @@ impl Core {
     ) -> Result<(), sched::ConfigError> {
         let (now, lengths) = (Nanos(self.clock), self.config.turns);
         self.turns.with_turns(now, |turns| turns.configure(time, lengths, now))?;
-        let slots = host_bytes.min(self.config.host_bytes) / self.config.chunk_bytes;
-        self.table.set_host_budget(u32::try_from(slots).unwrap_or(u32::MAX));
+        self.host_bytes = host_bytes.min(self.config.host_bytes);
+        self.renew_host_budget();
         self.machine.residency.configure(balance, quanta);
         (self.config.time, self.config.balance, self.config.quanta) = (time, balance, quanta);
         self.renew_terms();
@@ -572,19 +578,19 @@ impl Core {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant. They apply immediately. The tenant's name, its user and the memory size that it
-    /// sees do not change.
+    /// Changes the limits of a tenant. They apply immediately. The tenant's name and its user do not change. If the
+    /// tenant uses more than a lower memory size, it keeps this memory, and gets no further memory.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the limits cannot be met.
     pub fn change_tenant(&mut self, id: TenantId, spec: &TenantSpec) -> Result<(), TenantError> {
         spec.time.check()?;
-        self.table.set_limits(id, spec.limits)?;
+        self.check_windows(id.0, spec.window_bytes)?;
+        self.resize(id, spec)?;
         let tenant = self.tenants.get_mut(&id).ok_or(TenantError::Unknown(id))?;
-        tenant.spec.limits = spec.limits;
-        tenant.spec.time = spec.time;
-        tenant.spec.on_stuck = spec.on_stuck;
-        tenant.spec.share_group.clone_from(&spec.share_group);
+        let (name, uid) = (std::mem::take(&mut tenant.spec.name), tenant.spec.uid);
+        tenant.spec = TenantSpec { name, uid, ..spec.clone() };
+        self.renew_host_budget();
         self.renew_share_group(id);
         self.set_time_params();
         self.renew_terms();
@@ -662,6 +668,7 @@ impl Core {
         let _ = self.table.destroy_vm(id);
         self.machine.residency.forget(id);
         self.tenants.remove(&id);
+        self.renew_host_budget();
         self.renew_servers();
         self.shares.forget(id);
         self.deadlines.cancel(Deadline::SecondLimit(id));

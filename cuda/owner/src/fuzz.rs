@@ -85,6 +85,7 @@ impl World {
                 name: name.into(),
                 uid: None,
                 memory_bytes: 20 * CHUNK,
+                window_bytes: 0,
                 limits: vram::Limits { on_full, guarantee: 2, ..vram::Limits::default() },
                 time: sched::VgpuParams::default(),
                 on_stuck: OnStuck::Kill,
@@ -384,9 +385,12 @@ fn rules(input: &mut Input<'_>) -> Rules {
 
 fn tenant(input: &mut Input<'_>, folder: &Path) -> Tenant {
     let name = ["a", "b", "c", ""][input.below(4)];
+    let chunks = input.number();
     Tenant {
         name: name.into(),
-        memory_bytes: input.number().saturating_mul(CHUNK),
+        memory_bytes: chunks.saturating_mul(CHUNK),
+        // Most tenants have no window.
+        window_bytes: if chunks % 16 == 15 { chunks.saturating_mul(CHUNK) } else { 0 },
         memory: MemoryShare {
             quota: (input.byte() & 1 == 0).then(|| input.number().saturating_mul(CHUNK)),
             guarantee: input.number().saturating_mul(CHUNK),

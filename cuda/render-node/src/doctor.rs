@@ -1,7 +1,7 @@
-//! Obstacles to CUDA in a guest, with remedies.
+//! Finds obstacles to CUDA in a guest, with their remedies.
 //!
-//! The checks follow the way of a program: the kernel's driver, the device, its window, the render node, the version of
-//! the host's side, and the library that the loader finds.
+//! The checks follow the path of a program's calls: the kernel's driver, the device, its window, the render node, the
+//! version of the host's side, and the library that the loader finds.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -12,11 +12,11 @@ use crate::node::{Node, OpenError};
 
 /// Identifiers of the device: vendor and device of virtio-gpu.
 const IDS: (&str, &str) = ("0x1af4", "0x1050");
-/// Smallest window: smaller regions are registers.
+/// Minimum size of the window; smaller regions contain registers.
 const MIN_WINDOW_BYTES: u64 = 1 << 30;
-/// Addresses from here on are mapped with caches.
+/// Addresses at or above this address are mapped with caches.
 const FOUR_GIB: u64 = 1 << 32;
-/// Folder of the libraries, where the package installs them.
+/// Folder in which the package installs the libraries.
 pub const LIBRARIES: &str = "usr/lib/gpu-mediator-guest";
 /// Name of the library that programs load.
 const LIBRARY: &str = "libcuda.so.1";
@@ -42,7 +42,7 @@ impl Finding {
     }
 }
 
-/// A guest as files below a folder.
+/// A guest, represented by files below a folder.
 #[derive(Clone, Debug)]
 pub struct Guest {
     root: PathBuf,
@@ -55,7 +55,7 @@ impl Guest {
         Self { root: "/".into() }
     }
 
-    /// Runs all checks. Later ones need the earlier ones: the first that fails is the last.
+    /// Runs all checks. Later checks need the results of earlier ones, so a failed check is the last one.
     #[must_use]
     pub fn findings(&self) -> Vec<Finding> {
         let mut findings = self.facts();
@@ -67,7 +67,7 @@ impl Guest {
         findings
     }
 
-    /// Runs the checks of files.
+    /// Runs the checks that only read files.
     fn facts(&self) -> Vec<Finding> {
         let mut findings = Vec::new();
         for check in [Self::device, Self::window, Self::kernel, Self::render_node] {
@@ -92,7 +92,7 @@ impl Guest {
         paths
     }
 
-    /// Returns the folders of virtio-gpu devices. A VM may have one for its display as well.
+    /// Returns the folders of virtio-gpu devices. A VM may also have such a device for its display.
     fn devices(&self) -> Vec<PathBuf> {
         let mut devices = self.names("sys/bus/pci/devices");
         devices.retain(|path| (&*self.read(&path.join("vendor")), &*self.read(&path.join("device"))) == IDS);
@@ -111,7 +111,7 @@ impl Guest {
         }
     }
 
-    /// Returns start and size of a device's largest region.
+    /// Returns the start and the size of a device's largest region.
     fn largest_region(&self, device: &Path) -> Option<(u64, u64)> {
         let text = self.read(&device.join("resource"));
         let regions = text.lines().filter_map(|line| {
@@ -206,7 +206,7 @@ fn node(found: Result<Node, OpenError>) -> Finding {
     }
 }
 
-/// Checks the library that programs load, from the loader's list.
+/// Checks the library that programs load, according to the loader's list.
 fn library(cache: &[u8]) -> Finding {
     let cache = String::from_utf8_lossy(cache);
     let mut places = cache.lines().filter_map(|line| {

@@ -1,12 +1,13 @@
 //! The render node of a VM's CUDA function, for programs in the guest.
 //!
 //! - `uapi`: arguments and numbers of the driver's requests.
-//! - `node`: an open node with a context: blobs, mappings, submissions, fences.
-//! - `doctor`: obstacles to CUDA in a guest, with remedies; the program `gpu-mediator-guest-doctor` prints it.
-//! - `transport`: the guest library's [`cuda_ring::Transport`] over a node.
+//! - `node`: an open node with a context: blobs, mappings, submissions, and fences.
+//! - `doctor`: finds obstacles to CUDA in a guest; the program `gpu-mediator-guest-doctor` prints them with their
+//!   remedies.
+//! - `transport`: implements the guest library's [`cuda_ring::Transport`] with a node.
 //!
-//! The driver is Linux's stock `virtio_gpu`; versions from 6.1 on are tested. The crate does not know the contents of
-//! blobs.
+//! The driver is Linux's stock `virtio_gpu`; versions from 6.1 on are tested. The crate does not interpret the contents
+//! of blobs.
 
 #![allow(unsafe_code, reason = "ioctl and mmap")]
 

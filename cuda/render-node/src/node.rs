@@ -1,7 +1,7 @@
-//! An open render node with a context of our capability set.
+//! An open render node with a context that uses our capability set.
 //!
 //! UNSAFETY: the `ioctl` system call, and mappings at addresses that the caller chooses. [`Request`] pairs each
-//! argument with its number; arguments that hold addresses are built next to their calls.
+//! argument with its number. Arguments that contain addresses are built next to their calls.
 
 use std::fs;
 use std::io;
@@ -20,10 +20,10 @@ use crate::uapi::{self, Request, context, parameter};
 pub const CAPSET: u32 = 24;
 /// Version of the capability set.
 const CAPSET_VERSION: u32 = 1;
-/// Rings of a context: the most that the driver has. Ring 0 is not used.
+/// Number of rings of a context, which is the driver's maximum. Ring 0 is not used.
 pub const RINGS: u64 = 64;
 
-/// Reason that a node cannot be used.
+/// Reason why a node cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// No node has the capability set.
@@ -32,7 +32,7 @@ pub enum OpenError {
          CUDA function"
     )]
     None,
-    /// The user may not open the nodes.
+    /// The user is not permitted to open the nodes.
     #[error("{0} cannot be opened: add the user to the group `render`")]
     Denied(PathBuf),
     /// A request failed.
@@ -49,7 +49,7 @@ pub enum OpenError {
     },
 }
 
-/// Checks that the versions of host and library differ by one at most.
+/// Checks that the versions of host and library differ by at most one.
 fn check_version(host: u32) -> Result<(), OpenError> {
     if host.abs_diff(CAPSET_VERSION) <= 1 { Ok(()) } else { Err(OpenError::Version { host }) }
 }
@@ -59,11 +59,11 @@ fn check_version(host: u32) -> Result<(), OpenError> {
 pub struct Capset {
     /// Version of the protocol.
     pub version: u32,
-    /// Bytes of the window that all programs share.
+    /// Size in bytes of the window that all programs share.
     pub window_bytes: u64,
 }
 
-/// A handle of a blob. It must be closed with [`Node::close`].
+/// A handle of a blob. The caller must close the handle with [`Node::close`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handle(u32);
 
@@ -76,7 +76,7 @@ pub struct Node {
 
 struct Call<'a, T>(&'a mut T);
 
-// SAFETY: `Request` guarantees that the number belongs to the argument.
+// SAFETY: `Request` guarantees that the number matches the argument.
 unsafe impl<T: Request> Ioctl for Call<'_, T> {
     type Output = ();
     const IS_MUTATING: bool = true;
@@ -96,7 +96,7 @@ unsafe impl<T: Request> Ioctl for Call<'_, T> {
 
 fn call<T: Request>(file: &OwnedFd, argument: &mut T) -> rustix::io::Result<()> {
     rustix::io::retry_on_intr(|| {
-        // SAFETY: see `Ioctl for Call`; addresses in the argument are valid for the call.
+        // SAFETY: see `Ioctl for Call`; addresses in the argument are valid during the call.
         unsafe { rustix::ioctl::ioctl(file, Call(argument)) }
     })
 }
@@ -106,10 +106,10 @@ fn address<T>(of: &T) -> u64 {
 }
 
 impl Node {
-    /// Opens the first node with CUDA and creates a context there.
+    /// Opens the first node with the capability set, and creates a context there.
     ///
     /// # Errors
-    /// If there is no such node, or it refuses a context.
+    /// Returns an error if no such node exists, or the node rejects the context.
     pub fn find() -> Result<Self, OpenError> {
         let entries = fs::read_dir("/dev/dri").map_err(|_| OpenError::None)?;
         let mut paths: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
@@ -130,7 +130,7 @@ impl Node {
     /// Opens a node and creates a context. Returns `None` if the node has no CUDA.
     ///
     /// # Errors
-    /// If it cannot be opened, or refuses a context.
+    /// Returns an error if the node cannot be opened, or rejects the context.
     pub fn open(path: &Path) -> rustix::io::Result<Option<Self>> {
         let file = rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?;
         if !is_virtio_gpu(&file)? {
@@ -157,7 +157,7 @@ impl Node {
     /// Creates a blob with the program's number `blob`.
     ///
     /// # Errors
-    /// If the window has no room. Other refusals show when it is mapped.
+    /// Returns an error if the window has no space. Other errors are reported when the blob is mapped.
     pub fn create_blob(&self, blob: u64, bytes: u64) -> rustix::io::Result<Handle> {
         let (memory, flags) = (uapi::MEMORY_HOST3D, uapi::BLOB_MAPPABLE);
         let mut create = uapi::CreateBlob { memory, flags, bytes, blob, ..Default::default() };
@@ -165,35 +165,37 @@ impl Node {
         Ok(Handle(create.handle))
     }
 
-    /// Maps a whole blob, not in children: at an address that the kernel chooses. Returns the address.
+    /// Maps a whole blob at an address that the kernel chooses. Children do not inherit the mapping. Returns the
+    /// address.
     ///
     /// # Errors
-    /// If the device refuses the blob.
+    /// Returns an error if the device rejects the blob.
     pub fn map(&self, handle: Handle, bytes: u64) -> rustix::io::Result<u64> {
         // SAFETY: the kernel chooses an address at which nothing is mapped.
         unsafe { self.map_with(handle, bytes, ptr::null_mut(), MapFlags::empty()) }
     }
 
-    /// Maps a whole blob at `at`, in place of the pages there. If it is refused, they become inaccessible.
+    /// Maps a whole blob at `at`, and replaces the pages there. If the device rejects the blob, these pages become
+    /// inaccessible.
     ///
     /// # Errors
-    /// If the device refuses the blob.
+    /// Returns an error if the device rejects the blob.
     ///
     /// # Safety
-    /// Nothing uses the pages at `at`.
+    /// The pages at `at` must not be in use.
     pub unsafe fn map_at(&self, handle: Handle, bytes: u64, at: u64) -> rustix::io::Result<u64> {
         let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
-        // SAFETY: the caller guarantees that nothing uses the pages.
+        // SAFETY: the caller guarantees that the pages are not in use.
         let mapped = unsafe { self.map_with(handle, bytes, place, MapFlags::FIXED) };
         if mapped.is_err() {
-            // SAFETY: as above. The kernel may have removed the pages before the device refused.
+            // SAFETY: as above. The kernel may have removed the pages before the device rejected the blob.
             unsafe { reserve(at, bytes) }?;
         }
         mapped
     }
 
     /// # Safety
-    /// With [`MapFlags::FIXED`], nothing uses the pages at `at`.
+    /// With [`MapFlags::FIXED`], the pages at `at` must not be in use.
     unsafe fn map_with(
         &self,
         handle: Handle,
@@ -212,10 +214,10 @@ impl Node {
         Ok(start.expose_provenance() as u64)
     }
 
-    /// Closes a handle. The blob lives on as long as it is mapped.
+    /// Closes a handle. The blob exists as long as it is mapped.
     ///
     /// # Errors
-    /// If there is no such handle.
+    /// Returns an error if the handle does not exist.
     pub fn close(&self, handle: Handle) -> rustix::io::Result<()> {
         call(&self.file, &mut uapi::Close { handle: handle.0, padding: 0 })
     }
@@ -223,22 +225,22 @@ impl Node {
     /// Passes bytes to the device.
     ///
     /// # Errors
-    /// If the driver cannot send them.
+    /// Returns an error if the driver cannot send the bytes.
     pub fn submit(&self, command: &[u8]) -> rustix::io::Result<()> {
         self.submit_with(command, 0, 0).map(drop)
     }
 
-    /// Passes bytes to the device. Returns a descriptor that is readable once the device has answered, or has answered
-    /// a later submission on the same ring.
+    /// Passes bytes to the device. Returns a descriptor that becomes readable when the device has answered this
+    /// submission, or a later submission on the same ring.
     ///
     /// # Errors
-    /// If the driver cannot send them, or the process has no free descriptor.
+    /// Returns an error if the driver cannot send the bytes, or the process has no free descriptor.
     pub fn submit_fenced(&self, command: &[u8], ring: u32) -> rustix::io::Result<OwnedFd> {
         let fence = self.submit_with(command, uapi::FENCE_OUT | uapi::RING_IDX, ring)?;
         if fence < 0 {
             return Err(Errno::BADF);
         }
-        // SAFETY: the driver made this descriptor for the caller.
+        // SAFETY: the driver has created this descriptor for the caller.
         Ok(unsafe { OwnedFd::from_raw_fd(fence) })
     }
 
@@ -251,10 +253,10 @@ impl Node {
     }
 }
 
-/// Replaces pages by an inaccessible reservation.
+/// Replaces pages with an inaccessible reservation.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
 /// Nothing uses the pages.
@@ -262,21 +264,21 @@ pub(crate) unsafe fn reserve(at: u64, bytes: u64) -> rustix::io::Result<()> {
     let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
     let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
     let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-    // SAFETY: the caller guarantees that nothing uses the pages.
+    // SAFETY: the caller guarantees that the pages are not in use.
     unsafe { mmap_anonymous(place, len, ProtFlags::empty(), flags) }.map(drop)
 }
 
 /// Unmaps pages.
 ///
 /// # Errors
-/// If the kernel refuses.
+/// Returns an error if the kernel rejects the request.
 ///
 /// # Safety
 /// Nothing uses the pages.
 pub(crate) unsafe fn unmap(at: u64, bytes: u64) -> rustix::io::Result<()> {
     let len = usize::try_from(bytes).map_err(|_| Errno::INVAL)?;
     let place = ptr::with_exposed_provenance_mut(usize::try_from(at).map_err(|_| Errno::INVAL)?);
-    // SAFETY: the caller guarantees that nothing uses the pages.
+    // SAFETY: the caller guarantees that the pages are not in use.
     unsafe { munmap(place, len) }
 }
 

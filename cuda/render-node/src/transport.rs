@@ -1,6 +1,6 @@
-//! The guest library's transport over a render node.
+//! Implements the guest library's transport with a render node.
 //!
-//! UNSAFETY: mappings at addresses that the library chooses, and the descriptor that a child closes.
+//! UNSAFETY: maps memory at addresses that the library chooses, and closes a descriptor in a child.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,28 +17,29 @@ use crate::node::{Handle, Node, OpenError, RINGS, reserve, unmap};
 
 /// Submission that wakes the worker.
 const DOORBELL: u32 = 1;
-/// Submission that is answered when a word has reached a value.
+/// Submission that the device answers when a word has reached a value.
 const WAIT: u32 = 2;
-/// Submission that names the process.
+/// Submission that sends the name of the process.
 const IDENTIFY: u32 = 3;
 
 /// The transport of one process.
 #[derive(Debug)]
 pub struct RenderTransport {
-    /// Not closed by its destructor in a child, which may have another descriptor of the same number by then.
+    /// The node's destructor must not close the descriptor in a child, where the same number may belong to another
+    /// descriptor by then.
     node: ManuallyDrop<Node>,
     is_closed: AtomicBool,
     next: AtomicU32,
-    /// Number of the control blob, 0 before it exists.
+    /// Number of the control blob; 0 before the blob exists.
     control: AtomicU32,
     handles: Mutex<BTreeMap<u32, Handle>>,
 }
 
 impl RenderTransport {
-    /// Opens the first node with CUDA.
+    /// Opens the first node with the capability set.
     ///
     /// # Errors
-    /// If there is none, or it refuses a context.
+    /// Returns an error if no such node exists, or the node rejects the context.
     pub fn open() -> Result<Self, OpenError> {
         Ok(Self::new(Node::find()?))
     }
@@ -46,7 +47,7 @@ impl RenderTransport {
     /// Uses an open node.
     #[must_use]
     pub fn new(node: Node) -> Self {
-        // The name is for operators only.
+        // The name is only shown to operators.
         let _ = node.submit(&words(&[IDENTIFY, std::process::id()]));
         Self {
             node: ManuallyDrop::new(node),
@@ -72,7 +73,7 @@ impl Transport for RenderTransport {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         let handle = node.create_blob(u64::from(id) << 32 | u64::from(kind.number()), bytes)?;
         let mapped = match address {
-            // SAFETY: the library names addresses that it has reserved, or whose pages it moves here.
+            // SAFETY: the library passes addresses that it has reserved, or whose contents it moves here.
             Some(at) => unsafe { node.map_at(handle, bytes, at) },
             None => node.map(handle, bytes),
         };
@@ -95,7 +96,7 @@ impl Transport for RenderTransport {
         let Blob { id, address, bytes } = blob;
         let handle = self.handles().remove(&id).ok_or(io::ErrorKind::NotFound)?;
         if keep_range {
-            // SAFETY: the library gives the blob back, so nothing uses its pages.
+            // SAFETY: the library returns the blob, so its pages are not in use.
             unsafe { reserve(address, bytes) }?;
         } else {
             // SAFETY: as above.
@@ -115,7 +116,7 @@ impl Transport for RenderTransport {
         command.extend(value.to_le_bytes());
         let fence = node.submit_fenced(&command, ring())?;
         match poll(&mut [PollFd::new(&fence, PollFlags::IN)], None) {
-            // A signal ends the wait; the caller looks at the word.
+            // If a signal ends the wait, the caller checks the word.
             Ok(_) | Err(Errno::INTR) => Ok(()),
             Err(error) => Err(error.into()),
         }
@@ -139,12 +140,12 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-/// Rings that a thread has, as bits. Bit 0 is set: that ring is not used.
+/// Bit mask of the rings that threads use. Bit 0 is set, because ring 0 is not used.
 static USED_RINGS: AtomicU64 = AtomicU64::new(1);
-/// The ring that threads share when there is no free one.
+/// The ring that threads share when no other ring is free.
 const SHARED_RING: u32 = RINGS as u32 - 1;
 
-/// A thread's ring; given back when the thread ends.
+/// A thread's ring, which is released when the thread ends.
 struct Ring(u32);
 
 impl Drop for Ring {
@@ -167,7 +168,7 @@ fn take_ring() -> u32 {
     taken.map_or(SHARED_RING, u64::trailing_ones)
 }
 
-/// Returns the ring of this thread: fences of one ring signal each other, those of two rings do not.
+/// Returns the ring of this thread. Fences of one ring signal each other, but fences of different rings do not.
 fn ring() -> u32 {
     RING.try_with(|ring| ring.0).unwrap_or(SHARED_RING)
 }

@@ -9,12 +9,12 @@ const GROUP: u8 = b'd';
 /// First number of a driver's own requests.
 const DRIVER: u8 = 0x40;
 
-/// A request: its argument, with its number.
+/// A request: its argument and its number.
 ///
 /// # Safety
-/// The kernel reads and writes exactly the structure for this number, and keeps no address of it.
+/// The kernel must read and write exactly this structure for this number, and must not keep an address from it.
 pub(crate) unsafe trait Request {
-    /// The number with the size and the direction.
+    /// The request number, including the size and the direction.
     const OPCODE: Opcode;
 }
 
@@ -28,7 +28,7 @@ macro_rules! requests {
                 $($(#[$field_doc])* pub(crate) $field: $type,)*
             }
 
-            // SAFETY: the layout is that of the driver's header. Addresses in it are built next to the calls.
+            // SAFETY: the layout matches the driver's header. Addresses in the argument are created next to the calls.
             unsafe impl Request for $name {
                 const OPCODE: Opcode = $opcode;
             }
@@ -37,20 +37,20 @@ macro_rules! requests {
 }
 
 requests! {
-    /// Asks for the driver's name.
+    /// Requests the name of the driver.
     Version = opcode::read_write::<Version>(GROUP, 0x00),
         major: i32, minor: i32, patch: i32, padding: u32, name_bytes: u64, name: u64, date_bytes: u64, date: u64,
         description_bytes: u64, description: u64;
     /// Closes a handle.
     Close = opcode::write::<Close>(GROUP, 0x09), handle: u32, padding: u32;
-    /// Asks for the offset at which a blob is mapped.
+    /// Requests the offset at which a blob is mapped.
     Map = opcode::read_write::<Map>(GROUP, DRIVER + 0x01), offset: u64, handle: u32, padding: u32;
-    /// Submits bytes to the context. Later kernels have further fields, which they take as zeros.
+    /// Submits bytes to the context. Later kernels have further fields, and treat the missing fields as zeros.
     Submit = opcode::read_write::<Submit>(GROUP, DRIVER + 0x02),
         flags: u32, bytes: u32, command: u64, handles: u64, handle_count: u32, fence: i32, ring: u32, padding: u32;
-    /// Asks for a parameter, which is stored at an address.
+    /// Requests a parameter, which the kernel stores at an address.
     GetParameter = opcode::read_write::<GetParameter>(GROUP, DRIVER + 0x03), parameter: u64, value: u64;
-    /// Asks for a capability set.
+    /// Requests a capability set.
     GetCapset = opcode::read_write::<GetCapset>(GROUP, DRIVER + 0x09),
         id: u32, version: u32, address: u64, bytes: u32, padding: u32;
     /// Creates a blob.
@@ -69,19 +69,19 @@ pub(crate) mod parameter {
     pub(crate) const CAPSETS: u64 = 7;
 }
 
-/// Parameters of a new context: pairs of a number and a value.
+/// Parameters of a new context, as pairs of a number and a value.
 pub(crate) mod context {
     pub(crate) const CAPSET: u64 = 1;
     pub(crate) const RINGS: u64 = 2;
 }
 
-/// Memory of a blob: on the host.
+/// Memory type of a blob: on the host.
 pub(crate) const MEMORY_HOST3D: u32 = 2;
-/// A blob that can be mapped.
+/// Flag of a blob that can be mapped.
 pub(crate) const BLOB_MAPPABLE: u32 = 1;
-/// Flag of a submission: returns the descriptor of a fence.
+/// Flag of a submission that returns the descriptor of a fence.
 pub(crate) const FENCE_OUT: u32 = 2;
-/// Flag of a submission: its fence is on a ring.
+/// Flag of a submission whose fence is on a ring.
 pub(crate) const RING_IDX: u32 = 4;
 
 #[cfg(test)]
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_header() {
-        // Direction, size, group and number, as `_IOWR` makes them.
+        // The direction, size, group and number, encoded as `_IOWR` does.
         assert_eq!(Map::OPCODE, 0xc010_6441);
         assert_eq!(Submit::OPCODE, 0xc028_6442);
         assert_eq!(GetParameter::OPCODE, 0xc010_6443);

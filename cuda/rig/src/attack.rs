@@ -1,4 +1,4 @@
-//! Makes system calls in the driver's process, as the code of a hostile guest would, and illegal accesses.
+//! Makes system calls and illegal accesses in the driver's process, as code of a hostile guest would.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const TEXTS_BYTES: u64 = 64 << 10;
 /// Makes the card access an illegal address after a line of input, and returns the error of the next call.
 ///
 /// # Errors
-/// If the driver fails earlier, or does not notice the access.
+/// Returns an error if the driver fails earlier, or does not notice the access.
 pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<String> {
     let (illegal, stream) = (cuda.kernel("illegal")?, cuda.stream()?);
     println!("ready");
@@ -29,10 +29,10 @@ pub fn fault(cuda: Cuda, lines: &std::sync::mpsc::Receiver<String>) -> Result<St
     Ok(lost.context("the driver reports no fault")?.to_string())
 }
 
-/// Makes the calls that `words` describe, and prints the result of each, or its negative error number.
+/// Makes the calls that `words` describe, and prints the result of each call, or its negative error number.
 ///
 /// # Errors
-/// Returns an error if the words are invalid or the driver fails. A process that makes a forbidden call is ended.
+/// Returns an error if the words are invalid or the driver fails. A process that makes a forbidden call is killed.
 pub fn make(cuda: Cuda, words: &[String]) -> Result<()> {
     let kernel = cuda.kernel("syscall")?;
     let stream = cuda.stream()?;

@@ -1,4 +1,4 @@
-//! Measures the cost of single calls for the benchmark, with and without the library.
+//! Measures the cost of single calls, with and without the library, for the benchmark.
 
 use std::time::Instant;
 

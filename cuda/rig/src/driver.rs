@@ -1,9 +1,9 @@
-//! The driver API, as programs use it.
+//! The driver API as programs use it.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
-/// Finds a function by its name and the driver's version, and gives it this signature.
+/// Finds a function by its name and the driver's version, and casts it to this signature.
 macro_rules! function {
     ($cuda:expr, $name:literal, $version:literal, fn($($argument:ty),* $(,)?)) => {{
         let found = $cuda.find($name, $version)?;
@@ -13,6 +13,7 @@ macro_rules! function {
 }
 
 mod arrays;
+mod names;
 mod nodes;
 mod objects;
 mod peers;
@@ -23,7 +24,7 @@ pub use objects::Objects;
 use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 
-/// A memory location, as the driver identifies it.
+/// A memory location in the driver's form.
 #[derive(Clone, Copy, Debug)]
 pub struct Location {
     /// `CUmemLocationType`.
@@ -419,13 +420,13 @@ impl Cuda {
         self.raw_unmap(at, bytes as usize)
     }
 
-    /// Sets the access that a location has to mappings.
+    /// Sets the access of a location to mappings.
     pub fn allow(&self, at: u64, bytes: u64, location: Location, flags: i32) -> Result<(), Failed> {
         let access = [location.kind, location.id, flags];
         self.raw_access(at, bytes as usize, &raw const access, 1)
     }
 
-    /// Returns the flags of the access that the first card has at an address.
+    /// Returns the access flags of the first card at an address.
     pub fn may(&self, at: u64) -> Result<u64, Failed> {
         let (mut flags, location) = (0, [1, 0]);
         self.raw_may(&raw mut flags, &raw const location, at).map(|()| flags)

@@ -1,6 +1,6 @@
 //! CUDA programs and a scripted owner, for tests and benchmarks of the library.
 //!
-//! [`Cuda`] is the driver API as a program sees it, found by the loader or by path. [`own`] contains programs that
+//! [`Cuda`] is the driver API as a program uses it, found by the loader or by its path. [`own`] contains programs that
 //! manage their virtual memory themselves. [`owner`] executes the owner's side of the protocol from a script: it grants
 //! requests, moves chunks at random, and ends turns, without any policy. [`calls`] measures single calls, and [`stall`]
 //! stops a program's replies. [`neighbour`] is an honest program that reports its progress, and [`raw`] is a client

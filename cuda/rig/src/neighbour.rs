@@ -1,5 +1,5 @@
-//! An honest program that runs next to a hostile one. It keeps the card busy, requests memory, and reports its
-//! progress.
+//! An honest program that runs next to a hostile one. The honest program keeps the card busy, requests memory, and
+//! reports its progress.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub struct Report {
     pub ms: f64,
     /// Number of submitted kernels.
     pub kernels: u64,
-    /// Card time of its kernels in microseconds, as counted by the kernels themselves.
+    /// Card time of the program's kernels in microseconds, as counted by the kernels themselves.
     pub card_us: u64,
     /// Maximum time between two consecutive submissions in milliseconds, which is its longest wait for a turn.
     pub longest_wait_ms: f64,

@@ -68,8 +68,8 @@ fn text(function: *mut c_void, device: Device) -> Option<String> {
 /// Identities of cards, each with its NVML index.
 pub type Shown = Vec<(String, u32)>;
 
-/// Returns the identity and the index of each card that NVML lists, and the results of searches for other cards by each
-/// of `addresses`, which are identities or PCI addresses.
+/// Returns the identity and the index of each card that NVML lists. Also returns the results of searches for other
+/// cards by each of `addresses`, which are identities or PCI addresses.
 pub fn cards(addresses: &[String]) -> Result<(Shown, Vec<c_int>), Failed> {
     let nvml = Nvml::load()?;
     let (count, by_index) =

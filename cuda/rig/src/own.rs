@@ -54,7 +54,8 @@ impl Buffer {
             ensure!(ends == good, "buffer {number} has {ends:?} at {at:#x} instead of {good:?}");
             let (start, bytes) = cuda.range(at + last)?;
             ensure!((start, bytes) == (at, self.bytes), "{at:#x} is in {bytes} bytes at {start:#x}");
-            // Memory type, device, and the mapping's size and base. They do not depend on the memory's location.
+            // Memory type, device, and the mapping's size and base. These values do not depend on the location of the
+            // memory.
             let said = cuda.attributes(&[2, 9, 18, 19], at + 8)?;
             ensure!(said == [2, 0, self.bytes, at], "the attributes of {at:#x} are {said:x?}");
             ensure!(cuda.attribute(20, at)? == self.block, "its memory has another number");
@@ -156,7 +157,7 @@ pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64)
     Ok(format!("{total:016x}"))
 }
 
-/// Maps a handle again, unmaps it, or replaces it with another one.
+/// Maps a handle again, unmaps it, or replaces it with another handle.
 fn change(
     cuda: Cuda,
     buffers: &mut [Buffer],
@@ -181,7 +182,7 @@ fn change(
         return Ok(());
     }
     cuda.unmap_at(buffer.other, buffer.bytes)?;
-    // The memory has no mappings now, and is freed unless its handle keeps it alive.
+    // The memory has no mappings now, and is freed unless the handle keeps it alive.
     if round % 8 == 7 {
         let old = buffer.handle;
         buffer.handle = cuda.create_of(cuda.property(old)?, buffer.bytes, 0)?;
@@ -238,7 +239,7 @@ pub fn burst(cuda: Cuda, threads: usize) -> Result<String> {
     Ok(made.join(" "))
 }
 
-/// Maps handles until one is refused, releases all of them, and repeats this. Returns the amount in MiB for both
+/// Maps handles until a request fails, releases all of them, and repeats this. Returns the amount in MiB for both
 /// rounds.
 pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
     let bytes = step_mib * MIB;

@@ -1,4 +1,4 @@
-//! A scripted owner. It grants all requests, moves chunks at random, and ends turns.
+//! A scripted owner. This owner grants all requests, moves chunks at random, and ends turns.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
@@ -25,7 +25,7 @@ pub struct Script {
     pub driver: PathBuf,
     /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
-    /// Maximum card memory per process in bytes; the rest is placed in host memory.
+    /// Maximum card memory per process in bytes; further memory is in host memory.
     pub device_bytes: u64,
     /// Maximum total memory per process in bytes. Requests beyond it are refused.
     pub quota_bytes: u64,
@@ -35,7 +35,7 @@ pub struct Script {
     pub batch: usize,
     /// Limit on work in flight, in microseconds; 0 disables the limit and the measurement.
     pub run_ahead_us: u32,
-    /// Length of turns and of the pauses between them, in microseconds; 0 means one endless turn.
+    /// Length in microseconds of turns and of the pauses between them; 0 means one endless turn.
     pub turn_us: u32,
     /// Time limit for a tenant to quiesce.
     pub patience: Duration,
@@ -109,7 +109,7 @@ impl Owner {
 }
 
 impl Owner {
-    /// Stops the owner after it has received all messages. Returns its counts.
+    /// Stops the owner after it has received all messages. Returns the owner's counts.
     pub fn finish(mut self) -> Counts {
         self.join();
         self.counts()

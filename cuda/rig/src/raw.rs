@@ -1,7 +1,8 @@
-//! A client for hostile programs. It speaks the owner's protocol without the library, and executes commands.
+//! A client for hostile programs. This client speaks the owner's protocol without the library, and executes commands.
 //!
-//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. It opens
-//! the driver only for [`Command::Launch`]. The `hostile` tests start it, as a separate user if they run as root.
+//! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. The
+//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start it, as a separate user if they run
+//! as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -20,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Cuda;
 
-/// Process that calls `connect`, and whose credentials the owner gets.
+/// Process that calls `connect`, so that the owner gets its credentials.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Through {
     /// The client itself.
@@ -56,7 +57,7 @@ pub struct Manner {
 }
 
 impl Manner {
-    /// Replies to every order like the library.
+    /// Replies to every order as the library does.
     #[must_use]
     pub fn honest() -> Self {
         Self { quiesce: Reply::Honest, redirect: Reply::Honest, stop: Reply::Honest }
@@ -116,8 +117,8 @@ pub enum Command {
 pub enum Answer {
     /// Number of the new connection.
     Link(usize),
-    /// Number of messages sent. It is lower than requested if the connection failed, or if its queue was full for a
-    /// second.
+    /// Number of messages sent. The number is lower than requested if the connection failed, or if its queue was full
+    /// for a second.
     Sent(u32),
     /// Messages since the last command.
     Heard {

@@ -1,4 +1,4 @@
-//! Makes a program unresponsive to its owner, by making its library listen to a connection on which no process sends.
+//! Makes a program unresponsive to its owner: its library then listens to a connection on which no process sends.
 //!
 //! UNSAFETY: replaces one descriptor with another.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -16,7 +16,7 @@ pub fn stop_answers() -> Result<()> {
     let numbers: Vec<i32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();
     let mut found = 0;
     for number in numbers {
-        // SAFETY: the descriptor was open just now; if it no longer is, the query fails.
+        // SAFETY: the descriptor was open just now; if it is no longer open, the query fails.
         let connection = unsafe { BorrowedFd::borrow_raw(number) };
         if sockopt::socket_type(connection) != Ok(SocketType::SEQPACKET) {
             continue;

@@ -42,7 +42,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // Kill the daemon. Its owner exits too, and their successors take over the programs.
+    // Kill the daemon. The owner exits, too, and the next daemon and the next owner take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);
@@ -183,7 +183,7 @@ fn guarantee_waiting_for_memory_does_not_block_requests() {
     assert_eq!(holder.end(), "held");
 }
 
-/// Waits for a program that must fail. Returns its last line.
+/// Waits for a program that must fail. Returns the last line of the program's output.
 fn fails(mut program: Program) -> String {
     let mut text = String::new();
     std::io::Read::read_to_string(program.output(), &mut text).expect("readable");
@@ -210,7 +210,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     let served = |tenant: &str| json(&rig, &["tenant", "show", tenant])["served"] == true;
     until(&rig, "b", "both programs are listed", |b| programs(b) == 1);
 
-    // The card needs a reset first, and reports this until it gets one.
+    // The card needs a reset first, and reports this until it is reset.
     rig.set_broken(0, true);
     rig.reset(0);
     fails(lost);
@@ -246,7 +246,7 @@ fn reset_card_loses_its_programs_and_serves_again() {
     daemon.kill();
 }
 
-/// Returns the code blocks of one kind in README.md's CUDA section.
+/// Returns the code blocks in one language from README.md's CUDA section.
 fn readme(kind: &str) -> Vec<&'static str> {
     let section = include_str!("../../../README.md").split("## CUDA programs on your GPU").nth(1).expect("a section");
     let section = section.split("\n## ").next().expect("its text");

@@ -1,4 +1,5 @@
-//! Tests events of CUDA tenants on the fake driver: kills with their reason, turns that overrun, the owner's end.
+//! Tests the events of CUDA tenants on the fake driver: kills with their reason, turns that overrun, and the end of the
+//! owner.
 
 mod support;
 
@@ -6,7 +7,7 @@ use serde_json::Value;
 use support::Rig;
 use support::daemon::*;
 
-/// Waits until there are `count` events of a kind about an object, and returns them.
+/// Waits until `count` events of a kind about an object exist, and returns them.
 fn awaited(rig: &Rig, kind: &str, name: &str, count: usize) -> Vec<Value> {
     // TIMEOUT: only a failing test waits this long.
     for _ in 0..600 {

@@ -14,7 +14,7 @@ use cuda_ring::{BlobKind, Header, PINNED_ADDRESSES, control, ring, slots, state}
 use rig::service_manager::ServiceManager;
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::daemon::{card, get, good, json, signal, tenant};
-use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, map, unref, until, wait};
+use support::virtio::{Driver, LIMIT, blob, context, destroy, doorbell, identify, map, unref, until, wait};
 use support::{Rig, built};
 
 /// Offsets of the blobs in the window.
@@ -42,7 +42,7 @@ impl Service {
             let worker = worker(rig);
             let more = format!("cuda.worker = {worker:?}\ncuda.orphan_timeout_s = {orphan_timeout_s}\n{keys}");
             let vm = "[[vm]]\nname = \"vm\"\ncard = \"fake\"\nvram_mib = 32\ncuda = { window_mib = 1024 }\n";
-            card(rig, "fake", &more) + &tenant("a", "fake", "") + vm
+            with_window(&card(rig, "fake", &more)) + &tenant("a", "fake", "") + vm
         });
         let manager = ServiceManager::new(&rig.folder.path().join("notify")).expect("a service manager");
         let daemon = spawn(&rig, &manager);
@@ -63,7 +63,7 @@ impl Service {
         self.daemon = spawn(&self.rig, &self.manager);
     }
 
-    /// Starts the next program to take over. Returns its process.
+    /// Starts the next program to take over. Returns the new program's process.
     fn upgrade(&mut self) -> i32 {
         let info = json(&self.rig, &["daemon", "upgrade"]);
         assert!(self.daemon.wait().expect("ended").success());
@@ -93,6 +93,11 @@ impl Drop for Service {
         let _ = self.daemon.kill();
         let _ = self.daemon.wait();
     }
+}
+
+/// Adds the host memory of one window to a card.
+fn with_window(card: &str) -> String {
+    card.replace("memory.host_mib = 128\n", "memory.host_mib = 1152\n")
 }
 
 fn spawn(rig: &Rig, manager: &ServiceManager) -> Child {
@@ -189,7 +194,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     let mut next = service.upgrade();
     for _ in 0..2 {
         check(&service, &mut driver, worker);
-        // The owner is the same process. It was not restarted, and its programs are connected immediately.
+        // The owner is the same process. The owner was not restarted, and its programs are connected immediately.
         assert_eq!(json(&service.rig, &["card", "show", "fake"])["owner_restarts"], 0);
         assert!(is_alive(owner), "{}", service.log());
         program.steps(3);
@@ -203,7 +208,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // When the program ends, its worker ends too. A removed VM leaves nothing behind.
+    // When the program ends, its worker ends, too. A removed VM leaves nothing behind.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
@@ -246,7 +251,7 @@ fn guest_program_continues_after_kills_of_the_daemon() {
 
 #[test]
 fn worker_with_a_user_of_its_own_finds_the_next_daemon() {
-    // Only root, or a daemon with the rights from the package's drop-in, can start processes of other users.
+    // Only root, or a daemon with the privileges from the package's drop-in, can start processes of other users.
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -338,7 +343,7 @@ fn worker_without_a_daemon_ends_after_its_time() {
     assert_eq!(workers(&service.rig).len(), 2);
     service.kill();
     until("workers exit without a daemon", || workers(&service.rig).is_empty());
-    // The next daemon finds that they have exited.
+    // The next daemon finds that the workers have exited.
     service.restart();
     until("the program is notified", || driver.load(control::STATE) == state::LOST);
     driver.status();
@@ -359,6 +364,44 @@ fn worker_that_the_next_daemon_does_not_know_ends_at_once() {
 }
 
 #[test]
+fn guest_program_is_shown_with_its_worker() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    driver.execute(&identify(1, 4321));
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    let check = |service: &Service, pid: u32| {
+        // A new daemon shows the programs once its function continues.
+        let mut shown = serde_json::Value::Null;
+        until("the VM's program", || {
+            shown = json(&service.rig, &["vm", "show", "vm"]);
+            shown["programs"].as_array().is_some_and(|programs| !programs.is_empty())
+        });
+        let program = &shown["programs"][0];
+        assert_eq!((&program["pid"], &program["worker"]), (&pid.into(), &worker.into()), "{shown} {}", service.log());
+        let is_shown = |shown: &serde_json::Value| {
+            let programs = shown["programs"].as_array().expect("a list").clone();
+            let found = programs.iter().find(|program| program["pid"] == worker);
+            found.is_some_and(|program| program["guest"] == serde_json::json!({ "name": "prog", "pid": pid }))
+        };
+        until("the tenant's program", || is_shown(&json(&service.rig, &["tenant", "show", "vm"])));
+        let text = good(&service.rig, &["tenant", "show", "vm"]);
+        assert!(text.contains(&format!("prog ({pid} in the guest, worker {worker})")), "{text}");
+        let list = get(&service.rig, "/v1/tenants");
+        assert!(list.contains(&format!("\"guest\":{{\"name\":\"prog\",\"pid\":{pid}}}")), "{list}");
+    };
+    check(&service, 4321);
+    // The guest chooses the number, and may change it.
+    driver.execute(&identify(1, 7));
+    check(&service, 7);
+    service.until_kept();
+    service.kill();
+    service.restart();
+    driver.status();
+    check(&service, 7);
+}
+
+#[test]
 fn part_of_a_vm_changes_under_its_program() {
     let service = Service::start(30);
     let mut driver = service.driver();
@@ -374,12 +417,93 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, and so has a restarted owner.
+    // The owner has the settings, and so does a restarted owner.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());
     until("another owner", || json(&service.rig, &["card", "show", "fake"])["owner_restarts"] != owner);
     until("the new owner's settings", || json(&service.rig, &["tenant", "show", "vm"])["time"]["weight"] == 50);
+}
+
+#[test]
+fn memory_size_of_a_vm_changes_under_its_program() {
+    let mut service = Service::start(30);
+    let mut driver = service.driver();
+    begin(&mut driver, 1);
+    let [worker] = workers(&service.rig)[..] else { panic!("one worker") };
+    let sizes = |service: &Service| {
+        let [vm, tenant] = ["vm", "tenant"].map(|kind| json(&service.rig, &[kind, "show", "vm"])["vram_mib"].clone());
+        // A new owner describes its card soon after its start.
+        let show = || support::daemon::ctl(&service.rig, &["--json", "memory", "show", "fake"]);
+        until("the owner describes its card", || show().status.success());
+        let memory = json(&service.rig, &["memory", "show", "fake"]);
+        let shown = memory["vms"].as_array().expect("a list").iter().find(|shown| shown["vm"] == "vm");
+        let seen = shown.expect("the VM")["advertised_bytes"].as_u64().expect("bytes") >> 20;
+        assert_eq!((&vm, &tenant), (&seen.into(), &seen.into()), "{memory}");
+        seen
+    };
+    assert_eq!(sizes(&service), 32);
+    good(&service.rig, &["tenant", "set", "vm", "--vram-mib", "16"]);
+    assert_eq!(sizes(&service), 16);
+    assert!(support::daemon::bad(&service.rig, 2, &["tenant", "set", "vm", "--vram-mib", "15"]).contains("chunk"));
+    // The card has 64 MiB, and host memory of 1,152 MiB.
+    let text = support::daemon::bad(&service.rig, 4, &["tenant", "set", "vm", "--vram-mib", "1218"]);
+    assert!(text.contains("vram_mib: 1218 MiB, expected at most 1216"), "{text}");
+    assert_eq!(sizes(&service), 16);
+    let file = service.rig.folder.path().join("desired.toml");
+    std::fs::write(&file, "[[vm]]\nname = \"vm\"\nvram_mib = 24\nmemory.quota_mib = 8\n").expect("written");
+    let path = file.display().to_string();
+    good(&service.rig, &["apply", "-f", &path]);
+    assert_eq!(sizes(&service), 24);
+    assert_eq!(json(&service.rig, &["tenant", "show", "vm"])["memory"]["quota_mib"], 8);
+    std::fs::write(&file, "[[vm]]\nname = \"vm\"\ncuda.window_mib = 2048\n").expect("written");
+    support::daemon::bad(&service.rig, 4, &["apply", "-f", &path]);
+    assert!(get(&service.rig, "/v1/events").contains("vram_mib"));
+    // The size outlives the owner, the daemon, and an upgrade.
+    let pid = owner_of(&service);
+    signal("-KILL", &pid.to_string());
+    until("another owner", || json(&service.rig, &["card", "show", "fake"])["owner_restarts"] == 1);
+    until("the new owner has the tenants", || json(&service.rig, &["tenant", "show", "vm"])["served"] == true);
+    assert_eq!(sizes(&service), 24);
+    service.until_kept();
+    service.kill();
+    service.restart();
+    driver.status();
+    assert_eq!(sizes(&service), 24);
+    let next = service.upgrade();
+    assert_eq!(sizes(&service), 24);
+    assert_eq!(workers(&service.rig), [worker], "{}", service.log());
+    kill_process(Pid::from_raw(next).expect("a process"), Signal::TERM).expect("signalled");
+    until("the last daemon has exited", || !is_alive(next));
+}
+
+#[test]
+fn windows_of_vms_count_as_host_memory_of_the_card() {
+    let service = Service::start(30);
+    let memory = || {
+        let shown = json(&service.rig, &["memory", "show", "fake"]);
+        ["host_budget_bytes", "host_used_bytes", "windows_bytes"].map(|key| shown[key].as_u64().expect("bytes") >> 20)
+    };
+    assert_eq!(memory(), [1152, 1024, 1024]);
+    let second = ["vm", "add", "second", "--card", "fake", "--vram-mib", "8", "--cuda", "--cuda-window-mib", "1024"];
+    let text = support::daemon::bad(&service.rig, 4, &second);
+    assert!(text.contains("cuda.window_mib: 1024 MiB, expected at most 128: the window is host memory"), "{text}");
+    let text = support::daemon::bad(&service.rig, 2, &["memory", "set", "fake", "--host-mib", "1022"]);
+    assert!(text.contains("memory.host_mib: 1022 MiB, expected at least 1024 for windows of VMs"), "{text}");
+    // A tenant gets only the rest of the host memory.
+    let mut program = support::daemon::run(&service.rig, "a", &[], &["fill", "--step-mib", "2"]);
+    assert_eq!(program.line(), "64", "its own limit");
+    program.child.wait().expect("ends");
+    good(&service.rig, &["tenant", "set", "a", "--vram-mib", "1000"]);
+    let mut program = support::daemon::run(&service.rig, "a", &[], &["fill", "--step-mib", "2"]);
+    assert_eq!(program.line(), "192", "64 MiB of the card, and 128 MiB of host memory");
+    program.child.wait().expect("ends");
+    let shown = get(&service.rig, "/metrics");
+    assert!(shown.contains("gpu_mediator_host_memory_windows_bytes{card=\"fake\"} 1073741824"), "{shown}");
+    good(&service.rig, &["vm", "remove", "vm"]);
+    assert_eq!(memory(), [1152, 0, 0]);
+    good(&service.rig, &second);
+    assert_eq!(memory(), [1152, 1024, 1024]);
 }
 
 /// Returns the owner's process.

@@ -1,4 +1,4 @@
-//! Tests C programs of Gdev's interface: on the fake driver alone, as programs of a tenant, and in a guest.
+//! Tests C programs that use Gdev's interface: directly on the fake driver, as programs of a tenant, and in a guest.
 
 mod support;
 
@@ -14,7 +14,7 @@ fn compiled(rig: &Rig, name: &str) -> PathBuf {
     compiled_with(rig, "c", name, &built("libgdev.so"))
 }
 
-/// Compiles a program from a crate's examples. It needs the library at `library`.
+/// Compiles a program from a crate's examples, and links it with the library at `library`.
 fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev").join(part);
     let folder = library.parent().expect("a folder");
@@ -28,7 +28,7 @@ fn compiled_with(rig: &Rig, part: &str, name: &str, library: &Path) -> PathBuf {
     program
 }
 
-/// Returns the kernel's image. The fake driver's modules have all of its kernels, whatever the image is.
+/// Returns the kernel's image. The fake driver's modules contain all of its kernels, regardless of the image.
 fn image() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../gdev/c/examples/c/add.ptx")
 }

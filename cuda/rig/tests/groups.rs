@@ -1,4 +1,4 @@
-//! Share groups with MPS servers, as processes, on the fake driver.
+//! Tests share groups with MPS servers, as processes on the fake driver.
 
 mod support;
 
@@ -11,15 +11,15 @@ use support::{Program, Rig};
 
 /// Stands for `nvidia-cuda-mps-control`.
 const MPS: &str = env!("CARGO_BIN_EXE_cuda-fake-mps");
-/// Kernels of each program that are compared.
+/// Number of kernels of each program that are compared.
 const KERNELS: usize = 150;
 
-/// Creates a rig with tenants of these names and groups, whose programs work together.
+/// Creates a rig with tenants that have these names and groups, and whose programs run at the same time.
 fn grouped(tenants: &[(&str, &str)]) -> Rig {
     shared(tenants, "together")
 }
 
-/// Creates a rig with tenants of these names and groups, and this value of `sharing`.
+/// Creates a rig with tenants that have these names and groups, and this value of `sharing`.
 fn shared(tenants: &[(&str, &str)], sharing: &str) -> Rig {
     let group = |group: &str| format!("share_group = \"{group}\"\nsharing = \"{sharing}\"\n");
     let mut rig = rig(|rig| {
@@ -49,7 +49,7 @@ fn awaited<T>(what: &str, look: impl Fn() -> Option<T>) -> T {
 /// A kernel in the fake driver's record.
 #[derive(Clone, Copy, Debug)]
 struct Kernel {
-    /// Number of its MPS server; 0 without one.
+    /// Number of the kernel's MPS server; 0 without a server.
     server: u64,
     begin: u64,
     end: u64,
@@ -66,7 +66,8 @@ fn kernels(rig: &Rig, program: &Program) -> Vec<Kernel> {
     text.lines().filter_map(kernel).collect()
 }
 
-/// Returns the number of kernels of `one` that ran next to a kernel of `other` for more than half of their time.
+/// Returns the number of kernels of `one` that ran concurrently with a kernel of `other` for more than half of their
+/// time.
 fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     let overlap = |a: &Kernel, b: &Kernel| a.end.min(b.end).saturating_sub(a.begin.max(b.begin));
     let is_next = |kernel: &&Kernel| {
@@ -75,7 +76,7 @@ fn concurrent(one: &[Kernel], other: &[Kernel]) -> usize {
     one.iter().filter(is_next).count()
 }
 
-/// Returns the kernels of two programs from the time on at which both have worked, as soon as there are enough.
+/// Returns the kernels of two programs from the time at which both have worked, as soon as enough kernels are recorded.
 fn together(rig: &Rig, programs: [&Program; 2]) -> [Vec<Kernel>; 2] {
     awaited("both work", || {
         let all = programs.map(|program| kernels(rig, program));
@@ -89,7 +90,7 @@ fn group_state(rig: &Rig, tenant: &str) -> Value {
     json(rig, &["tenant", "show", tenant])["group_state"].clone()
 }
 
-/// Waits until the programs of these tenants use the card at the same time as others.
+/// Waits until the programs of these tenants use the card at the same time as other programs.
 fn until_together(rig: &Rig, tenants: &[&str]) {
     for name in tenants {
         until(rig, name, "it takes part", |tenant| tenant["group_state"]["takes_part"] == true);
@@ -104,17 +105,17 @@ fn folder(rig: &Rig, group: &str) -> PathBuf {
 /// Returns true if a process has not ended.
 fn runs(pid: &str) -> bool {
     let stat = std::fs::read_to_string(Path::new("/proc").join(pid).join("stat")).unwrap_or_default();
-    // The parent of an orphan may leave its status unread.
+    // The parent of an orphan may leave its exit status unread.
     stat.rsplit_once(") ").is_some_and(|(_, state)| !state.starts_with('Z'))
 }
 
-/// Returns the process of a group's server, other than `old`.
+/// Returns the process of a group's server that is not `old`.
 fn server(rig: &Rig, group: &str, old: &str) -> String {
     let pipes = folder(rig, group).join("pipes");
     let found = || {
         let names = std::fs::read_dir(&pipes).into_iter().flatten().flatten().map(|entry| entry.file_name());
         let pids = names.filter_map(|name| Some(name.to_str()?.strip_prefix("server-")?.to_owned()));
-        // The socket of a killed server stays.
+        // The socket of a killed server remains.
         pids.into_iter().find(|pid| pid != old && runs(pid))
     };
     awaited("the server runs", found)
@@ -140,7 +141,7 @@ fn lost(mut program: Program) {
     assert!(!program.child.wait().expect("ends").success(), "its calls fail");
 }
 
-/// Makes a program work from now on, by its own count.
+/// Waits until a program has made progress, according to its own count.
 fn works(program: &mut Program) {
     let mut count = || {
         program.say("how much");
@@ -193,7 +194,7 @@ fn two_groups_take_exclusive_turns() {
     until_together(&rig, &["a", "b"]);
     let [one, other] = together(&rig, programs.each_ref());
     assert!(one[0].server != other[0].server && other[0].server != 0, "each group has a server of its own");
-    // The last kernel of a turn may overlap the first one of the next turn.
+    // The last kernel of a turn may overlap with the first kernel of the next turn.
     let both = concurrent(&one, &other);
     assert!(both < one.len() / 4, "{both} of {} kernels", one.len());
     drop(programs.map(Program::end));
@@ -236,7 +237,7 @@ fn killed_mps_is_restarted_and_its_programs_are_named() {
         until_together(&rig, &["a", "b"]);
         let pids = programs.each_ref().map(|program| program.child.id());
         let of_server = server(&rig, "g", &old);
-        // First the server, then the control daemon, whose server ends with it.
+        // Kill the server first, and then the control daemon, whose server ends with it.
         let killed = if round == 1 { of_server.clone() } else { control(&rig, "g") };
         signal("-KILL", &killed);
         programs.into_iter().for_each(lost);
@@ -261,7 +262,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     let rig = grouped(&[("a", "g"), ("b", "g"), ("c", "h")]);
     let _daemon = Daemon::start(&rig);
     let (member, mut other) = (count(&rig, "b"), count(&rig, "c"));
-    // It notices nothing, so that the server is faulty until it ends.
+    // This program does not notice the fault, so the server stays faulty until the program ends.
     let mut holds = run(&rig, "b", &[], &["hold", "--mib", "2"]);
     assert_eq!(holds.line(), "holds");
     let mut faulty = run(&rig, "a", &[], &["fault"]);
@@ -279,7 +280,7 @@ fn fault_ends_the_clients_of_its_group_only() {
     let refused = run(&rig, "b", &[], &["look"]);
     lost(refused);
     holds.kill();
-    // The server accepts clients again when all of them have ended.
+    // The server accepts clients again when all of its clients have ended.
     let again = count(&rig, "b");
     until_together(&rig, &["b"]);
     drop([again, other].map(Program::end));

@@ -5,8 +5,9 @@
 
 mod support;
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use support::daemon::{self, Daemon};
 use support::guest::Loopback;
 use support::hostile::{account, until_accounts};
 use support::{PROGRAM, Program, Rig, owner};
@@ -88,10 +89,10 @@ fn registered_memory_is_copied_and_not_mapped() {
     let _owner = owner(&rig, 64, &[]);
     let guest = Loopback::start(&rig, "a");
     let output = guest.command(&rig, PROGRAM).arg("register").output().expect("starts");
-    // No address; an unknown flag; access by kernels; success; registered already; success; its address for the card;
-    // the middle of a registration. Registration is supported; kernels with host pointers are not. Two successful ends,
-    // and a surplus one. Hints about managed memory, about addresses beyond it, and about other memory. While the
-    // memory is registered, its type is host memory.
+    // The results are: no address; an unknown flag; access by kernels; success; registered already; success; its
+    // address for the card; the middle of a registration. Registration is supported, but kernels with host pointers are
+    // not. Two successful unregistrations, and a surplus one. Hints about managed memory, about addresses beyond it,
+    // and about other memory. While the memory is registered, its type is host memory.
     let codes = "[1, 1, 801, 0, 712, 0, 801, 713, 1, 0, 0, 0, 713, 0, 1, 1]";
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(text.trim(), format!("{codes} [(0, 1), (1, 0)] true"));
@@ -177,7 +178,7 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     let rig = Rig::new(256);
     let _owner = owner(&rig, 96, &[]);
     let (guest, other) = (Loopback::start(&rig, "a"), Loopback::start(&rig, "b"));
-    // Versions 1 and 2 of the call, and both again in a child. The total is the quota of 64 MiB.
+    // Test versions 1 and 2 of the call, and both versions again in a child. The total equals the quota of 64 MiB.
     let memory = text(guest.command(&rig, PROGRAM).arg("nvml"));
     assert!(memory.contains("64"), "{memory}");
     assert!(!memory.contains("96") && !memory.contains("256"), "{memory}");
@@ -190,4 +191,59 @@ fn nvml_reports_the_tenants_memory_and_the_guests_programs() {
     assert_eq!(listed.trim(), holder.child.id().to_string(), "the process ID in the guest, and no other tenant's");
     holder.end();
     neighbour.end();
+}
+
+#[test]
+fn full_window_refuses_pinned_memory_and_says_why() {
+    let rig = Rig::new(256);
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start_with(&rig, "a", Stdio::inherit(), &["--window-gib", "1"]);
+    let program = env!("CARGO_BIN_EXE_cuda-host");
+    let output = guest.command(&rig, program).arg("fill").output().expect("starts");
+    let error = String::from_utf8_lossy(&output.stderr);
+    // Rings and staging memory need a part of the window.
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "7", "{error}");
+    assert_eq!(error.matches("128 MiB of pinned memory do not fit into the window").count(), 1, "{error}");
+    assert!(error.contains("`cuda.window_mib`"), "{error}");
+}
+
+#[test]
+fn lower_memory_size_applies_to_a_running_guest_program() {
+    let rig = daemon::pair();
+    let _daemon = Daemon::start(&rig);
+    let guest = Loopback::under_daemon(&rig, "a");
+    let mut program = Program::start(guest.command(&rig, PROGRAM).args(["live", "--mib", "24"]));
+    program.steps(3);
+    let mut neighbour = daemon::run(&rig, "b", &[], &["live", "--mib", "16"]);
+    neighbour.steps(2);
+    daemon::good(&rig, &["tenant", "set", "a", "--vram-mib", "8"]);
+    daemon::until(&rig, "a", "memory beyond the size is evicted", |a| {
+        (daemon::mib(a, "on_card_bytes"), daemon::mib(a, "in_host_bytes")) == (8, 16)
+    });
+    program.steps(3);
+    // The tenant's programs get no further memory.
+    assert_eq!(text(guest.command(&rig, PROGRAM).arg("fill")).trim(), "0");
+    daemon::good(&rig, &["tenant", "set", "a", "--vram-mib", "64"]);
+    program.grow();
+    daemon::until(&rig, "a", "its memory returns", |a| daemon::mib(a, "in_host_bytes") == 0);
+    neighbour.steps(2);
+    assert_eq!(neighbour.end(), "held 8");
+    assert_eq!(program.end(), "held 14");
+}
+
+#[test]
+fn names_of_functions_are_those_of_the_driver() {
+    let rig = Rig::new(256);
+    let file = rig.folder.path().join("image");
+    std::fs::write(&file, "// an image\n.version 8.0\n.target sm_90\n").expect("written");
+    let arguments = ["names".as_ref(), file.as_os_str()];
+    let plain = text(rig.command(PROGRAM, "plain").args(arguments));
+    assert!(plain.contains("(\"checksum\", 3), (\"checksum\", 3), (\"fill\", "), "{plain}");
+    let _owner = owner(&rig, 64, &[]);
+    let guest = Loopback::start(&rig, "a");
+    for is_synchronous in ["0", "1"] {
+        let mut command = guest.command(&rig, PROGRAM);
+        let found = text(command.env("GPU_MEDIATOR_CUDA_SYNC", is_synchronous).args(arguments));
+        assert_eq!(found, plain, "{is_synchronous}");
+    }
 }

@@ -1,4 +1,5 @@
-//! Tests limits that hold while a program runs. They must end with the program, however the program and the daemon end.
+//! Tests limits that hold while a program runs. These limits must end with the program, however the program and the
+//! daemon end.
 
 mod support;
 
@@ -52,7 +53,7 @@ fn run_limits_of_killed_program_are_restored() {
     let text = last["text"].as_str().expect("a text");
     assert!(text.contains("memory.quota_mib = 48") && text.ends_with("has ended"), "{last}");
     assert_eq!(last["author"]["kind"], "daemon");
-    // The next daemon has no trace of the limits.
+    // The next daemon knows nothing about the limits.
     daemon.kill();
     let _next = Daemon::start(&rig);
     assert_eq!(limits(&json(&rig, &["tenant", "show", "a"])), before);
@@ -87,7 +88,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     good(&rig, &["tenant", "set", "a", "--quota-mib", "48"]);
     let before = limits(&json(&rig, &["tenant", "show", "a"]));
     let mut running = started(&rig, &["--memory", "32M", "--weight", "70"], WAITS);
-    // A second run would restore the limits of the first one.
+    // A second run would restore the limits that the first run has set.
     let second = script(&rig, &["--memory", "16M"], "true").output().expect("starts");
     let error = String::from_utf8_lossy(&second.stderr).into_owned();
     assert_eq!(second.status.code(), Some(4), "{error}");
@@ -107,7 +108,7 @@ fn run_with_memory_and_weight_restores_both_afterwards() {
     until(&rig, "a", "only the other limits are restored", |a| {
         limits(a) == [Value::from(40), before[1].clone(), before[2].clone()]
     });
-    // If a program cannot be started, its limits do not stay.
+    // If a program cannot be started, its limits are removed again.
     let library = rig.folder.path().join("shim").display().to_string();
     bad(&rig, 1, &["run", "--tenant", "a", "--library", &library, "--memory", "16M", "--", "/no/such/program"]);
     until(&rig, "a", "the limits are restored", |a| limits(a)[0] == 40);

@@ -18,7 +18,7 @@ struct Owner {
     output: BufReader<std::process::ChildStdout>,
 }
 
-/// Extends a rig with programs without a tenant's name, and with the scripted owner.
+/// Rig functions for programs without a tenant's name, and for the scripted owner.
 trait Scripted {
     /// Returns the output of the program without the library.
     fn plain(&self, arguments: &[&str]) -> String;
@@ -61,7 +61,7 @@ impl Scripted for Rig {
 }
 
 impl Owner {
-    /// Stops the owner. Returns its counts.
+    /// Stops the owner. Returns the owner's counts.
     fn counts(mut self) -> serde_json::Value {
         drop(self.child.stdin.take());
         let mut line = String::new();
@@ -179,7 +179,7 @@ fn stream_reuses_freed_memory_of_every_size_immediately() {
     // From the second round on, work in flight uses all of the memory.
     assert_eq!(rig.tenant(&["cycle", "--rounds", "5"]), "20");
     assert_eq!(owner.counts()["refused"], 0);
-    // If the limit does not allow all sizes together, memory freed from one size is reused for the others.
+    // If the limit does not permit all sizes at the same time, memory freed from one size is reused for the others.
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "20"]);
     rig.tenant(&["cycle", "--rounds", "5"]);
     owner.counts();
@@ -232,7 +232,7 @@ fn program_survives_owner_restart_and_is_adopted() {
     assert_eq!(counts["adopted_with_descriptor"], 5, "{counts}");
 }
 
-/// Results of NVIDIA's driver 580 on an H200.
+/// Results of invalid calls of NVIDIA's driver 580 on an H200.
 const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-offset=801 map-nothing=1 \
     map-odd-address=1 map-unreserved=1 map=0 map-over=1 map-beside=0 map-over-plain=1 allow-part=1 allow-gap=1 \
     allow-part-and-whole=1 allow-no-such-card=1 allow-host=801 allow-what=1 allow-reading=0 allow=0 access-unmapped=1 \

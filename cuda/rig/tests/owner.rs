@@ -4,7 +4,7 @@ mod support;
 
 use support::{Program, Rig, chunks, describe, owner, settled};
 
-/// Returns two tenants with this many MiB. The second tenant's program maps its memory itself.
+/// Returns two tenants with this memory size in MiB. The second tenant's program maps its memory itself.
 fn mapped_by([first, second]: [&str; 2]) -> [(&str, Vec<&str>); 2] {
     [("a", vec!["live", "--mib", first]), ("b", vec!["live", "--mib", second, "--own"])]
 }
@@ -97,7 +97,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
     let mut serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut programs = mapped_by(["24", "24"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
     for program in &mut programs {
-        // The program's initial memory is available. Without an owner the program would wait for it.
+        // The program's initial memory is available. Without an owner, the program would wait for its memory.
         program.steps(2);
     }
     for round in 0..6 {

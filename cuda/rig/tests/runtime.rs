@@ -1,7 +1,7 @@
 //! Tests programs with NVIDIA's unmodified CUDA runtime on the fake driver, without the library and as a tenant.
 //!
 //! `cargo xtask test --suite cuda` downloads the runtimes as wheels. A runtime accepts a driver only if its export
-//! tables respond like those of NVIDIA's driver. The fake driver uses the tables of `cuda-exports` too.
+//! tables respond like those of NVIDIA's driver. The fake driver uses the tables of `cuda-exports`, too.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn runtime(version: u32) -> PathBuf {
     Path::new(&folder).join(version.to_string()).join("libcudart.so")
 }
 
-/// Returns a command that runs a program of the runtime.
+/// Returns a command that runs a program that uses the runtime.
 fn program(rig: &Rig, library: &str, version: u32) -> Command {
     let mut command = rig.command(env!("CARGO_BIN_EXE_cuda-runtime"), library);
     command.arg(runtime(version));
@@ -69,7 +69,7 @@ fn runtime_of_cuda_13_works_alone_and_as_a_tenant() {
     runs(13, 13_050);
 }
 
-/// Checks that the runtimes verify the result: they refuse a copy of the driver with a different key (103).
+/// Checks that the runtimes verify the result: they reject a copy of the driver with a different key (103).
 #[test]
 fn wrong_integrity_answer_is_refused_by_each_runtime() {
     let rig = Rig::new(256);

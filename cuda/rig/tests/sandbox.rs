@@ -13,8 +13,8 @@ use support::{PROGRAM, Program, Rig, owner};
 /// User ID of workers in the test of separate users.
 const USER: u32 = 54_321;
 
-/// Calls that end the worker: the name in the worker's report, and the words for `cuda-program syscalls`. The owner's
-/// address is at 65536.
+/// System calls that end the worker: the name in the worker's report, and the words for `cuda-program syscalls`. The
+/// owner's address is at 65536.
 const FORBIDDEN: [(&str, &str); 35] = [
     ("execve", "59 text:/bin/sh 0 0"),
     ("execveat", "322 -100 text:/bin/sh 0 0 0"),
@@ -139,7 +139,7 @@ fn worker_opens_no_files_of_others() {
 #[test]
 fn worker_has_no_capabilities_and_its_own_user() {
     let rig = Rig::new(256);
-    // The fake card consists of files, which workers of other users must be able to modify too.
+    // The fake card consists of files, which workers of other users must be able to modify, too.
     rustix::process::umask(rustix::fs::Mode::empty());
     let _owner = owner(&rig, 64, &[]);
     let is_root = rustix::process::geteuid().is_root();

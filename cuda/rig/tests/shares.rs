@@ -23,9 +23,9 @@ fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
 
-/// Like [`parts`], for this amount of work, in microseconds of card time.
+/// Same as [`parts`], for this amount of work, in microseconds of card time.
 fn parts_of(programs: &mut [Program], work_us: u64) -> Vec<u64> {
-    // By now each program has had the card.
+    // By now, each program has had the card.
     let before = counts(programs);
     loop {
         let now = counts(programs);
@@ -174,7 +174,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
     counts(&mut works);
     let endless = run(&rig, "a", &[], &["count", "--kernel-us", "3600000000"]);
     until(&rig, "a", "its kernel runs", |a| a["used_ns"].as_u64() > Some(100_000_000));
-    // This is a tenth of the limit.
+    // This time is a tenth of the limit.
     let before = counts(&mut works)[0];
     while counts(&mut works)[0] < before + 600_000 {}
     until(&rig, "a", "its kernel still runs", |a| a["killed"] == 0 && support::daemon::programs(a) == 1);
@@ -185,7 +185,7 @@ fn endless_kernel_shares_the_card_until_its_limit() {
 
 #[test]
 fn stopped_program_is_handled_as_configured() {
-    // The fake driver does not suspend processes, so that policy also results in a kill.
+    // The fake driver cannot suspend processes, so this policy also results in a kill.
     for policy in ["kill", "suspend"] {
         let stuck = format!("on_stuck = \"{policy}\"\ntime.max_run_ms = 500\n");
         let rig = rig(|rig| card(rig, "fake", "") + &tenant("a", "fake", &stuck) + &tenant("b", "fake", ""));
@@ -224,7 +224,7 @@ fn user_without_access_to_tenant_socket_is_rejected() {
     };
     let own = look(None).expect("starts");
     assert!(own.status.success(), "{own:?}");
-    // Run as another user with all other rights. The folder, the card and the programs are accessible to all users.
+    // Run as another user with all other privileges. The folder, the card and the programs are accessible to all users.
     for folder in [rig.folder.path().to_owned(), rig.folder.path().join("card")] {
         use std::os::unix::fs::PermissionsExt;
         std::fs::set_permissions(folder, std::fs::Permissions::from_mode(0o777)).expect("set");
@@ -247,7 +247,7 @@ fn past_the_owner(rig: &support::Rig) -> Program {
     program
 }
 
-/// Polls the card until this many processes bypass its owner. Returns their process IDs.
+/// Polls the card until this many processes bypass its owner. Returns the IDs of these processes.
 fn strangers(rig: &support::Rig, count: usize) -> Vec<u64> {
     let mut shown = serde_json::Value::Null;
     // TIMEOUT: only a failing test waits this long.

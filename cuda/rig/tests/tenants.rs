@@ -7,7 +7,7 @@ use std::io::Read as _;
 use support::daemon::*;
 use support::{NO_DRIVER, PROGRAM, Program, Rig, host_has_driver};
 
-/// Creates two cards without tenants. One has half the memory of the other.
+/// Creates two cards without tenants. One tenant has half as much memory as the other tenant.
 fn two_cards() -> Rig {
     rig(|rig| card(rig, "fake", "") + &card(rig, "small", "").replace("vram_mib = 64", "vram_mib = 32"))
 }
@@ -22,7 +22,7 @@ fn names(rig: &Rig) -> Vec<String> {
     names.map(|tenant| tenant["name"].as_str().expect("a name").to_owned()).collect()
 }
 
-/// Waits for a program that was killed.
+/// Waits for a program that was killed by a signal.
 fn ended_by_a_signal(mut program: Program) {
     let mut rest = String::new();
     program.output().read_to_string(&mut rest).expect("readable");
@@ -132,10 +132,12 @@ fn documents_make_change_and_remove_tenants() {
     apply("[[tenant]]\nname = \"a\"\nmemory.quota_mib = 16\non_stuck = \"suspend\"\n", &[]);
     let a = json(&rig, &["tenant", "show", "a"]);
     assert_eq!((&a["memory"]["quota_mib"], &a["on_stuck"]), (&16.into(), &"suspend".into()));
-    std::fs::write(&file, "[[tenant]]\nname = \"a\"\nvram_mib = 48\ntime.weight = 5\n").expect("written");
+    std::fs::write(&file, "[[tenant]]\nname = \"a\"\nmode = \"0600\"\ntime.weight = 5\n").expect("written");
     let refused = bad(&rig, 4, &["apply", "-f", &path]);
-    assert!(refused.contains("tenant `a`: vram_mib is 32 and cannot become 48"), "{refused}");
+    assert!(refused.contains("tenant `a`: mode is "), "{refused}");
     assert_eq!(json(&rig, &["tenant", "show", "a"])["time"]["weight"], 100);
+    apply("[[tenant]]\nname = \"a\"\nvram_mib = 48\n", &[]);
+    assert_eq!(json(&rig, &["tenant", "show", "a"])["vram_mib"], 48);
     // Tenants that are missing in a document are removed only on request.
     let told = apply("[[tenant]]\nname = \"b\"\n", &["--prune"]);
     assert!(told.contains("tenant a is removed"), "{told}");
@@ -167,7 +169,8 @@ fn card_settings_change_live_and_persist_for_next_owner() {
         assert!(said.contains(told), "{said}");
     }
     check();
-    // Apply less host memory, and a quota that needs more. Existing memory stays, and the change is refused.
+    // Apply less host memory, and a quota that needs more host memory. Existing memory stays, and the change is
+    // rejected.
     signal("-KILL", &daemon.owners()[0]);
     program.grow();
     until(&rig, "a", "the next owner serves it", |a| a["served"] == true && programs(a) == 1);

@@ -60,7 +60,7 @@ fn turns_and_memory_moves_of_tenants_are_recorded_and_replayed() {
     let arguments = ["sched", "record", "fake", "--for", "3s", "--format", "perfetto", "--out", &trace];
     let mut recording = ctl_command(&rig, &arguments).spawn().expect("starts");
     std::thread::sleep(std::time::Duration::from_millis(700));
-    // A second recording is refused while the first is in progress.
+    // A second recording is rejected while the first one is in progress.
     let error = bad(&rig, 4, &["sched", "record", "fake", "--for", "10ms", "--out", &file("second.jsonl")]);
     assert!(error.contains("one is being made already"), "{error}");
     good(&rig, &["memory", "set-quota", "a", "16"]);

@@ -1,6 +1,6 @@
-//! Tests of rings and sleeping under thousands of schedules that a checker chooses, on memory with store buffers. A
-//! thread sees its own stores immediately, and the other thread sees them later; only a fence makes them visible. If a
-//! side sleeps forever, the checker reports a deadlock.
+//! Tests rings and sleeping under thousands of schedules that a checker chooses, on memory with store buffers. A thread
+//! sees its own stores immediately, and the other thread sees them later. Only a fence makes them visible. If a side
+//! sleeps forever, the checker reports a deadlock.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ const SMALL: Geometry = Geometry { head: control::HEAD, tail: control::TAIL, bas
 /// Position of the ring in the same memory as the slots, so that one store buffer keeps the order of all stores.
 const RING: u64 = control::SLOTS + control::SLOT_BYTES;
 
-/// Memory behind the store buffers.
+/// The memory that the store buffers drain to.
 type Memory = Arc<Mutex<Vec<u64>>>;
 
 /// One thread's view of the memory.

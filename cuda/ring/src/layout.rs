@@ -1,13 +1,14 @@
-//! Kinds and sizes of blobs, and offsets in them.
+//! Kinds and sizes of blobs, and the offsets in them.
 
-/// Kind of a blob: the `blob_id` with which a guest creates it.
+/// Kind of a blob, which a guest passes as `blob_id` when it creates the blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum BlobKind {
-    /// Status, positions of the rings, slots, and areas for answers. Each program has one, and creates it first.
+    /// Status, positions of the rings, slots, and areas for answers. Each program has one such blob, and creates it
+    /// first.
     Control,
     /// The rings' messages. Each program has one.
     Ring,
-    /// Bytes of copies between pageable memory and the card. Each program has at most one.
+    /// Buffer for copies between pageable memory and the card. Each program has at most one such blob.
     Staging,
     /// Pinned memory of the program, which may have any number of these blobs.
     Pinned,
@@ -46,28 +47,29 @@ impl BlobKind {
     }
 }
 
-/// Sizes of blobs are multiples of this.
+/// Granularity of blob sizes in bytes.
 pub const BLOB_GRANULE: u64 = 64 << 10;
 
-/// Addresses that have the same meaning in guest and worker.
+/// Range of the addresses that have the same meaning in the guest and the worker.
 pub const ADDRESSES: std::ops::Range<u64> = 0x2000_0000_0000..0x4000_0000_0000;
-/// First address of pinned memory; device memory is below.
+/// First address of pinned memory; device memory is below it.
 pub const PINNED_ADDRESSES: u64 = 0x3000_0000_0000;
 
-/// The control blob: byte offsets of 64-bit words. Words that different sides write are on separate cache lines.
+/// The control blob: byte offsets of its 64-bit words. Words that are written by different sides are on separate cache
+/// lines.
 pub mod control {
     /// Version of everything in this crate; the guest writes it before it creates another blob.
     pub const VERSION: u64 = 0x00;
-    /// State of the worker: one of [`state`](super::state). The worker writes it; after the worker's end, the device
+    /// State of the worker: one of [`state`](super::state). The worker writes it. After the worker's end, the device
     /// writes it.
     pub const STATE: u64 = 0x40;
     /// Number of the worker's `Reason`, if the state is `LOST`.
     pub const REASON: u64 = 0x48;
-    /// CUDA's code of an error that all later calls return, or 0.
+    /// CUDA's code of the error that all later calls return, or 0.
     pub const STICKY: u64 = 0x50;
     /// Position up to which the guest has written the ordered ring.
     pub const HEAD: u64 = 0x80;
-    /// Position up to which the worker has read it.
+    /// Position up to which the worker has read the ring.
     pub const TAIL: u64 = 0xc0;
     /// Nonzero while the worker sleeps and waits for a doorbell.
     pub const ASLEEP: u64 = 0x100;
@@ -77,15 +79,15 @@ pub mod control {
     pub const EVENTS: u64 = 0x180;
     /// Position up to which the guest has written the side ring.
     pub const SIDE_HEAD: u64 = 0x1c0;
-    /// Position up to which the worker has read it.
+    /// Position up to which the worker has read the ring.
     pub const SIDE_TAIL: u64 = 0x200;
     /// Number of callbacks that the worker has posted.
     pub const CALLBACKS_POSTED: u64 = 0x240;
     /// Number of callbacks that the guest has finished.
     pub const CALLBACKS_DONE: u64 = 0x280;
-    /// Ring of callback identifiers: [`CALLBACK_COUNT`] words.
+    /// Ring of callback identifiers, which has [`CALLBACK_COUNT`] words.
     pub const CALLBACKS: u64 = 0x400;
-    /// Maximum number of posted callbacks that are not finished; a power of two.
+    /// Maximum number of posted callbacks that have not finished; a power of two.
     pub const CALLBACK_COUNT: u64 = 64;
     /// Words that count the completed uses of each piece of the staging blob.
     pub const PIECES: u64 = 0x800;
@@ -111,7 +113,7 @@ pub mod state {
     pub const STARTING: u64 = 0;
     /// The worker serves the rings.
     pub const READY: u64 = 1;
-    /// The worker has ended. Each call returns an error from now on.
+    /// The worker has ended. The worker is lost, and each call returns an error.
     pub const LOST: u64 = 2;
 }
 

@@ -1,9 +1,9 @@
 //! Memory that a guest's CUDA library and its worker share, and the rings in it.
 //!
 //! - [`BlobKind`], [`control`], [`ring`], [`staging`]: the layout of the blobs in the window.
-//! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests have a model with store buffers.
+//! - [`Words`]: access to shared words. [`Shared`] is mapped memory; tests use a model with store buffers.
 //! - [`Producer`] and [`Consumer`]: messages in a ring. [`slots`]: their answers.
-//! - [`sleep`]: how both sides sleep and wake each other.
+//! - [`sleep`]: the protocol with which both sides sleep and wake each other.
 //! - [`Transport`]: the guest library's connection to its worker.
 //!
 //! The worker trusts nothing in this memory: it copies each message before it checks it. The crate has no knowledge of

@@ -1,6 +1,6 @@
-//! Rings with one producer and one consumer. Messages are whole words without gaps.
+//! Rings with one producer and one consumer. A message consists of whole words without gaps.
 //!
-//! Positions count bytes from the start of the program and never wrap. A message lies in one piece; a message of type
+//! Positions count bytes from the start of the program and never wrap. A message is contiguous. A message of type
 //! [`PAD`] fills the end of the ring. The consumer copies a message before it checks it, because the producer can
 //! change it at any time.
 
@@ -9,11 +9,11 @@ use crate::words::Words;
 
 /// Type of a message that only fills the end of the ring.
 pub const PAD: u16 = u16::MAX;
-/// Number of words of the longest message, including its header.
+/// Maximum number of words in a message, including its header.
 pub const MAX_WORDS: usize = 4096;
 
-/// Maximum number of bytes of messages that the worker has not read: a few hundred launches. If a program ran further
-/// ahead than with the driver itself, its next answered call could take seconds.
+/// Maximum number of bytes of messages that the worker has not read yet: a few hundred launches. If a program ran
+/// further ahead than with the driver itself, its next synchronous call could take seconds.
 const MAX_AHEAD: u64 = 64 << 10;
 
 /// First word of a message.
@@ -39,7 +39,7 @@ impl Header {
     }
 }
 
-/// Place of a ring and of its positions.
+/// Location of a ring and of its positions.
 #[derive(Clone, Copy, Debug)]
 pub struct Geometry {
     /// Offset of the producer's position in the control blob.
@@ -53,10 +53,10 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// The ring of all calls that have an order.
+    /// The ring for all calls whose order matters.
     pub const ORDERED: Self =
         Self { head: control::HEAD, tail: control::TAIL, base: ring::ORDERED, bytes: ring::ORDERED_BYTES };
-    /// The ring of calls that never wait for work of the card.
+    /// The ring for calls that never wait for work of the card.
     pub const SIDE: Self =
         Self { head: control::SIDE_HEAD, tail: control::SIDE_TAIL, base: ring::SIDE, bytes: ring::SIDE_BYTES };
 }
@@ -82,11 +82,11 @@ impl<C: Words, R: Words> Producer<C, R> {
         Self { control, ring, geometry, head: 0, tail: 0 }
     }
 
-    /// Publishes a message of up to [`MAX_WORDS`] words, which begins with its header. Returns true if the worker
-    /// sleeps and the caller must ring the doorbell.
+    /// Publishes a message of up to [`MAX_WORDS`] words, including its header. Returns true if the worker sleeps, so
+    /// that the caller must ring the doorbell.
     ///
     /// # Errors
-    /// If the ring has no room.
+    /// Returns an error if the ring has no room.
     pub fn publish(&mut self, message: &[u64]) -> Result<bool, Full> {
         let size = message.len() as u64 * 8;
         let offset = self.head & (self.geometry.bytes - 1);
@@ -125,7 +125,7 @@ pub struct Consumer<C, R> {
     tail: u64,
 }
 
-/// The positions or headers of the ring are invalid. The ring's program loses its context.
+/// The positions or headers of the ring are invalid. The program that uses the ring loses its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Broken;
 
@@ -150,10 +150,10 @@ impl<C: Words, R: Words> Consumer<C, R> {
         self.control.load(self.geometry.head) != self.tail
     }
 
-    /// Copies the next message to `into`, and frees its place. Returns false if the ring is empty.
+    /// Copies the next message to `into`, and frees its space. Returns false if the ring is empty.
     ///
     /// # Errors
-    /// If the producer has broken the ring's rules.
+    /// Returns an error if the producer has broken the ring's rules.
     pub fn next(&mut self, into: &mut Vec<u64>) -> Result<bool, Broken> {
         loop {
             let head = self.control.load(self.geometry.head);

@@ -1,13 +1,13 @@
 //! Sleeping and waking on both sides, without lost wake-ups.
 //!
-//! Before it sleeps, a side announces this, executes a fence, and checks the words for which it waits once more; it
-//! sleeps only if they have not changed. The other side changes the words, executes a fence, and wakes the sleeper if
-//! it sees the announcement. So at least one side sees the other's store.
+//! Before a side sleeps, it announces this, executes a fence, and checks the words that it waits for once more. The
+//! side sleeps only if these words have not changed. The other side changes the words, executes a fence, and wakes the
+//! sleeper if it sees the announcement. Therefore, at least one side sees the other side's store.
 
 use crate::layout::control;
 use crate::words::Words;
 
-/// Announces that the worker is about to sleep. Before it sleeps, the worker must check its rings once more.
+/// Announces that the worker is about to sleep. The worker must then check its rings once more before it sleeps.
 /// Afterwards, it must end the announcement with [`awake`].
 pub fn announce_sleep(control: &impl Words) {
     control.store(control::ASLEEP, 1);
@@ -29,7 +29,7 @@ pub fn must_notify(control: &impl Words) -> bool {
 
 /// Calls `sleep` until the word at `offset` is at least `value`, or `sleep` returns false. Announces the wait.
 pub fn wait(control: &impl Words, offset: u64, value: u64, mut sleep: impl FnMut() -> bool) {
-    // A full fence: the word is read after the announcement.
+    // This is a full fence, because the word must be read after the announcement.
     control.add(control::WAITING, 1);
     while control.load(offset) < value && sleep() {}
     control.add(control::WAITING, u64::MAX);

@@ -15,35 +15,36 @@ pub struct Blob {
     pub bytes: u64,
 }
 
-/// Creates shared memory, wakes the worker, and waits for it. Any thread may call any function.
+/// Creates shared memory, wakes the worker, and waits for it. Any thread may call any of these functions.
 pub trait Transport: Send + Sync {
-    /// Creates a blob, and maps it readable, writable, and not in children (`MADV_DONTFORK`). The mapping replaces the
-    /// pages at `address`, if given; otherwise the kernel chooses the address. The worker learns of the blob before any
-    /// later doorbell.
+    /// Creates a blob, and maps it readable, writable, and not inherited by children (`MADV_DONTFORK`). The mapping
+    /// replaces the pages at `address` if an address is given; otherwise, the kernel chooses the address. The worker is
+    /// notified of the blob before any later doorbell.
     ///
     /// # Errors
-    /// If the window or the limit of memory is exhausted.
+    /// Returns an error if the window or the memory limit is exhausted.
     fn create(&self, kind: BlobKind, bytes: u64, address: Option<u64>) -> io::Result<Blob>;
 
-    /// Returns a blob. With `keep_range`, its addresses stay reserved and inaccessible; otherwise, they become free.
+    /// Returns a blob. With `keep_range`, the blob's addresses stay reserved and inaccessible; otherwise, they become
+    /// free.
     ///
     /// # Errors
-    /// If the blob cannot be unmapped.
+    /// Returns an error if the blob cannot be unmapped.
     fn remove(&self, blob: Blob, keep_range: bool) -> io::Result<()>;
 
     /// Wakes the worker, which has announced that it sleeps.
     ///
     /// # Errors
-    /// If the worker or the device has ended.
+    /// Returns an error if the worker or the device has ended.
     fn doorbell(&self) -> io::Result<()>;
 
     /// Waits until the word at `offset` in the control blob is at least `value`, or the worker has ended. May return
-    /// earlier. The caller must have announced the wait ([`crate::control::WAITING`]).
+    /// earlier. The caller must already have announced the wait ([`crate::control::WAITING`]).
     ///
     /// # Errors
-    /// If the worker or the device has ended.
+    /// Returns an error if the worker or the device has ended.
     fn wait(&self, offset: u64, value: u64) -> io::Result<()>;
 
-    /// Closes the descriptors in a child of the process.
+    /// Closes the descriptors in a child of this process.
     fn close_in_child(&self);
 }

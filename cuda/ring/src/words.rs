@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
-/// 64-bit words that two sides share. Offsets are in bytes and multiples of 8.
+/// 64-bit words that both sides share. Offsets are in bytes and multiples of 8.
 pub trait Words {
     /// Reads a word; later accesses of this thread happen after it.
     fn load(&self, offset: u64) -> u64;
@@ -34,8 +34,8 @@ impl Shared {
     /// Wraps `bytes` bytes at `address`.
     ///
     /// # Safety
-    /// The memory is mapped, readable and writable, until the last use of the value, `address` is a multiple of 8, and
-    /// this process accesses it through values of this type only.
+    /// The memory must stay mapped, readable and writable, until the last use of the value. `address` must be a
+    /// multiple of 8, and this process must access the memory only through values of this type.
     pub const unsafe fn new(address: u64, bytes: u64) -> Self {
         Self { base: address as *const AtomicU64, words: (bytes / 8) as usize }
     }
@@ -53,7 +53,7 @@ impl Shared {
         self.words as u64 * 8
     }
 
-    /// Reads words from `offset` on. The other side may change them in the meantime.
+    /// Reads words from `offset` on. The other side may change the words in the meantime.
     pub fn read(&self, offset: u64, into: &mut [u64]) {
         for (at, word) in (offset..).step_by(8).zip(into) {
             *word = self.word(at).load(Ordering::Relaxed);

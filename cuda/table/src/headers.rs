@@ -2,8 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Returns the names of the functions that the text of a header declares, and of the symbols that its macros
-/// substitute.
+/// Returns the names of the functions that a header declares, and of the symbols that its macros substitute.
 pub fn declared(header: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (at, _) in header.match_indices("CUDAAPI cu") {
@@ -32,7 +31,7 @@ pub fn declared(header: &str) -> BTreeSet<String> {
     names
 }
 
-/// Returns the names of the functions that the text of NVML's header declares.
+/// Returns the names of the functions that NVML's header declares.
 pub fn declared_of_nvml(header: &str) -> BTreeSet<String> {
     let lines = header.lines().filter(|line| line.contains("DECLDIR ") && !line.trim_start().starts_with('#'));
     let name = |line: &str| {
@@ -61,7 +60,7 @@ mod tests {
         assert_eq!(names, ["cuA", "cuA_v2", "cuA_v2_ptsz", "cuB", "cuB_v3"]);
     }
 
-    /// Reads the headers of both versions: `cargo xtask test --suite cuda` fetches them.
+    /// Checks the headers of both versions, which `cargo xtask test --suite cuda` fetches.
     #[test]
     #[cfg_attr(not(feature = "headers"), ignore = "needs NVIDIA's headers: cargo xtask test --suite cuda")]
     fn every_declared_function_has_a_class() {

@@ -1,10 +1,11 @@
-//! Every function of the CUDA driver API, with its class, and the names of NVML's functions.
+//! Lists every function of the CUDA driver API with its class, and the names of NVML's functions.
 //!
-//! Names and versions are facts of the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`, `cudaVDPAU.h`
-//! and their `Typedefs`). A function has *forms*: symbols for versions of its signature (`_v2`) and for the per-thread
-//! default stream (`_ptds`, `_ptsz`), which `cuGetProcAddress` chooses by the version and flags that the caller gives.
+//! The names and versions are facts from the headers of CUDA 12.9 and 13.5 (`cuda.h`, `cudaGL.h`, `cudaEGL.h`,
+//! `cudaVDPAU.h` and their `Typedefs`). A function has *forms*: symbols for the versions of its signature (`_v2`) and
+//! for the per-thread default stream (`_ptds`, `_ptsz`). `cuGetProcAddress` chooses among them by the version and the
+//! flags that the caller passes.
 //!
-//! This crate does not contain signatures, types or code: `cuda-driver` has them for the functions that it calls.
+//! This crate does not contain signatures, types or code. `cuda-driver` has them for the functions that it calls.
 
 #![forbid(unsafe_code)]
 
@@ -15,7 +16,7 @@ mod nvml;
 pub use headers::{declared, declared_of_nvml};
 pub use nvml::NVML;
 
-/// Class of a function, by the effects that a mediator must know.
+/// Class of a function, which states the effects that a mediator must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Class {
     /// Allocates memory of the card for the program.
@@ -67,8 +68,8 @@ pub enum Class {
 /// A symbol of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Form {
-    /// Version of the driver that introduced the variant, encoded as 1000 times the major plus 10 times the minor
-    /// number; 0 if unknown.
+    /// Version of the driver that introduced the form, encoded as 1000 times the major version plus 10 times the minor
+    /// version; 0 if unknown.
     pub version: u32,
     /// Ending of the symbol.
     pub suffix: &'static str,
@@ -83,7 +84,7 @@ impl Form {
     }
 }
 
-/// A function with all its symbols. The plain symbols come first, and each kind is in the order of versions.
+/// A function with all its symbols. The plain symbols come first, and the symbols of each kind are ordered by version.
 #[derive(Clone, Copy, Debug)]
 pub struct Family {
     /// Name without endings.
@@ -101,8 +102,8 @@ impl Family {
         self.forms.iter().map(|&(version, suffix, header)| Form { version, suffix, header })
     }
 
-    /// Returns the variant that `cuGetProcAddress` finds for `version`: the newest one up to that version. With
-    /// `per_thread`, the per-thread variants come first, if any.
+    /// Returns the form that `cuGetProcAddress` finds for `version`: the newest form up to that version. If
+    /// `per_thread` is true, the per-thread forms take precedence, if any exist.
     pub fn form(&self, version: u32, per_thread: bool) -> Option<Form> {
         let newest = |kind: bool| self.forms().filter(|f| f.per_thread() == kind && f.version <= version).last();
         per_thread.then(|| newest(true)).flatten().or_else(|| newest(false))

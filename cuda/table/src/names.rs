@@ -1,4 +1,4 @@
-//! Names by class, with one file for each class.
+//! Names of functions, with one file for each class.
 
 use crate::{Class, Family};
 

@@ -1,7 +1,8 @@
 //! Names of the functions of NVML, the management library next to the driver.
 //!
 //! The names are from the headers `nvml.h` of CUDA 12.9 and 13.5, plus one function that `nvidia-smi` looks up and no
-//! header declares. All functions except those that report a card's memory are forwarded, so there are no classes.
+//! header declares. All functions are forwarded, except those that report a card's memory, so the names have no
+//! classes.
 
 /// Every symbol, in alphabetical order.
 pub const NVML: &[&str] = &[
@@ -456,7 +457,7 @@ mod tests {
         assert!(NVML.is_sorted_by(|a, b| a < b));
     }
 
-    /// Reads the headers of both versions: `cargo xtask test --suite cuda` fetches them.
+    /// Checks the headers of both versions, which `cargo xtask test --suite cuda` fetches.
     #[test]
     #[cfg_attr(not(feature = "headers"), ignore = "needs NVIDIA's headers: cargo xtask test --suite cuda")]
     fn every_declared_function_is_known() {

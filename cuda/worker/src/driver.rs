@@ -73,6 +73,8 @@ needed! {
     SetHostNode = "cuGraphHostNodeSetParams",
     SetExecHostNode = "cuGraphExecHostNodeSetParams",
     LinkComplete = "cuLinkComplete",
+    FunctionName = "cuFuncGetName",
+    KernelName = "cuKernelGetName",
 }
 
 /// A loaded library.

@@ -213,6 +213,7 @@ impl Executor {
             own::GRAPH_KERNEL => self.kernel_node(origin, words),
             own::GRAPH_HOST => self.host_node(origin, words),
             own::LINK_COMPLETE | own::LINK_READ => self.link(origin, words),
+            own::FUNCTION_NAME => self.function_name(origin, words),
             _ => Err(Broken::Malformed),
         }
     }

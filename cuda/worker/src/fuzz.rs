@@ -164,6 +164,17 @@ mod tests {
         }
     }
 
+    #[test]
+    fn names_are_read_of_known_functions_only() {
+        let name = |words: &[u64]| run(&bytes(&[message(own::FUNCTION_NAME, words)]));
+        let unknown = handle(Kind::Function, 9);
+        let Effects { executed, result } = name(&[unknown, 0]);
+        assert_eq!((executed, result), (1, crate::driver::INVALID_HANDLE));
+        for broken in [&[unknown][..], &[unknown, 2], &[handle(Kind::Stream, 1), 0], &[0, 1]] {
+            assert_eq!(name(broken).executed, 0, "{broken:x?}");
+        }
+    }
+
     fn copy_box(piece: u64, is_out: u64, copy: BoxCopy, data: &[u64]) -> Vec<u64> {
         message(own::COPY_BOX, &[&[piece, handle(Kind::Stream, 1), is_out], &copy.to_3d()[..], data].concat())
     }

@@ -28,6 +28,7 @@ pub mod fuzz;
 mod host_functions;
 mod launches;
 mod links;
+mod names;
 mod nodes;
 mod objects;
 mod pending;

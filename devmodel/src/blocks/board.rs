@@ -23,7 +23,7 @@ pub(crate) fn read_ptop(reg: ptop::Reg, at: At, cx: &Cx) -> u32 {
     }
 }
 
-/// Reads the mirror of configuration space that the card's driver sees.
+/// Reads the mirror of configuration space that the card's driver accesses.
 pub(crate) fn read_ppci(reg: ppci::Reg, at: At, pci: &PciConfig, cx: &Cx) -> u32 {
     match reg {
         ppci::Reg::CONFIG | ppci::Reg::CAPABILITIES | ppci::Reg::LINK_STATUS => {
@@ -67,7 +67,7 @@ pub(crate) fn write_privring(reg: privring_hub::Reg, at: At, value: u32, cx: &mu
     }
 }
 
-/// The PMU. After it has started it reports its queues, accepts commands, and never sends messages.
+/// The PMU. After its start, the PMU reports its queues, accepts commands, and never sends messages.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Pmu {
     intr: Intr,
@@ -148,7 +148,7 @@ pub struct CopyEngine {
     running: bool,
 }
 
-/// A register that both copy engines have.
+/// A register that exists for both copy engines.
 #[derive(Clone, Copy)]
 pub(crate) enum CopyReg {
     IntrSet,
@@ -246,8 +246,8 @@ impl CopyEngine {
         cx.storage.reset_range(base, end);
     }
 
-    /// Reports a method that the engine refused, as the running firmware would: sets the report, enables the interrupt,
-    /// and routes it to the host. `base` is the offset of the falcon's registers.
+    /// Reports a method that the engine rejected, as the running firmware would: sets the report, enables the
+    /// interrupt, and routes it to the host. `base` is the offset of the falcon's registers.
     #[expect(clippy::cast_possible_truncation, reason = "the register holds 28 bits of page number")]
     pub(crate) fn error(&mut self, error: &CopyError, base: u32, storage: &mut Storage) {
         if !self.running {

@@ -58,7 +58,7 @@ impl Dmem {
         &self.dwords
     }
 
-    /// Sets the ports to address 0. Keeps the contents, as the reset of a falcon does.
+    /// Sets the ports to address 0. The reset of a falcon keeps the contents.
     pub fn reset(&mut self) {
         self.control = [0; PORTS];
     }
@@ -82,8 +82,7 @@ impl Dmem {
     }
 }
 
-/// A falcon's code memory, which drivers fill. No code is executed; the contents only serve to identify a guest's
-/// firmware.
+/// A falcon's code memory, which drivers fill. No code is executed; the contents only identify the guest's firmware.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Imem {
     /// Contents; grows with writes.

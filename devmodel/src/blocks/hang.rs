@@ -2,9 +2,9 @@
 //! engine.
 //!
 //! All engines share one reason register and one interrupt bit. A driver checks the engines and then acknowledges the
-//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. It shows the
-//! next one after the driver has acknowledged the first and removed its channel, by resetting the engine or unbinding
-//! the channel.
+//! error, so it would lose an error that occurs in between. The vGPU therefore shows one hang at a time. The vGPU shows
+//! the next hang after the driver has acknowledged the first hang and removed its channel, by resetting the engine or
+//! unbinding the channel.
 
 use super::Backlog;
 use nvspec::fifo::{CHANNELS, VirtualChannelId, engine};
@@ -19,7 +19,7 @@ pub(crate) struct Hang {
     pub channel: VirtualChannelId,
 }
 
-/// The visible hang, and the queued ones.
+/// The visible hang, and the queued hangs.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Hangs {
     shown: Option<Hang>,

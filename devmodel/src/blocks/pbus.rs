@@ -59,8 +59,8 @@ impl Pbus {
         (*window, *bar1, *bar3, *peephole) = (0, 0, 0, 0);
     }
 
-    /// Returns the VRAM address of the byte at `offset` of BAR0, which must be in the window, or the reason to refuse
-    /// the access.
+    /// Returns the VRAM address of the byte at `offset` of BAR0, which must be in the window; otherwise, returns the
+    /// reason for denying the access.
     pub(crate) fn window(&self, offset: u64, bytes: u64, vram_bytes: u64) -> Result<GuestVramAddr, Reason> {
         let base = self.window_base().ok_or(Reason::Target)?;
         let address = offset.checked_sub(u64::from(pramin::BASE)).and_then(|within| base.checked_add(within));

@@ -367,7 +367,8 @@ impl Pfifo {
         } else {
             self.enabled &= !bit(id);
         }
-        // Notify the mediator of each write: the same value may restart a channel that the mediator has stopped.
+        // Notify the mediator of each write, because the same value may restart a channel that the mediator has
+        // stopped.
         if self.bound & bit(id) != 0 {
             cx.backend.enable_channel(id, on);
         }

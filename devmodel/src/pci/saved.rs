@@ -19,7 +19,8 @@ impl PciConfig {
     /// Restores the state into a new function. Only bits that the guest may write may differ from the reset state.
     ///
     /// # Errors
-    /// If the saved state belongs to a different function. The state of this function has not changed then.
+    /// Returns an error if the saved state belongs to a different function. In this case, the state of this function
+    /// has not changed.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
         Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are no configuration space", saved.len()))?;

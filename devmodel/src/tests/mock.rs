@@ -30,7 +30,7 @@ pub enum Call {
     BusMaster(bool),
 }
 
-/// Records calls. It has real memory; apertures map the first half of VRAM one to one.
+/// Records calls. The mock has real memory, and its apertures map the first half of VRAM one to one.
 pub struct Mock {
     pub vram: Vec<u8>,
     pub calls: Vec<Call>,
@@ -175,7 +175,7 @@ impl Backend for Mock {
     }
 }
 
-/// A vGPU with [`VRAM`] and a VBIOS that begins with 55 aa, and the mock.
+/// A vGPU with [`VRAM`] and a VBIOS that begins with 55 aa, together with the mock.
 pub struct Rig {
     pub gpu: VGpu,
     pub mock: Mock,

@@ -197,7 +197,7 @@ proptest! {
         prop_assert_eq!(moved.denied(), kept.denied());
     }
 
-    /// Edits the bytes of a saved vGPU. The vGPU must be refused, or stay within its bounds after it is restored.
+    /// Edits the bytes of a saved vGPU. The vGPU must be rejected, or stay within its bounds after it is restored.
     #[test]
     fn edited_vgpus_never_panic(
         before in prop::collection::vec(op(), 1..60),

@@ -1,4 +1,4 @@
-//! Tests of hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
+//! Tests hung work and refused channels: the values that the guest's driver reads, and its reaction. The sequences,
 //! offsets and bits are taken from the drivers of Linux 6.1 and 6.12.
 
 use super::mock::{Call, Rig};
@@ -16,7 +16,8 @@ fn instance(channel: u32) -> u32 {
     0x100 + channel
 }
 
-/// Creates a guest with a running driver and channels 5 and 6. Channel 6 runs on every engine that would be idle.
+/// Creates a guest with a running driver and channels 5 and 6. Channel 6 runs on every engine that would otherwise be
+/// idle.
 fn rig() -> Rig {
     let mut rig = Rig::new();
     rig.wr(0x000200, u32::MAX);
@@ -246,7 +247,7 @@ fn hangs_are_shown_one_at_a_time_and_none_is_lost() {
     work_6_1(&mut rig, &[5]);
     assert_eq!(causes(&mut rig), 0);
 
-    // The driver resets the engine before it acknowledges the error: the acknowledgement must not remove the next
+    // The driver resets the engine before it acknowledges the error, so the acknowledgement must not remove the next
     // error.
     hang(&mut rig, 0, 5);
     hang(&mut rig, 4, 6);

@@ -230,7 +230,7 @@ impl VGpu {
         self.pbus.window(offset, bytes as u64, self.config.vram_bytes)
     }
 
-    /// Returns a dword of PROM. Beyond the image it reads as ones.
+    /// Returns a dword of PROM. Bytes beyond the image read as ones.
     pub(super) fn prom(&self, offset: u32) -> u32 {
         let at = offset.saturating_sub(windows::prom::BASE) as usize;
         let mut word = [0xff; 4];

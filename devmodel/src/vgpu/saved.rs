@@ -108,7 +108,7 @@ impl VGpu {
     /// calls to the backend.
     ///
     /// # Errors
-    /// If the state is invalid, or belongs to a different vGPU.
+    /// Returns an error if the state is invalid, or belongs to a different vGPU.
     pub fn restored(saved: SavedVGpu, config: VGpuConfig) -> Result<Self, Invalid> {
         let SavedVGpu {
             identity,
@@ -158,7 +158,8 @@ impl VGpu {
         })
     }
 
-    /// Returns the channels that the guest has bound. The backend's state must list each of them as bound or refused.
+    /// Returns the channels that the guest has bound. The backend's state must list each of these channels as bound or
+    /// refused.
     pub fn bound_channels(&self) -> impl Iterator<Item = VirtualChannelId> {
         let bound = self.pfifo.bound_bits();
         let numbers = (0u8..).take(CHANNELS as usize);

@@ -10,27 +10,27 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::{DRIVER, MEMORY, TIME, WHOLE_CARD_PERMILLE};
 
-/// Kind of a card that serves tenants.
+/// Kind of a card that serves CUDA tenants.
 const CUDA: &str = "cuda";
 /// Maximum length of a device name.
 const MAX_NAME: usize = 63;
 /// Maximum length of the value of an attribute or a taint.
 const MAX_VALUE: usize = 64;
-/// A request without a capacity gets the card's capacity divided by this number.
+/// Number by which the card's capacity is divided for a request without a capacity.
 const PARTS: u64 = 8;
 /// Minimum memory of a virtual machine in MiB.
 const LEAST_MIB: u64 = 16;
 /// Maximum number of devices in a slice.
 pub const MAX_DEVICES: usize = 128;
 
-/// Reason why a card cannot take new work.
+/// Reason why a card cannot accept new work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trouble {
     /// The card is out of service.
     Failed,
     /// A virtual machine uses the whole card.
     Passthrough,
-    /// An operator drains the card.
+    /// An operator is draining the card.
     Drained,
     /// The daemon does not respond.
     Unreachable,
@@ -46,7 +46,7 @@ impl Trouble {
         }
     }
 
-    /// Returns the default text if the daemon gives no reason.
+    /// Returns the text that is used if the daemon gives no reason.
     fn words(self) -> &'static str {
         match self {
             Self::Failed => "it is out of service",
@@ -57,7 +57,7 @@ impl Trouble {
     }
 }
 
-/// A card with the properties that its users need.
+/// A card with the properties that its users need to know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Offer {
     /// Name of the device.
@@ -70,9 +70,9 @@ pub struct Offer {
     pub memory_mib: u64,
     /// Allocation unit of memory, in MiB.
     pub chunk_mib: u64,
-    /// Reason why the card cannot take new work, if any.
+    /// Reason why the card cannot accept new work, if any.
     pub trouble: Option<Trouble>,
-    /// Explanation of the trouble: the daemon's explanation, if the daemon reports one.
+    /// Explanation of this reason: the daemon's explanation, if the daemon gives one.
     pub why: Option<String>,
     attributes: BTreeMap<String, DeviceAttribute>,
 }
@@ -100,7 +100,7 @@ fn flag(value: bool) -> DeviceAttribute {
 }
 
 impl Offer {
-    /// Creates the offers of the cards from the daemon's views. If two cards get the same name, the second card is
+    /// Creates the offers for the cards in the daemon's views. If two cards get the same name, the second card is
     /// omitted.
     #[must_use]
     pub fn all(cards: &[Card], memories: &[CardMemory], schedulers: &[CardScheduler]) -> Vec<Self> {
@@ -168,7 +168,7 @@ impl Offer {
         }
     }
 
-    /// Returns the offer that is valid while the daemon does not respond.
+    /// Returns the offer to publish while the daemon does not respond.
     #[must_use]
     pub fn unreachable(mut self) -> Self {
         self.trouble = Some(Trouble::Unreachable);
@@ -176,7 +176,7 @@ impl Offer {
         self
     }
 
-    /// Returns the device for a slice.
+    /// Returns the device for a resource slice.
     #[must_use]
     pub fn device(&self) -> Device {
         let taint = self.trouble.map(|trouble| DeviceTaint {
@@ -228,7 +228,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::quantity;
 
-    /// Returns a card in the daemon's form.
+    /// Returns a card in the form in which the daemon reports it.
     pub fn card(name: &str, kind: &str) -> Card {
         serde_json::from_value(serde_json::json!({
             "name": name, "kind": kind, "pci_id": "10de:06d8", "vram_mib": 1024, "vram_reserved_mib": 64,
@@ -262,7 +262,7 @@ pub(crate) mod tests {
             let (min, max, step) =
                 (value(&range.min), value(range.max.as_ref().unwrap()), value(range.step.as_ref().unwrap()));
             let default = value(policy.default.as_ref().unwrap());
-            // The API server requires these relations.
+            // The API server requires these relations between the values.
             assert!(min <= default && default <= max && max <= value(&capacity.value));
             assert!((default - min).is_multiple_of(step) && (max - min).is_multiple_of(step));
         }
@@ -292,11 +292,11 @@ pub(crate) mod tests {
         let taints = offer.device().taints.unwrap();
         let told: Vec<_> =
             taints.iter().map(|taint| (taint.key.as_str(), taint.value.as_deref(), taint.effect.as_str())).collect();
-        // Pods that use the card keep running, because the taint's effect does not evict pods.
+        // Pods that already use the card keep running, because the effect of the taint does not evict pods.
         assert_eq!(told, [("gpu-mediator.internal/unusable", Some("drained"), "NoSchedule")]);
         let back = Card { drained: false, ..drained };
         assert_eq!(Offer::all(&[back], &[], &[])[0].device().taints, None);
-        // If a drained card has also failed, the failure is reported.
+        // If a card is both drained and failed, report the failure.
         let both = Card { drained: true, error: Some("gone".to_owned()), ..card("card0", "simgpu") };
         assert_eq!(Offer::all(&[both], &[], &[])[0].trouble, Some(Trouble::Failed));
     }

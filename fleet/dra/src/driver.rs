@@ -1,6 +1,6 @@
 //! Prepares and unprepares claims.
 //!
-//! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart: existing parts
+//! Both operations are idempotent, because a kubelet may repeat them after a lost response or a restart. Existing parts
 //! are kept, and missing parts are created.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ use crate::store::{KeptClaim, KeptShare, Store};
 
 /// Maximum number of shares of a claim.
 const MAX_SHARES: usize = 32;
-/// Time limit for requests to the API server.
+/// Time limit of a request to the API server.
 // TIMEOUT: the kubelet waits 45 s for the whole request.
 const KUBE: Duration = Duration::from_secs(15);
 
@@ -46,11 +46,11 @@ pub struct Settings {
     pub library: PathBuf,
     /// NVIDIA's library.
     pub driver_library: Option<PathBuf>,
-    /// CDI devices that a container gets in addition to a tenant's devices, such as NVIDIA's own devices.
+    /// CDI devices that a container gets in addition to the devices of a tenant, such as NVIDIA's own devices.
     pub beside: Vec<String>,
 }
 
-/// A prepared device, as reported to the kubelet.
+/// A prepared device in the form in which it is reported to the kubelet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prepared {
     /// The request for which the device was prepared.
@@ -74,7 +74,7 @@ pub struct Driver {
     metrics: Arc<Metrics>,
 }
 
-/// Owner of the daemon's object with the name of a share.
+/// Owner of the daemon's object that has the name of a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Nothing,
@@ -82,7 +82,7 @@ enum There {
     Others,
 }
 
-/// Returns the message of the daemon's error.
+/// Returns the message in the daemon's error.
 fn told(error: &AskError) -> String {
     match error {
         AskError::Refused(error) => format!("{}; {}", error.error, error.what_to_do),
@@ -116,8 +116,8 @@ impl Driver {
     /// Prepares a claim.
     ///
     /// # Errors
-    /// If the claim cannot be prepared. The message is shown in the events of the claim's pod. In this case, no new
-    /// part remains.
+    /// Returns an error if the claim cannot be prepared. The message is shown in the events of the claim's pod. If
+    /// preparation fails, no new part remains.
     pub async fn prepare(&self, claim: &Named) -> Result<Vec<Prepared>, String> {
         let mut store = self.store.lock().await;
         let done = self.prepare_with(&mut store, claim).await;
@@ -139,7 +139,7 @@ impl Driver {
         done.map(|(kept, _)| self.prepared(&claim.uid, &kept))
     }
 
-    /// Prepares a claim. Returns the claim, and true if it was already prepared.
+    /// Prepares a claim. Returns the claim, and true if the claim was already prepared.
     async fn prepare_with(&self, store: &mut Store, claim: &Named) -> Result<(KeptClaim, bool), String> {
         claim.check()?;
         let there = store.get(&claim.uid).cloned();
@@ -155,7 +155,7 @@ impl Driver {
         }
         if let Err(what) = self.make(&claim.uid, &kept).await {
             if !known {
-                // If a part cannot be removed now, the claim stays recorded, so that the kubelet can unprepare it.
+                // If a part cannot be removed now, the claim stays in the store, so that the kubelet can unprepare it.
                 match self.unmake(&claim.uid, &kept).await {
                     Ok(()) => store.forget(&claim.uid).map_err(said)?,
                     Err(more) => return Err(format!("{what}; the cleanup also failed: {more}")),
@@ -235,7 +235,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Returns the owner of the daemon's object with a share's name: this claim, another owner, or no owner.
+    /// Returns the owner of the daemon's object that has a share's name: this claim, another owner, or no owner.
     async fn there(&self, uid: &str, body: &Body) -> Result<There, String> {
         let path = format!("{}/{}", body.collection(), segment(body.name()));
         match self.admin.get::<serde_json::Value>(&path).await {
@@ -247,7 +247,7 @@ impl Driver {
         }
     }
 
-    /// Makes the daemon create a share, unless the share exists.
+    /// Makes the daemon create a share if the share does not exist.
     async fn ask(&self, uid: &str, body: &Body) -> Result<(), String> {
         match self.there(uid, body).await? {
             There::Nothing => {}
@@ -261,9 +261,9 @@ impl Driver {
         made.map(drop).map_err(|error| told(&error))
     }
 
-    /// Creates the parent folder of the shares' folders, which only the daemon's user can read. The daemon creates the
-    /// folder of each share. This program has more privileges than the daemon, so it must not use paths that the daemon
-    /// may have replaced.
+    /// Creates the parent folder of the shares' folders. Only the daemon's user can read it. The daemon creates the
+    /// folder of each share. This program has more privileges than the daemon, so it must not follow paths that the
+    /// daemon may have replaced.
     fn folder(&self) -> io::Result<()> {
         sockets::folder(&self.settings.sockets, &self.settings.admin, 0o700)
     }
@@ -275,7 +275,8 @@ impl Driver {
             let place = place(&mut places, &share.request);
             let mps = pipes.get(share.body.name()).map(PathBuf::as_path);
             let mut edits = self.edits(&share.body, &place, mps)?;
-            // A container with two claims may have requests with the same name, but the claims have different names.
+            // Requests of two claims in one container may have the same name, but the claims themselves have different
+            // names.
             let socket = self.settings.sockets.join(share.body.name());
             edits.mounts.extend(by_claim(&kept.name, &place).map(|folder| Mount::read_only(&socket, &folder)));
             Ok(Device { name: device(uid, number), container_edits: edits })
@@ -283,7 +284,7 @@ impl Driver {
         kept.shares.iter().enumerate().map(one).collect()
     }
 
-    /// Returns the folder with the pipes of the MPS server of a share's group, if the group has a server.
+    /// Returns the folder with the pipes of the MPS server of a share's group, if the group has such a server.
     async fn pipes(&self, body: &Body) -> Result<Option<PathBuf>, String> {
         let Body::Tenant(spec) = body else { return Ok(None) };
         if spec.share_group.is_empty() {
@@ -312,7 +313,8 @@ impl Driver {
         let one = |(number, share): (usize, &KeptShare)| {
             let mut cdi = vec![cdi_spec::qualified(&device(uid, number))];
             if matches!(share.body, Body::Tenant(_)) {
-                // Insert the operator's devices before this driver's devices, so that the latter take precedence.
+                // Insert the operator's devices before this driver's devices, so that this driver's devices take
+                // precedence.
                 cdi.splice(..0, self.settings.beside.iter().cloned());
             }
             Prepared { request: share.request.clone(), pool: share.pool.clone(), device: share.device.clone(), cdi }
@@ -323,7 +325,7 @@ impl Driver {
     /// Removes all parts of a claim. A claim without parts is not an error.
     ///
     /// # Errors
-    /// If parts could not be removed. The message lists these parts, and the kubelet retries.
+    /// Returns an error if parts could not be removed. The message lists these parts, and the kubelet retries.
     pub async fn unprepare(&self, claim: &Named) -> Result<(), String> {
         claim.check()?;
         let mut store = self.store.lock().await;
@@ -351,7 +353,7 @@ impl Driver {
     }
 
     async fn unmake(&self, uid: &str, kept: &KeptClaim) -> Result<(), String> {
-        // Remove the file first, because a container could otherwise get a share that is being removed.
+        // Remove the file first. Otherwise, a container could get a share that is being removed.
         CdiFile::new(&self.settings.cdi, uid).and_then(|file| file.remove()).map_err(said)?;
         for share in &kept.shares {
             // An object with this name but a different owner is kept.
@@ -362,7 +364,7 @@ impl Driver {
                     .await
                     .or_else(|error| if is_gone(&error) { Ok(()) } else { Err(told(&error)) })?;
             }
-            // If the daemon has lost the share, the share's folder still exists.
+            // If the daemon has lost the share, the share's folder still exists and must be removed.
             let name = share.body.name();
             sockets::remove_folder(&self.settings.sockets, name)
                 .map_err(|error| format!("the folder of `{name}` is not removed: {error}"))?;
@@ -370,10 +372,10 @@ impl Driver {
         Ok(())
     }
 
-    /// Recreates shares of prepared claims that a restarted daemon has lost. The claims' containers find the new shares
-    /// at the same path.
+    /// Recreates the shares of prepared claims that a restarted daemon has lost. The claims' containers find the new
+    /// shares at the same path.
     pub async fn mend(&self) {
-        // If the daemon does not respond, its state is unknown. Another task reports this case.
+        // If the daemon does not respond, its state is unknown. Another task reports this state.
         let answers = self.offers.borrow().iter().any(|offer| offer.trouble != Some(Trouble::Unreachable));
         let Some(store) = answers.then(|| self.store.try_lock().ok()).flatten() else { return };
         let whole = store.claims().iter().filter(|(_, kept)| kept.prepared);
@@ -396,7 +398,7 @@ fn pods(labels: &api::Labels) -> Option<String> {
     labels.iter().find(|(key, _)| *key == "pod").map(|(_, pods)| pods.to_owned())
 }
 
-/// Returns the offer from which a result was allocated.
+/// Returns the offer from which a device was allocated.
 fn offer<'a>(offers: &'a [Offer], result: &DeviceRequestAllocationResult) -> Result<&'a Offer, String> {
     let offer = offers.iter().find(|offer| offer.device == result.device);
     let offer =
@@ -415,7 +417,7 @@ fn device(uid: &str, number: usize) -> String {
     format!("{uid}-{number}")
 }
 
-/// Returns the folder in a container for a share, under the name of its claim; `None` if the name is not valid for a
+/// Returns a share's folder inside a container, under the name of the claim; `None` if this name is not valid for a
 /// claim.
 fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'.';
@@ -423,7 +425,7 @@ fn by_claim(claim: &str, place: &str) -> Option<PathBuf> {
     named.then(|| Path::new(cdi_spec::SOCKETS).join("claims").join(claim).join(place))
 }
 
-/// Returns the name of the container's folder for a share: the request's name, followed by a number for every share
+/// Returns the name of a share's folder inside a container: the request's name, followed by a number for every share
 /// after the first.
 fn place(places: &mut BTreeMap<String, usize>, request: &str) -> String {
     let main = request.split('/').next().unwrap_or(request);

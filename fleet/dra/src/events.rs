@@ -1,4 +1,4 @@
-//! Kubernetes events for a claim's owner.
+//! Sends Kubernetes events to the owners of claims.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -14,14 +14,14 @@ use kube::{Api, Client};
 use crate::DRIVER;
 use crate::claim::Named;
 
-/// Maximum length of a note that the API server accepts, in bytes.
+/// Maximum length in bytes of an event's note that the API server accepts.
 const MAX_NOTE: usize = 1024;
-/// Maximum number of claims whose last failure is stored.
+/// Maximum number of claims for which the last failure is stored.
 const MAX_FAILURES: usize = 1024;
 /// Time limit for the API server to accept an event.
 const API_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// An event in the life of a claim.
+/// An event about a claim.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     claim: Named,
@@ -95,11 +95,11 @@ fn cut(note: &str) -> String {
     note[..end].to_owned()
 }
 
-/// Sends events to the API server without delaying other work.
+/// Sends events to the API server without delaying the caller.
 pub struct Events {
     kube: Client,
     node: String,
-    /// The last reported failure of each claim, because the kubelet retries repeatedly.
+    /// The last reported failure of each claim, so that the kubelet's retries do not repeat the event.
     failures: Mutex<BTreeMap<String, String>>,
 }
 
@@ -110,7 +110,7 @@ impl Events {
         Self { kube, node: node.to_owned(), failures: Mutex::default() }
     }
 
-    /// Sends an event, unless it is a failure that was already sent.
+    /// Sends an event unless the same failure was already sent for the claim.
     pub fn tell(&self, event: Event) {
         if !self.is_news(&event) {
             return;

@@ -3,10 +3,10 @@
 //! The driver publishes the node's cards and their capacities to the cluster ([`device`], [`slices`]). When the
 //! scheduler has allocated a part of a card to a claim, the kubelet requests its preparation from the driver. The
 //! driver then creates a tenant of a CUDA card, or a vGPU of another kind of card ([`share`], with optional
-//! [`parameters`] from the claim's author), and writes a CDI file with the edits of a container ([`driver`]). [`store`]
-//! records prepared claims, so that they survive a restart; [`plugin`] is the interface to the kubelet.
+//! [`parameters`] from the claim's author), and writes a CDI file that contains the edits for a container ([`driver`]).
+//! [`store`] records prepared claims, so that they survive a restart; [`plugin`] is the interface to the kubelet.
 //!
-//! The driver does not decide on allocations, which is the scheduler's task, and does not enforce them, which is
+//! The driver does not decide on allocations, which is the scheduler's task. The driver does not enforce them, which is
 //! `mediatord`'s task.
 
 pub mod claim;
@@ -21,7 +21,7 @@ pub mod share;
 pub mod slices;
 pub mod store;
 
-/// Name of the driver in Kubernetes objects and for the kubelet.
+/// Name of the driver in Kubernetes objects, and in its registration with the kubelet.
 pub const DRIVER: &str = cdi_spec::VENDOR;
 /// Capacity of a device: memory, in bytes.
 pub const MEMORY: &str = "memory";

@@ -77,9 +77,9 @@ struct Serve {
     look_every_ms: u64,
 }
 
-/// Maximum length of a node's name that fits into the slice's name.
+/// Maximum length of a node's name, so that it fits into the slice's name.
 const MAX_NODE: usize = 200;
-/// Interval at which the daemon is checked for lost shares.
+/// Interval between two checks for shares that the daemon has lost.
 const MEND: Duration = Duration::from_secs(5);
 
 #[tokio::main(flavor = "current_thread")]
@@ -112,7 +112,7 @@ impl Serve {
 
     async fn run(self) -> Result<()> {
         ensure!(!self.node.is_empty() && self.node.len() <= MAX_NODE, "--node: expected 1 to {MAX_NODE} bytes");
-        // Register the signal handler before any slow step, so that a signal during that step is also handled.
+        // Register the signal handler before any slow step, so that it handles a signal during that step.
         let mut end = signal(SignalKind::terminate()).context("no signals")?;
         let kube = kube::Client::try_default()
             .await
@@ -145,7 +145,8 @@ impl Serve {
             .add_service(health::v1beta1::dra_resource_health_server::DraResourceHealthServer::new(plugin.clone()))
             .add_service(health::v1::dra_resource_health_server::DraResourceHealthServer::new(plugin))
             .serve_with_incoming(incoming);
-        // The kubelet connects as soon as it sees this socket, so the driver's own socket must exist before that.
+        // The kubelet connects as soon as it sees the registration socket, so the driver's own socket must exist before
+        // that.
         let registration = plugin::registration(&self.kubelet_root);
         let (registrar, registering) = socket::Socket::bind(&registration)
             .with_context(|| format!("is --kubelet-root {} right?", self.kubelet_root.display()))?;

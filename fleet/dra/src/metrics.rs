@@ -17,7 +17,7 @@ pub struct Metrics {
     generation: AtomicI64,
     daemon: AtomicBool,
     registered: AtomicBool,
-    /// A line for each share.
+    /// One line of the metrics for each share.
     shares: Mutex<Vec<String>>,
 }
 
@@ -26,12 +26,12 @@ fn escaped(value: &str) -> String {
 }
 
 impl Metrics {
-    /// Counts a prepared or failed claim.
+    /// Counts a successful or failed preparation.
     pub fn prepared(&self, good: bool) {
         if good { &self.prepared } else { &self.refused }.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts an unprepared or failed claim.
+    /// Counts a successful or failed removal.
     pub fn unprepared(&self, good: bool) {
         if good { &self.removed } else { &self.not_removed }.fetch_add(1, Ordering::Relaxed);
     }
@@ -71,7 +71,7 @@ impl Metrics {
         *self.shares.lock().unwrap_or_else(PoisonError::into_inner) = lines;
     }
 
-    /// Returns the text of all metrics.
+    /// Returns all metrics as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();

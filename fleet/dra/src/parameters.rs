@@ -1,4 +1,5 @@
-//! Parameters that a claim or a device class may set for this driver (`opaque.parameters`), and their combination.
+//! Parameters for this driver that a claim or a device class may set (`opaque.parameters`), and the rules for combining
+//! them.
 
 use k8s_openapi::api::resource::v1::DeviceAllocationConfiguration;
 use schemars::JsonSchema;
@@ -10,7 +11,7 @@ use crate::DRIVER;
 pub const API_VERSION: &str = "gpu-mediator.internal/v1";
 /// Kind of the parameters.
 pub const KIND: &str = "ShareParameters";
-/// Maximum number of sets of parameters that are combined.
+/// Maximum number of parameter sets that are combined.
 const MAX_SETS: usize = 64;
 
 /// Differences between a share of a card and its allocation.
@@ -30,8 +31,8 @@ pub struct ShareParameters {
     /// Virtual machines of one namespace with the same group may share segments of memory. Refused for CUDA cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_group: Option<String>,
-    /// Shares of one namespace with the same group trust each other: their programs may use a CUDA card at the same
-    /// time. Refused for other cards.
+    /// Shares in the same namespace and with the same group trust each other: their programs may use a CUDA card at the
+    /// same time. Refused for other cards.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub share_group: Option<String>,
     /// Mode in which the share group uses the card. The strictest share decides.
@@ -131,30 +132,30 @@ pub enum Class {
 enum Author {
     /// The cluster's administrators.
     Class,
-    /// Any user that may create claims.
+    /// Any user that is allowed to create claims.
     Claim,
 }
 
-/// Combined parameters of one request. Weights that a claim has set are marked, because limits apply to them.
+/// Combined parameters of one request. Weights set by a claim are marked, because limits apply to them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// The final value of each parameter.
+    /// The combined parameters.
     pub parameters: ShareParameters,
-    /// True if the claim has requested a weight of time.
+    /// True if the claim has set a weight for time.
     pub time_weight_of_claim: bool,
-    /// True if the claim has requested a weight of memory.
+    /// True if the claim has set a weight for memory.
     pub memory_weight_of_claim: bool,
 }
 
-/// Combines the sets for a request. The sets of a claim take precedence over the sets of a class.
+/// Combines the sets for a request. The claim's sets take precedence over the device class's sets.
 ///
 /// # Errors
-/// If a set is invalid; the message names the set and the problem.
+/// Returns an error if a set is invalid; the message names the set and the problem.
 pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<Applied, String> {
     let ours = sets.iter().filter_map(|set| {
         let opaque = set.opaque.as_ref().filter(|opaque| opaque.driver == DRIVER)?;
         let requests = set.requests.as_deref().unwrap_or_default();
-        // A subrequest has the form `REQUEST/NAME`. A set for the request also applies to its subrequests.
+        // A subrequest has the form `REQUEST/NAME`. A set for the request also applies to the request's subrequests.
         let main = request.split('/').next().unwrap_or(request);
         let meant = requests.is_empty() || requests.iter().any(|name| name == request || name == main);
         meant.then_some((set.source.as_str(), &opaque.parameters.0))
@@ -186,7 +187,7 @@ pub fn applied(sets: &[DeviceAllocationConfiguration], request: &str) -> Result<
     Ok(applied)
 }
 
-/// Adds a set, which overrides the earlier sets.
+/// Adds a set, which overrides the sets before it.
 fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     let ShareParameters { api_version, kind, memory, time, segment_group, share_group, sharing } = set;
     let of_claim = author == Author::Claim;
@@ -209,10 +210,10 @@ fn overlay(applied: &mut Applied, set: ShareParameters, author: Author) {
     now.sharing = sharing.or(now.sharing);
 }
 
-/// Returns the schema of the parameters as JSON.
+/// Returns the JSON schema of the parameters.
 ///
 /// # Errors
-/// If the schema cannot be written as JSON.
+/// Returns an error if the schema cannot be serialized as JSON.
 pub fn schema() -> serde_json::Result<String> {
     let schema = schemars::schema_for!(ShareParameters);
     serde_json::to_string_pretty(&schema).map(|text| text + "\n")

@@ -36,7 +36,7 @@ const SERVICES: [&str; 5] = [
 ];
 /// Maximum number of claims in one request.
 const MAX_CLAIMS: usize = 256;
-/// Interval of reports while the health is unchanged. After 30 s without a report, the kubelet considers the health
+/// Interval between two reports of unchanged health. After 30 s without a report, the kubelet considers the health
 /// unknown.
 const REPORT: Duration = Duration::from_secs(10);
 
@@ -113,8 +113,8 @@ impl Plugin {
         Self { driver, offers, node: node.to_owned() }
     }
 
-    /// Completes a change even if the kubelet stops waiting, because an incomplete change would require a cleanup
-    /// later.
+    /// Completes an operation even if the kubelet stops waiting, because an incomplete operation would require a
+    /// cleanup later.
     async fn whole<T: Send + 'static>(change: impl Future<Output = T> + Send + 'static) -> Result<T, Status> {
         tokio::spawn(change).await.map_err(|error| Status::internal(format!("internal error: {error}")))
     }

@@ -3,10 +3,10 @@
 /// Maximum length of a quantity's text.
 const MAX_TEXT: usize = 64;
 
-/// Parses a quantity that is a whole number.
+/// Parses a quantity that must be a whole number.
 ///
 /// # Errors
-/// If the text is invalid. The error names the expected form.
+/// Returns an error if the text is invalid. The error names the expected form.
 pub fn whole(text: &str) -> Result<u64, String> {
     let wrong = |what: &str| Err(format!("`{}` is {what}", text.chars().take(MAX_TEXT).collect::<String>()));
     if text.len() > MAX_TEXT {
@@ -61,10 +61,10 @@ fn scale(suffix: &str) -> Option<(u128, u128)> {
     }
 }
 
-/// Parses a quantity of bytes that is a whole number of MiB.
+/// Parses a quantity of bytes that must be a whole number of MiB.
 ///
 /// # Errors
-/// If the text is invalid. The error names the expected form.
+/// Returns an error if the text is invalid. The error names the expected form.
 pub fn mib(text: &str) -> Result<u64, String> {
     let bytes = whole(text)?;
     match bytes.is_multiple_of(1 << 20) {

@@ -79,20 +79,20 @@ pub fn name(uid: &str, number: usize) -> String {
     format!("k8s-{uid}-{number}")
 }
 
-/// Returns the path of a share's socket, in a separate folder.
+/// Returns the path of a share's socket, which is in a folder of its own.
 #[must_use]
 pub fn socket(folder: &Path, name: &str, tenants: bool) -> PathBuf {
     folder.join(name).join(if tenants { "cuda.sock" } else { "vgpu.sock" })
 }
 
-/// Allocated parts of a card.
+/// The parts of a card that are allocated to a share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Allocated {
     memory_mib: u64,
     time_permille: u32,
 }
 
-/// Parses the allocation. If the cluster does not support partial capacities, the whole card is allocated.
+/// Parses the allocation. If the cluster does not support partial capacities, this is the whole card.
 fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Allocated, String> {
     let consumed = result.consumed_capacity.as_ref();
     let of = |name: &str| consumed.and_then(|consumed| consumed.get(name)).map(|quantity| quantity.0.as_str());
@@ -113,10 +113,10 @@ fn allocated(result: &DeviceRequestAllocationResult, offer: &Offer) -> Result<Al
     Ok(Allocated { memory_mib, time_permille })
 }
 
-/// Creates the request to the daemon for the share with this number in a claim.
+/// Creates the daemon request for the share with this number in a claim.
 ///
 /// # Errors
-/// If a part of the request is too large or invalid. The message names this part.
+/// Returns an error if a part of the request is too large or invalid. The message names this part.
 pub fn body(
     claim: &Claim<'_>,
     number: usize,
@@ -140,7 +140,7 @@ pub fn body(
         "memory": memory,
         "time": time,
         "socket": socket(sockets, &name, offer.tenants),
-        // Only containers that use the claim can access the folder. In such a container, any user may connect.
+        // Only containers that use the claim have access to the folder. Inside such a container, any user may connect.
         "mode": "0666",
         "labels": labels(claim, result),
     });

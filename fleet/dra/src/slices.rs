@@ -1,4 +1,4 @@
-//! Publishes the node's cards to the cluster as one ResourceSlice, which follows the daemon's reports.
+//! Publishes the node's cards to the cluster as one ResourceSlice, and updates it when the daemon's reports change.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,13 +18,13 @@ use crate::DRIVER;
 use crate::device::{Offer, Trouble};
 use crate::metrics::Metrics;
 
-/// Time limit for requests to the API server.
+/// Time limit of a request to the API server.
 const API_TIMEOUT: Duration = Duration::from_secs(15);
 /// Delay after a failure before the next attempt.
 const RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Duration of a watch of the slices, in seconds.
 const WATCH_SECONDS: u32 = 240;
-/// Maximum time until a change of the cluster's slices is noticed if the watch does not report it.
+/// Maximum time until a change to the cluster's slices is noticed if the watch does not report the change.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(300);
 
 /// Polls the daemon, and sends changes to `offers`.
@@ -56,7 +56,7 @@ pub async fn follow(admin: Admin, every: Duration, offers: watch::Sender<Vec<Off
 
 async fn look(admin: &Admin) -> Result<Vec<Offer>, AskError> {
     let cards: CardList = admin.get("/v1/cards").await?;
-    // Memory and scheduler reports may be missing for a failed card, but the card itself is listed.
+    // The reports about memory and the scheduler may omit a failed card, but the list of cards includes it.
     let memories = admin.get::<MemoryList>("/v1/memory").await.map(|list| list.memories).unwrap_or_default();
     let schedulers = admin.get::<SchedulerList>("/v1/schedulers").await.map(|list| list.schedulers).unwrap_or_default();
     Ok(Offer::all(&cards.cards, &memories, &schedulers))
@@ -67,13 +67,13 @@ pub struct Publisher {
     kube: Client,
     node: String,
     metrics: Arc<Metrics>,
-    /// The node's UID, so that the slice is deleted with the node.
+    /// The node's UID as the owner of the slice, so that the slice is deleted with the node.
     owner: Option<String>,
-    /// The last devices that were written.
+    /// The devices in the last write.
     written: Option<Vec<Device>>,
-    /// The slice that the API server returned for these devices. The server omits fields of disabled features.
+    /// The slice that the API server returned for this write. The server omits fields that belong to disabled features.
     kept: Option<ResourceSliceSpec>,
-    /// True if the API server stores taints. Otherwise a card with trouble is omitted.
+    /// True if the API server stores taints. Otherwise, the slice omits a card with trouble.
     taints: bool,
     generation: i64,
 }
@@ -98,11 +98,11 @@ impl Publisher {
         format!("spec.nodeName={},spec.driver={DRIVER}", self.node)
     }
 
-    /// Keeps the slice equal to `offers`. Never returns.
+    /// Keeps the slice up to date with `offers`. Never returns.
     pub async fn run(mut self, mut offers: watch::Receiver<Vec<Offer>>) {
         loop {
             let wanted = offers.borrow_and_update().clone();
-            // The daemon's cards are not known yet, and the slice of an earlier run may still be correct, so keep it.
+            // The daemon's cards are not known yet. Keep the slice of an earlier run, which may still be correct.
             if wanted.is_empty() && self.written.is_none() {
                 let _ = offers.changed().await;
                 continue;
@@ -123,7 +123,7 @@ impl Publisher {
         }
     }
 
-    /// Waits until another client, such as a starting kubelet, changes the node's slices.
+    /// Waits until another client changes the node's slices, as a starting kubelet does.
     async fn changed(&self, version: &str) {
         let slices = self.slices();
         let params = WatchParams::default().fields(&self.selector()).timeout(WATCH_SECONDS);
@@ -131,7 +131,7 @@ impl Publisher {
             Ok(events) => {
                 let mut events = std::pin::pin!(events);
                 if events.next().await.is_none() {
-                    // The watch has ended. Wait before the next watch, in case every watch ends immediately.
+                    // The watch has ended. Waits before the next watch, in case every watch ends immediately.
                     sleep(RETRY_DELAY).await;
                 }
             }
@@ -174,7 +174,7 @@ impl Publisher {
             devices = self.devices(offers);
             kept = self.write(Some(kept), devices.clone()).await?;
         }
-        // Start the watch at the version that was just written. Otherwise it would report this change.
+        // Start the watch at the version that was just written. Otherwise, it would report this write as a change.
         let version = kept.metadata.resource_version.clone().unwrap_or(version);
         (self.written, self.kept) = (Some(devices), Some(kept.spec));
         Ok(version)

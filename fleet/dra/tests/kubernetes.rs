@@ -70,7 +70,7 @@ async fn two_pods_share_card_three_to_one_with_both_api_versions() {
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(node.path("claims")), mode(mount.host_path.clone())), (0o700, 0o755));
 
-        // Repeating the request changes nothing.
+        // Repeating the request has no effect.
         let before: Value = node.admin().get("/v1/desired").await.unwrap();
         assert_eq!(kubelet.good(&big).await, devices);
         assert_eq!(node.admin().get::<Value>("/v1/desired").await.unwrap(), before);
@@ -104,8 +104,8 @@ async fn a_claim_of_several_shares_is_one_file_and_all_or_nothing() {
     kubelet.back(&named("many")).await;
     node.assert_clean().await;
 
-    // The last share does not fit because of a VM that the scheduler does not know, so the first two shares are also
-    // removed.
+    // The last share does not fit, because a VM that the scheduler does not know uses the card. The first two shares
+    // are therefore removed, too.
     let beside = json!({ "name": "beside", "card": "card1", "vram_mib": 160 });
     node.admin().post::<Value>("/v1/vms", &beside).await.unwrap();
     let parts = [parts[0], parts[1], ("other", "card1", "128Mi", "500")];
@@ -129,7 +129,7 @@ async fn a_container_with_two_claims_finds_the_shares_of_each() {
     for claim in ["one", "two"] {
         node.api.put_claim(allocated(claim, &[("gpu", "card0", "32Mi", "100")], Value::Null));
         kubelet.good(&named(claim)).await;
-        // Apply the mounts as a runtime does: a later mount hides an earlier mount at the same path.
+        // Apply the mounts as a container runtime does: a later mount hides an earlier mount at the same path.
         for mount in spec(&node, &format!("uid-{claim}")).devices.remove(0).container_edits.mounts {
             found.insert(mount.container_path.display().to_string(), mount.host_path);
         }
@@ -237,7 +237,7 @@ async fn claims_survive_driver_kill_and_daemon_state_loss() {
     until("the share", async || (node.shares().await == ["k8s-uid-kept-0"]).then_some(())).await;
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     assert_eq!(spec(&node, "uid-kept").devices.len(), 1);
-    // Shares are kept while the daemon is absent.
+    // Shares remain in the store while the daemon is absent.
     node.daemon = None;
     let answer = kubelet.unprepare(&[named("kept")]).await.unwrap();
     assert!(answer.claims["uid-kept"].error.contains("no daemon responds"), "{answer:?}");
@@ -304,13 +304,13 @@ async fn the_slice_is_kept_as_the_cards_are() {
     assert_eq!(attributes["vramMiB"].int, Some(256));
     until("the old slice is deleted", async || (node.api.slices().len() == 1).then_some(())).await;
 
-    // A kubelet removes the slice when it starts.
+    // A starting kubelet removes the slice.
     node.api.wipe();
     let again = node.slice(1).await;
     assert_eq!(again.spec.devices, slice.spec.devices);
     assert!(again.spec.pool.generation > slice.spec.pool.generation);
 
-    // If nothing changes, no object is written.
+    // If nothing changes, the driver writes no object.
     let writes = node.api.writes();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(node.api.writes(), writes);
@@ -342,7 +342,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     assert_eq!((first.len(), first[0].health()), (1, HealthStatus::Healthy));
     assert_eq!(other.message().await.unwrap().unwrap().devices.len(), 1);
 
-    // The state of the devices is unknown until the daemon is available again.
+    // The state of the devices is unknown until the daemon responds again.
     node.daemon = None;
     until("news", async || {
         let devices = stream.message().await.unwrap().unwrap().devices;
@@ -359,7 +359,7 @@ async fn cards_without_daemon_are_tainted_and_reject_claims() {
     kubelet.good(&named("late")).await;
     kubelet.back(&named("late")).await;
 
-    // If a cluster does not store taints, such a card is not published.
+    // If a cluster does not store taints, the driver does not publish such a card.
     node.api.forget(&["taints"]);
     node.daemon = None;
     node.slice(0).await;
@@ -384,7 +384,7 @@ async fn drained_card_is_tainted_and_rejects_only_new_claims() {
     until("a taint", async || (taint().await.as_ref() == Some(&drained)).then_some(())).await;
     let error = kubelet.bad(&named("late")).await;
     assert!(error.contains("card `card0` cannot be used: an operator drains it"), "{error}");
-    // The card's users keep the card, and its health is reported as good, so that their pods do not end.
+    // The card's users keep the card, and the driver reports its health as good, so that their pods do not end.
     assert_eq!(kubelet.good(&named("kept")).await, devices);
     let mut client =
         fleet_grpc::health::v1beta1::dra_resource_health_client::DraResourceHealthClient::new(kubelet.channel.clone());
@@ -483,7 +483,7 @@ async fn junk_is_refused_and_changes_nothing() {
     assert_eq!(kubelet.prepare(&many).await.unwrap_err().code(), tonic::Code::InvalidArgument);
     // Unpreparing an unknown claim succeeds immediately.
     kubelet.back(&named("never")).await;
-    // A VM has the same name as a share but a different owner.
+    // A VM has the same name as a share, but a different owner.
     let other = json!({ "name": "k8s-uid-mine-0", "card": "card0", "vram_mib": 16 });
     node.admin().post::<Value>("/v1/vms", &other).await.unwrap();
     node.api.put_claim(allocated("mine", &[("gpu", "card0", "16Mi", "10")], Value::Null));

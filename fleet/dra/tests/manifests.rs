@@ -1,5 +1,5 @@
-//! Tests the manifests and the image's recipe: they use only published types, necessary permissions, and existing
-//! arguments.
+//! Tests the manifests and the image recipe: they use only published types, only necessary permissions, and only
+//! existing arguments.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -146,8 +146,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
     let spec = set.spec.template.spec.unwrap();
     let container = &spec.containers[0];
     let recipe = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../Containerfile")).unwrap();
-    // The test of packages checks that the package contains the program. Another test builds the image from the
-    // package.
+    // Another test checks that the package contains the program. A third test builds the image from the package.
     let package = concat!("COPY gpu-mediator-kubernetes_", env!("CARGO_PKG_VERSION"), "_amd64.deb ");
     assert!(recipe.lines().any(|line| line.starts_with(package)), "{recipe}");
     let program = &container.command.as_ref().unwrap()[0];
@@ -159,7 +158,7 @@ fn the_image_has_the_program_and_the_program_the_arguments() {
         .env("NODE_NAME", "a")
         .output()
         .unwrap();
-    // The program accepts all arguments except the last.
+    // The program accepts all arguments except the last one.
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("--look-every-ms") && !text.contains("unexpected argument"), "{text}");
     // Every path in the arguments must be in a mounted folder of the node.

@@ -1,4 +1,5 @@
-//! Tests the operators' pages: the daemon must accept the configurations, and the tables must name only existing items.
+//! Tests the pages for operators: the daemon must accept the configurations, and the tables must name only existing
+//! items.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +16,7 @@ fn page(name: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guides").join(name)).unwrap()
 }
 
-/// Returns the blocks of a page in a language, without the indentation of an enclosing list.
+/// Returns a page's code blocks in one language, without the indentation of an enclosing list.
 fn blocks(page: &str, language: &str) -> Vec<String> {
     let mut blocks = Vec::new();
     let mut open: Option<(usize, String)> = None;

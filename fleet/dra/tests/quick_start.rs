@@ -23,7 +23,7 @@ use support::{Node, Process, allocated, named, until};
 /// Name of the node.
 const NODE: &str = "node-a";
 
-/// A call of a program by the shell: its name and arguments, and the channel for its output.
+/// A program call from the shell: the program's name and arguments, and the channel for its output.
 type Call = (Vec<String>, oneshot::Sender<String>);
 
 /// The parts of the cluster and its node that the quick start uses.
@@ -33,7 +33,7 @@ struct Cluster {
     objects: Vec<Value>,
 }
 
-/// Returns the blocks of a language in README.md's section about pods.
+/// Returns the code blocks in one language from README.md's section about pods.
 fn readme(language: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("README.md")).unwrap();
     let section = text.split("## Pods and jobs\n").nth(1).unwrap().split("\n## ").next().unwrap();
@@ -111,7 +111,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the location in this test's folder for a path of the node.
+    /// Returns the location in this test's folder that stands for a path on the node.
     fn inside(&self, path: &str) -> PathBuf {
         let folders = [("/var/lib/kubelet", "kubelet"), ("/var/run/cdi", "cdi"), ("/run/gpu-mediator", "")];
         let found = folders.iter().find_map(|(outside, name)| Some((path.strip_prefix(outside)?, name)));
@@ -119,7 +119,7 @@ impl Cluster {
         self.node.path(format!("{name}{rest}").trim_matches('/'))
     }
 
-    /// Starts the driver according to the DaemonSet, once the set exists and selects the node.
+    /// Starts the driver according to the DaemonSet, as soon as the DaemonSet exists and selects the node.
     fn place_driver(&mut self) {
         let Some(set) = self.objects.iter().find(|object| object["kind"] == "DaemonSet") else { return };
         let set: DaemonSet = typed(set);
@@ -146,7 +146,7 @@ impl Cluster {
         self.node.driver = Some(Process(command.stderr(log).spawn().unwrap()));
     }
 
-    /// Runs a script. This cluster executes the script's calls.
+    /// Runs a script. This cluster executes the script's program calls.
     async fn run(&mut self, script: String) -> Output {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let programs = self.node.path("programs");
@@ -182,7 +182,7 @@ async fn quick_start_of_the_readme_prints_its_output() {
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
     assert_eq!(text, outputs[0]);
 
-    // Pods on the node now get devices, and the runtime finds each device in the folder of the quick start.
+    // Pods on the node now get devices, and the container runtime finds each device in the folder from the quick start.
     let node = cluster.node;
     let kubelet = node.kubelet(&["v1.DRAPlugin"]).await;
     until("a card that is served", async || {

@@ -1,16 +1,16 @@
-//! Rewrites requests with an `:authority` that the crate `h2` refuses.
+//! Rewrites requests with an `:authority` that the crate `h2` rejects.
 //!
 //! When a plugin registers, the kubelet dials the plugin's socket by its path. Kubelets before 1.34 dial a DRA driver
-//! in the same way. Go's gRPC then sends the path as `:authority`: unchanged (`/var/lib/kubelet/x.sock`), or in newer
-//! versions escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it resets
-//! the stream, and has no option to change this (hyperium/h2#487). The authority has no meaning on a UNIX socket, so
-//! this module replaces it with `localhost`.
+//! in the same way. Go's gRPC then sends the path as `:authority`, either unchanged (`/var/lib/kubelet/x.sock`) or, in
+//! newer versions, escaped (`%2Fvar%2Flib%2Fkubelet%2Fx.sock`). The crate `h2` accepts neither form as an authority: it
+//! resets the stream, and has no option to change this behaviour (hyperium/h2#487). The authority has no meaning on a
+//! UNIX socket, so this module replaces it with `localhost`.
 //!
-//! Header blocks are compressed with a table that grows from block to block, so they cannot be changed in place. The
-//! [`Rewriter`] terminates the compression: it keeps the client's table, decodes each block, and encodes it again as
-//! literals without table references. Frames of all other kinds pass unchanged.
+//! Header blocks are compressed with a table that grows from block to block, so they cannot be edited in place. The
+//! [`Rewriter`] therefore undoes the compression: it maintains the client's table, decodes each block, and encodes it
+//! again as literals without table references. Frames of all other kinds pass unchanged.
 //!
-//! The module does not check the set and the order of headers, because `h2` does this later.
+//! The module does not check that the headers are complete and in order, because `h2` does this later.
 
 use std::io;
 use std::pin::Pin;
@@ -24,13 +24,13 @@ use tonic::transport::server::Connected;
 const PREFACE_LEN: usize = 24;
 /// Size of a frame's header in bytes.
 const HEAD: usize = 9;
-/// Maximum payload of a frame in bytes. The server keeps the initial limit.
+/// Maximum payload of a frame in bytes. The server does not change the initial limit.
 const MAX_FRAME: usize = 16 << 10;
 /// Maximum size in bytes of a header block, and of the decoded list of headers.
 const MAX_BLOCK: usize = 64 << 10;
-/// Size of the client's table in bytes. The server keeps the initial limit.
+/// Size of the client's table in bytes. The server does not change the initial limit.
 const TABLE: usize = 4096;
-/// Number of bytes per header that count in addition to its name and value (RFC 9113).
+/// Number of bytes that count for each header in addition to its name and value (RFC 9113).
 const OVERHEAD: usize = 32;
 
 const HEADERS: u8 = 1;
@@ -40,13 +40,13 @@ const END_HEADERS: u8 = 0x4;
 const PADDED: u8 = 0x8;
 const PRIORITY: u8 = 0x20;
 
-/// A client's error that makes the rest of its connection unreadable.
+/// A protocol error of a client that makes the rest of its connection unreadable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// A frame is too long.
     #[error("a frame of {0} bytes, expected at most {MAX_FRAME}")]
     Frame(usize),
-    /// A frame interrupts a header block, or continues a block that does not exist.
+    /// A frame interrupts a header block, or continues a header block that was not begun.
     #[error("a frame of kind {0} where a header block {1}")]
     Order(u8, &'static str),
     /// A frame's padding is longer than the frame.
@@ -88,7 +88,7 @@ pub struct Rewriter {
     preface_left: usize,
     head: Vec<u8>,
     frame: Option<Frame>,
-    /// The part of the payload of a frame with headers that has arrived.
+    /// The received part of the payload of a frame with headers.
     payload: Vec<u8>,
     block: Option<Block>,
     decoder: Decoder<'static>,
@@ -109,10 +109,10 @@ impl Default for Rewriter {
 }
 
 impl Rewriter {
-    /// Accepts bytes of the client, and appends the resulting bytes to `out`.
+    /// Accepts bytes from the client, and appends the resulting bytes to `out`.
     ///
     /// # Errors
-    /// If the rest of the connection cannot be decoded.
+    /// Returns an error if the rest of the connection cannot be decoded.
     pub fn take(&mut self, mut bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         out.extend_from_slice(cut(&mut bytes, &mut self.preface_left));
         while !bytes.is_empty() {
@@ -180,7 +180,7 @@ impl Rewriter {
         let (mut fields, mut size) = (Vec::new(), 0_usize);
         let decoded = self.decoder.decode_with_cb(&block.bytes, |name, value| {
             size = size.saturating_add(name.len() + value.len() + OVERHEAD);
-            // Headers beyond the limit are counted but not stored.
+            // Headers above the limit are counted but not stored.
             if size <= MAX_BLOCK {
                 let value = if *name == *b":authority" { b"localhost".as_slice() } else { &value };
                 literal(&name, value, &mut fields);
@@ -195,7 +195,7 @@ impl Rewriter {
             let kind = if index == 0 { HEADERS } else { CONTINUATION };
             let ends_stream = if index == 0 && block.ends_stream { END_STREAM } else { 0 };
             let ends_headers = if index + 1 == parts.len() { END_HEADERS } else { 0 };
-            // A part is at most as long as a frame, so its length has three bytes.
+            // A part is at most as long as a frame, so its length fits into three bytes.
             let [.., l2, l1, l0] = part.len().to_be_bytes();
             out.extend_from_slice(&[l2, l1, l0, kind, ends_stream | ends_headers]);
             out.extend_from_slice(&block.stream);
@@ -239,7 +239,7 @@ fn literal(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a length with a prefix of seven bits; the eighth bit marks uncompressed text.
+/// Writes a length with a prefix of seven bits. The eighth bit marks uncompressed text.
 fn length(length: usize, out: &mut Vec<u8>) {
     const PREFIX: usize = 0x7f;
     if let Some(rest) = length.checked_sub(PREFIX) {
@@ -255,12 +255,12 @@ fn length(length: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// A connection of a client with `localhost` as its authority.
+/// A client's connection in which every `:authority` is `localhost`.
 #[derive(Debug)]
 pub struct Localhost<S> {
     inner: S,
     rewriter: Rewriter,
-    /// Bytes for the reader. The bytes before `given` were already read.
+    /// Bytes for the reader. The bytes before `given` have already been read.
     out: Vec<u8>,
     given: usize,
 }

@@ -12,7 +12,7 @@ use tokio_stream::{Stream, StreamExt};
 
 use crate::authority::Localhost;
 
-/// Maximum number of concurrent requests per connection; the kubelet sends few requests.
+/// Maximum number of concurrent requests per connection; the kubelet sends only a few.
 pub const MAX_STREAMS: u32 = 64;
 
 /// An error while creating the socket.
@@ -38,11 +38,11 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// Creates a socket at `path` that only this user may connect to. Replaces a socket that no process serves. Returns
-    /// the incoming connections for a server.
+    /// Creates a socket at `path`. Only this user may connect to it. Replaces an existing socket that no process
+    /// listens on. Returns the incoming connections for a server.
     ///
     /// # Errors
-    /// If the path names another kind of file or a socket in use, or a system call fails.
+    /// Returns an error if `path` names a file of another kind or a socket in use, or if a system call fails.
     pub fn bind(
         path: &Path,
     ) -> Result<(Self, impl Stream<Item = io::Result<Localhost<UnixStream>>> + use<>), SocketError> {
@@ -54,8 +54,8 @@ impl Socket {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(failed(error)),
         }
-        // Until its mode is set, the socket has a name that begins with a dot. The kubelet ignores such files, and
-        // connects to any other file as soon as it sees the file.
+        // Until its mode is set, the socket has a name that begins with a dot. The kubelet ignores such names, but
+        // connects to any other socket as soon as it sees the file.
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let beside = path.with_file_name(format!(".{name}.new"));
         let _ = std::fs::remove_file(&beside);

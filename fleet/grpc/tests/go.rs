@@ -1,10 +1,10 @@
-//! Tests a server with the recorded bytes of a Go client that dials in the same way as the kubelet.
+//! Tests a server with the recorded bytes of a Go client that dials as the kubelet does.
 //!
 //! `captures/*.hex` were recorded from google.golang.org/grpc 1.33.3, which dialled the UNIX socket
 //! `/tmp/cap/plugin.sock`: by its path, as the kubelet's plugin watcher does (`path`); with `:authority` escaped as in
 //! newer versions (`escaped`, the same bytes with this literal substituted); and as `unix:` followed by the path, as
-//! kubelets since 1.34 do for a DRA driver (`unix`). Each connection calls `GetInfo` twice, and then
-//! `NotifyRegistrationStatus`. The later calls refer to the header table of the first call.
+//! kubelets since 1.34 do for a DRA driver (`unix`). Each recorded connection calls `GetInfo` twice, and then
+//! `NotifyRegistrationStatus`. The later calls use the header table from the first call.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -53,8 +53,8 @@ fn capture(name: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// Sends bytes to a server at `socket`, and reads until the server has completed `streams` streams or ended. Returns
-/// the responses by kind.
+/// Sends bytes to a server at `socket`, and reads until the server has completed `streams` streams or closed the
+/// connection. Returns the responses by kind.
 fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -79,7 +79,7 @@ fn answers(socket: &Path, bytes: &[u8], streams: usize) -> (Vec<u8>, Vec<u8>) {
     }
 }
 
-/// Runs a server at a socket, with or without [`fleet_grpc::authority::Localhost`], while `client` runs.
+/// Runs a server at a socket, with or without [`fleet_grpc::authority::Localhost`], until `client` ends.
 fn served<T: Send + 'static>(rewrites: bool, client: impl FnOnce(&Path) -> T + Send + 'static) -> T {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("plugin.sock");

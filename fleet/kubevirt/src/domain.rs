@@ -1,7 +1,8 @@
 //! Adds vGPUs to a libvirt domain.
 //!
-//! libvirt has no vfio-user device, so the QEMU argument is placed in the namespace that libvirt passes to QEMU
-//! unchanged. The card accesses guest memory through a file that QEMU passes on, so guest memory must be a shared file.
+//! libvirt has no vfio-user device, so the device is given as a QEMU argument in the namespace that libvirt passes to
+//! QEMU unchanged. The card accesses guest memory through a file that QEMU passes on, so the guest memory must be a
+//! shared file.
 
 use std::borrow::Cow;
 
@@ -38,13 +39,13 @@ fn xml(error: impl std::fmt::Display) -> DomainError {
     DomainError::Xml(error.to_string())
 }
 
-/// Returns the domain `document`, with shared memory and the QEMU devices `devices` added. Each device is the value of
-/// a `-device` argument.
+/// Returns the domain `document` with shared memory, and with the QEMU devices `devices` added. Each device is the
+/// value of a `-device` argument.
 ///
 /// A device that the document already contains is not added again.
 ///
 /// # Errors
-/// If the document is not a domain.
+/// Returns an error if the document is not a domain.
 pub fn with_devices(document: &[u8], devices: &[String]) -> Result<Vec<u8>, DomainError> {
     if document.len() > MAX_DOCUMENT {
         return Err(DomainError::Long(document.len()));
@@ -74,9 +75,9 @@ struct Edit {
     out: Writer<Vec<u8>>,
     /// Names of the open elements.
     path: Vec<String>,
-    /// Depth of an element that is being omitted.
+    /// Depth of an element that is being left out.
     dropped: Option<usize>,
-    /// Devices that were not found.
+    /// Devices that the document does not contain.
     missing: Vec<String>,
     memory: bool,
     arguments: bool,
@@ -102,7 +103,7 @@ impl Edit {
         self.out.write_event(event).map_err(xml)
     }
 
-    /// Returns true if the open elements have these names.
+    /// Returns true if the names of the open elements are these.
     fn within(&self, names: &[&str]) -> bool {
         self.path.len() == names.len() && self.path.iter().zip(names).all(|(open, name)| open == name)
     }
@@ -183,7 +184,7 @@ impl Edit {
         self.write(Event::End(end))
     }
 
-    /// Writes the memory source and access.
+    /// Writes the elements for the memory's source and access.
     fn memory(&mut self) -> Result<(), DomainError> {
         self.memory = true;
         self.write(Event::Empty(BytesStart::new("source").with_attributes([("type", "memfd")])))?;
@@ -207,7 +208,7 @@ fn value(attribute: &Attribute<'_>) -> Result<String, DomainError> {
     attribute.normalized_value(XmlVersion::Implicit1_0).map(Cow::into_owned).map_err(xml)
 }
 
-/// Returns the root element with the namespace of QEMU's arguments.
+/// Returns the root element with the namespace of QEMU's arguments added.
 fn root(start: &BytesStart<'_>) -> Result<BytesStart<'static>, DomainError> {
     let mut root = start.to_owned();
     let there = start.try_get_attribute("xmlns:qemu").map_err(xml)?;

@@ -1,9 +1,9 @@
 //! A KubeVirt hook that gives a virtual machine its vGPUs.
 //!
-//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook for each
-//! domain before the domain is defined (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the
-//! container in which QEMU runs. Its socket is in a folder of that container that is named after the request
-//! (`cdi-spec`), so the hook only needs the names of the requests.
+//! KubeVirt starts the hook as a sidecar of virt-launcher, connects to the hook's socket, and calls the hook before it
+//! defines a domain (kubevirt/kubevirt, pkg/hooks). The vGPU itself comes from a claim of the container in which QEMU
+//! runs. Its socket is in a folder of that container, and the folder is named after the request (`cdi-spec`). The hook
+//! therefore only needs the names of the requests.
 //!
 //! The hook does not create vGPUs, and does not check that a vGPU exists.
 
@@ -19,7 +19,7 @@ use tonic::{Request, Response, Status, async_trait};
 
 pub mod domain;
 
-/// The annotation of a virtual machine that contains the names of the requests, separated by commas.
+/// Annotation of a virtual machine that contains the names of the requests, separated by commas.
 pub const ANNOTATION: &str = "gpu-mediator.internal/requests";
 /// Maximum number of vGPUs in a virtual machine.
 const MAX_VGPUS: usize = 16;
@@ -31,11 +31,11 @@ const SOCKET: &str = "vgpu.sock";
 pub struct Hook {
     /// Name of the hook, which is also the name of the sidecar's file.
     pub name: String,
-    /// Requests of virtual machines without the annotation.
+    /// Requests that apply to virtual machines without the annotation.
     pub requests: Vec<String>,
 }
 
-/// Returns QEMU's argument for the vGPU of a request. The vGPU has the number `number` in its virtual machine.
+/// Returns QEMU's argument for the vGPU of a request. The vGPU is number `number` in its virtual machine.
 fn device(request: &str, number: usize) -> Result<String, String> {
     let good = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     if request.is_empty() || request.len() > 63 || !request.bytes().all(good) {
@@ -51,7 +51,7 @@ fn device(request: &str, number: usize) -> Result<String, String> {
 }
 
 impl Hook {
-    /// Returns the requests of a virtual machine, which is given as JSON.
+    /// Returns the requests of a virtual machine, which is described in JSON.
     fn requests(&self, vmi: &[u8]) -> Result<Vec<String>, String> {
         let vmi: serde_json::Value =
             serde_json::from_slice(vmi).map_err(|error| format!("the virtual machine is not JSON: {error}"))?;

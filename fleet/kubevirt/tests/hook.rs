@@ -1,4 +1,4 @@
-//! Tests the hook as a process with the calls of virt-launcher.
+//! Tests the hook as a process, with the calls that virt-launcher makes.
 
 use std::path::Path;
 use std::process::{Child, Command};
@@ -12,7 +12,7 @@ use tonic::transport::{Channel, Endpoint};
 
 const DOMAIN: &str = include_str!("../src/domain/kubevirt.xml");
 
-/// The hook, killed on drop.
+/// The hook process, killed on drop.
 struct Hook(Child, tempfile::TempDir);
 
 impl Hook {

@@ -1,7 +1,7 @@
-//! Computes a job's part of a card from the job's shards, in the form of a table for a tenant or a virtual machine.
+//! Computes a job's part of a card from the job's shards, as a table for a tenant or a virtual machine.
 //!
-//! A job with N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
-//! guarantee everything that Slurm assigns. The job may also use idle resources: memory up to its requested size, and
+//! A job that has N of a card's T shards is guaranteed N/T of the card's memory and time. The daemon can therefore
+//! guarantee everything that Slurm allocates. The job may also use idle resources: memory up to its requested size, and
 //! time up to its cap.
 
 use serde_json::{Map, Value, json};
@@ -18,14 +18,14 @@ pub struct Card {
     pub name: String,
     /// True if the card serves tenants; otherwise it serves virtual machines.
     pub cuda: bool,
-    /// Total memory of all users of the card in MiB.
+    /// Memory in MiB that all users of the card share.
     pub shared_mib: u64,
 }
 
-/// Returns the card of a job's shards.
+/// Returns the card to which a job's shards belong.
 ///
 /// # Errors
-/// If no card is of this kind, or the shards are on several cards.
+/// Returns an error if no card is of this kind, or the shards are on several cards.
 pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a [Card]) -> Result<&'a Card, String> {
     let of_kind: Vec<&Card> = cards.iter().filter(|card| card.cuda != given.vgpu).collect();
     let kind = if given.vgpu { "vGPUs" } else { "CUDA programs" };
@@ -53,7 +53,7 @@ pub fn card<'a>(arguments: &Arguments, given: &Given, gpus: &[usize], cards: &'a
 /// Creates the table for a job.
 ///
 /// # Errors
-/// If the job has no shards or makes an invalid request.
+/// Returns an error if the job has no shards or makes an invalid request.
 pub fn table(
     arguments: &Arguments,
     given: &Given,
@@ -70,7 +70,7 @@ pub fn table(
         return Err(format!("{shards} shards, expected at most the {all} of a card (`shards` in plugstack.conf)"));
     }
     let chunk = arguments.chunk_mib;
-    // Round down, so that all parts fit together.
+    // Round down, so that all jobs' parts fit on the card.
     let sure_mib = card.shared_mib.saturating_mul(shards.into()) / u64::from(all) / chunk * chunk;
     let asked_mib = given.memory_mib.unwrap_or(sure_mib).div_ceil(chunk).saturating_mul(chunk);
     if asked_mib == 0 {
@@ -114,7 +114,7 @@ pub fn table(
         "time": time,
         // Only the daemon may connect until the job's user owns the socket.
         "mode": "0600",
-        // The socket is in a separate folder. The daemon creates this folder, and a container of the job mounts it.
+        // The socket is in a folder of its own. The daemon creates this folder, and a container of the job mounts it.
         "socket": arguments.sockets.join(name).join(socket),
     });
     if let Some(group) = &given.share_group {

@@ -1,9 +1,9 @@
 //! The shards that Slurm has assigned to a job on a node, as reported by the controller.
 //!
-//! A step's environment also contains the shards. However, the step's user can write this environment, because Slurm
-//! keeps variables that it does not set itself. The environment is therefore only a hint.
+//! A step's environment also contains the shards. However, Slurm keeps variables that it does not set itself, so the
+//! step's user can write this environment. The environment is therefore only a hint.
 //!
-//! The controller's text also contains text from the user, such as the job's name. An ambiguous text is refused.
+//! The controller's text also contains text from the user, such as the job's name. An ambiguous text is rejected.
 //!
 //! Sources: `scontrol(1)`, output of `show job --details`.
 
@@ -15,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use crate::nodes;
 
-/// Maximum size of the controller's response in bytes, which is sufficient for an array of thousands of jobs.
+/// Maximum size in bytes of the controller's response, which is sufficient for an array of thousands of jobs.
 const MAX_ANSWER: u64 = 16 << 20;
-/// Interval at which the response is polled.
+/// Interval at which the program polls for the response.
 const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Shards of a job on a node.
@@ -25,7 +25,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 pub struct Granted {
     /// Number of shards.
     pub shards: u32,
-    /// GPU numbers of the shards, in the order of `gres.conf`; empty if Slurm does not report them.
+    /// Indices of the GPUs that have the shards, in the order of `gres.conf`; empty if Slurm does not report them.
     pub gpus: Vec<usize>,
 }
 
@@ -34,14 +34,14 @@ pub struct Granted {
 pub struct Number {
     /// The job's own number.
     pub id: u32,
-    /// Number of the job's array and of the job within the array, if the job is in an array.
+    /// Number of the job's array, and the job's index in the array, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
-/// Queries the controller until it responds, for at most `patience`.
+/// Queries the controller until it responds, for at most the time `patience`.
 ///
 /// # Errors
-/// If the controller does not respond, or does not list the job on this node.
+/// Returns an error if the controller does not respond, or does not list the job on this node.
 pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Result<Granted, String> {
     let begin = Instant::now();
     loop {
@@ -59,7 +59,7 @@ pub fn ask(scontrol: &Path, job: &Number, node: &str, patience: Duration) -> Res
 /// Returns the controller's text about a job.
 fn answer(scontrol: &Path, job: &Number, patience: Duration) -> Result<String, String> {
     let mut command = Command::new(scontrol);
-    // For a job of an array, request only this job.
+    // For a job in an array, request only this job.
     let name = job.of_array.map_or_else(|| job.id.to_string(), |(array, task)| format!("{array}_{task}"));
     command.args(["--details", "show", "job", &name]);
     let mut child = command
@@ -151,7 +151,7 @@ fn shards(list: &str) -> Option<Granted> {
             None => words.next_back()?,
         };
         granted.shards = granted.shards.checked_add(count.parse().ok()?)?;
-        // Each GPU has two numbers: the job's shards, and the GPU's total.
+        // Each GPU has two numbers: the shards of the job, and the total of the GPU.
         for (gpu, part) in details.split(',').enumerate() {
             if let Some((given, _)) = part.split_once('/')
                 && given.parse::<u64>().ok()? > 0

@@ -1,4 +1,4 @@
-//! Lists of nodes in Slurm's form: `n1`, `n[1-3,07]`, `rack[0-1]n[1-9]x,login`.
+//! Parses lists of nodes in Slurm's form: `n1`, `n[1-3,07]`, `rack[0-1]n[1-9]x,login`.
 
 /// Maximum number of names in an expanded list.
 const MAX_LIST: usize = 1 << 20;
@@ -31,7 +31,7 @@ fn fits(name: &str, node: &str) -> bool {
     let Some((before, rest)) = name.split_once('[') else { return name == node };
     let Some((ranges, behind)) = rest.split_once(']') else { return false };
     let Some(node) = node.strip_prefix(before) else { return false };
-    // The node's name does not show where the number ends, because the next part may begin with a digit.
+    // The end of the number is not obvious from the node's name, because the next part may begin with a digit.
     let digits = node.bytes().take_while(u8::is_ascii_digit).count();
     (1..=digits.min(18)).any(|length| {
         let (number, end) = node.split_at(length);
@@ -45,7 +45,7 @@ fn is_in(range: &str, number: &str) -> bool {
     let (Ok(from), Ok(to), Ok(at)) = (first.parse::<u64>(), last.parse::<u64>(), number.parse::<u64>()) else {
         return false;
     };
-    // Numbers are at least as wide as the first number, and padded with zeros.
+    // Numbers are padded with zeros to the width of the first number.
     (from..=to).contains(&at) && format!("{at:0width$}", width = first.len()) == number
 }
 

@@ -1,13 +1,13 @@
-//! Options of jobs, and arguments of the plugin in `plugstack.conf`.
+//! Options of jobs, and the plugin's arguments in `plugstack.conf`.
 
 use std::ffi::CStr;
 use std::path::PathBuf;
 
-/// An option of `srun`, `sbatch` and `salloc`.
+/// An option of `srun`, `sbatch`, and `salloc`.
 pub struct JobOption {
     /// Name of the option, without dashes.
     pub name: &'static CStr,
-    /// Placeholder of the option's value, if it has a value.
+    /// Placeholder for the option's value, if the option has a value.
     pub value: Option<&'static CStr>,
     /// Text for `--help`.
     pub usage: &'static CStr,
@@ -69,11 +69,11 @@ pub struct Given {
     pub weight: Option<u32>,
     /// Latency class: of the tenants that are due, the better class runs first.
     pub class: Option<String>,
-    /// Maximum part of the card's time, if limited.
+    /// Maximum share of the card's time, if limited.
     pub cap: Option<Cap>,
     /// True if the job requests a vGPU.
     pub vgpu: bool,
-    /// Group of jobs whose programs may use the card at the same time.
+    /// Name of a group of jobs whose programs may use the card at the same time.
     pub share_group: Option<String>,
     /// Mode of the group.
     pub sharing: Option<String>,
@@ -82,7 +82,7 @@ pub struct Given {
 /// Limit on a job's part of a card's time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cap {
-    /// The part that corresponds to the shards.
+    /// The share that corresponds to the job's shards.
     Shards,
     /// A number of thousandths.
     Permille(u32),
@@ -104,7 +104,7 @@ impl Given {
     /// Sets the option with this number to a value.
     ///
     /// # Errors
-    /// If the value is invalid. The message names the expected form.
+    /// Returns an error if the value is invalid. The message names the expected form.
     pub fn take(&mut self, number: usize, value: &str) -> Result<(), String> {
         match number {
             0 => {
@@ -168,26 +168,26 @@ fn mib(text: &str) -> Option<u64> {
     (1..=MIB_MAX).contains(&mib).then_some(mib)
 }
 
-/// Arguments of the plugin: the words `KEY=VALUE` of its line in `plugstack.conf`. In paths, `%n` stands for the node's
+/// Arguments of the plugin: the words `KEY=VALUE` on its line in `plugstack.conf`. In paths, `%n` stands for the node's
 /// name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Arguments {
     /// The daemon's admin socket.
     pub socket: PathBuf,
-    /// Folder of the jobs' sockets, in which the daemon can create files.
+    /// Parent folder of the jobs' sockets, in which the daemon can create files.
     pub sockets: PathBuf,
     /// Number of shards of a card.
     pub shards: u32,
     /// The daemon's cards in the order in which Slurm counts them. If no cards are named, all cards of the required
     /// kind are used, sorted by name.
     pub cards: Vec<String>,
-    /// Unit of sizes in MiB. It is a multiple of the cards' chunk size.
+    /// Granularity of sizes in MiB. The granularity is a multiple of the cards' chunk size.
     pub chunk_mib: u64,
-    /// File to which the use of jobs is written, with one line of JSON per job.
+    /// File to which the use of jobs is appended, with one line of JSON per job.
     pub ledger: PathBuf,
     /// Folder of the library that replaces `libcuda.so.1` for the programs.
     pub library: PathBuf,
-    /// NVIDIA's library, for programs that do not find it by themselves.
+    /// NVIDIA's library, for programs that would not find it otherwise.
     pub driver: Option<PathBuf>,
     /// Program that sends notes to the controller.
     pub scontrol: PathBuf,
@@ -219,7 +219,7 @@ impl Arguments {
     /// Parses the arguments.
     ///
     /// # Errors
-    /// If a word is invalid. The message names the word.
+    /// Returns an error if a word is invalid. The message names the word.
     pub fn read(words: &[&str]) -> Result<Self, String> {
         let mut read = Self::default();
         for word in words {

@@ -1,11 +1,11 @@
 //! The entry points that Slurm calls, and the calls to Slurm.
 //!
 //! Slurm loads a plugin into `srun`, `sbatch` and `salloc`, where options are read, and into `slurmstepd` on the nodes.
-//! `slurmstepd` starts a job's processes, which run as root until they switch to the user, and runs epilogs in another
-//! process.
+//! `slurmstepd` starts a job's processes, which run as root until they switch to the user. `slurmstepd` runs epilogs in
+//! another process.
 //!
 //! UNSAFETY: Slurm is written in C. Its calls pass pointers that Slurm guarantees to be valid during the call. This
-//! module looks up Slurm's functions in the process by name, with the signatures of `spank(7)`, so that the crate links
+//! module looks up Slurm's functions in the process by name, with the signatures in `spank(7)`, so that the crate links
 //! without Slurm.
 #![allow(unsafe_code, reason = "Slurm calls plugins by C functions")]
 
@@ -20,11 +20,11 @@ use admin_client::terminal;
 use crate::options::{Arguments, Given, OPTIONS};
 use crate::work::{self, Job};
 
-/// Name of the plugin. It is part of the variables through which Slurm passes options.
+/// Name of the plugin. The name is a part of the names of the variables through which Slurm passes options.
 const NAME: &[u8] = b"gpu_mediator\0";
 /// Type of the plugin as a C string.
 const TYPE: &[u8] = b"spank\0";
-/// Mark after the version, which the installation program searches for.
+/// Marker after the version, which the installation program searches for.
 pub const MARK: [u32; 3] = [0x6d70_6773, 0x5f61_6964, 0x7265_7376];
 
 /// Name that Slurm reads.
@@ -33,15 +33,15 @@ pub static plugin_name: [u8; NAME.len()] = *b"gpu_mediator\0";
 /// Type that Slurm reads.
 #[unsafe(no_mangle)]
 pub static plugin_type: [u8; TYPE.len()] = *b"spank\0";
-/// Version of Slurm for which the plugin was built. Slurm compares the first number with its own version. The
-/// installation program writes the version into a copy of the library; in this build it is empty.
+/// Version of Slurm for which the plugin was built. Slurm compares the first part with its own version. The
+/// installation program writes the version into a copy of the library. In this build, the version is empty.
 #[unsafe(no_mangle)]
 pub static plugin_version: [u32; 4] = [0, MARK[0], MARK[1], MARK[2]];
 /// Version of the plugin itself.
 #[unsafe(no_mangle)]
 pub static spank_plugin_version: u32 = 1;
 
-/// Slurm's handle of a call.
+/// Slurm's handle for a call of the plugin.
 type Handle = *mut c_void;
 
 /// `ESPANK_SUCCESS` and `SLURM_SUCCESS`.
@@ -54,16 +54,16 @@ const JOB_UID: c_int = 0;
 const JOB_ID: c_int = 2;
 /// `S_CTX_REMOTE` of `spank_context`.
 const REMOTE: c_int = 2;
-/// `S_JOB_ARRAY_ID`; 0 for a job outside arrays.
+/// `S_JOB_ARRAY_ID`; 0 for a job that is not in an array.
 const ARRAY_ID: c_int = 30;
 /// `S_JOB_ARRAY_TASK_ID`.
 const ARRAY_TASK_ID: c_int = 31;
-/// `ESPANK_NOSPACE`, before Slurm 21.08 and since.
+/// `ESPANK_NOSPACE`: the value before Slurm 21.08, and the value since then.
 const NO_SPACE: [c_int; 2] = [6, 3005];
 /// Maximum size in bytes of a variable that the kernel passes to a program (`MAX_ARG_STRLEN`), including its name and
 /// its terminator.
 const MAX_VARIABLE: usize = 128 << 10;
-/// Variable of a step with its shards. Its user can write it, so it is only a hint.
+/// Environment variable of a step that lists its shards. The user can write this variable, so it is only a hint.
 const SHARDS: &CStr = c"SLURM_SHARDS_ON_NODE";
 
 /// `struct spank_option`.
@@ -77,18 +77,19 @@ struct SpankOption {
     callback: Option<unsafe extern "C" fn(c_int, *const c_char, c_int) -> c_int>,
 }
 
-/// The options given in this process.
+/// The options that were given in this process.
 static GIVEN: Mutex<Given> = Mutex::new(Given::new());
 
-/// Returns one of Slurm's functions, which is looked up in this process.
+/// Looks up one of Slurm's functions in this process.
 fn function<T>(name: &str) -> Option<Symbol<T>> {
-    // SAFETY: the type matches `spank(7)` for the name. This process, and therefore the symbol, stays loaded.
+    // SAFETY: the type matches the signature of this function in `spank(7)`. This process, and therefore the symbol,
+    // stays loaded.
     unsafe { Library::this().get::<T>(name.as_bytes()) }.ok()
 }
 
-/// Writes a line to the log of the process. The log of a command that a user runs is the terminal.
+/// Writes a line to the log of the process. For a command that a user runs, this log is the terminal.
 fn complain(what: &str) {
-    // The line may contain names that were chosen by jobs and programs.
+    // The line may contain names that jobs and programs chose.
     let line = CString::new(format!("gpu-mediator: {}", terminal::word(what))).unwrap_or_default();
     match function::<unsafe extern "C" fn(*const c_char, ...)>("slurm_error") {
         // SAFETY: the format takes one string, and the string is terminated.
@@ -103,7 +104,7 @@ fn variable(handle: Handle, name: &CStr) -> Result<Option<Vec<u8>>, String> {
     let Some(get) = function::<Get>("spank_getenv") else { return Ok(None) };
     whole(&name.to_string_lossy(), |value| {
         let length = c_int::try_from(value.len()).unwrap_or(c_int::MAX);
-        // SAFETY: the handle belongs to the call; the buffer has `length` bytes.
+        // SAFETY: the handle is valid during this call, and the buffer has `length` bytes.
         unsafe { get(handle, name.as_ptr(), value.as_mut_ptr().cast(), length) }
     })
 }
@@ -125,7 +126,7 @@ fn too_long(name: &str) -> String {
     format!("the variable {name} has more than the {MAX_VARIABLE} bytes that a program can have; shorten it")
 }
 
-/// Prepends a folder to the folders in a variable, in the dynamic loader's format.
+/// Prepends a folder to a variable that contains a list of folders in the dynamic loader's format.
 fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, String> {
     let mut value = first.as_bytes().to_owned();
     if let Some(rest) = rest.filter(|rest| !rest.is_empty()) {
@@ -139,20 +140,21 @@ fn in_front(name: &str, first: &str, rest: Option<Vec<u8>>) -> Result<Vec<u8>, S
 fn set_variable(handle: Handle, name: &str, value: Vec<u8>) -> bool {
     type Set = unsafe extern "C" fn(Handle, *const c_char, *const c_char, c_int) -> c_int;
     let (Ok(name), Ok(value)) = (CString::new(name), CString::new(value)) else { return false };
-    // SAFETY: the handle belongs to the call; both strings are terminated, and Slurm copies them.
+    // SAFETY: the handle is valid during this call; both strings are terminated, and Slurm copies them.
     function::<Set>("spank_setenv").is_some_and(|set| unsafe { set(handle, name.as_ptr(), value.as_ptr(), 1) } == GOOD)
 }
 
-/// Removes a variable from the job. A missing variable is not an error.
+/// Removes a variable from the environment of the job. A missing variable is not an error.
 fn unset_variable(handle: Handle, name: &CStr) {
     if let Some(unset) = function::<unsafe extern "C" fn(Handle, *const c_char) -> c_int>("spank_unsetenv") {
-        // SAFETY: the handle belongs to the call; the string is terminated.
+        // SAFETY: the handle is valid during this call, and the string is terminated.
         unsafe { unset(handle, name.as_ptr()) };
     }
 }
 
-/// Returns the name of this process's node, which Slurm sets in the process (`slurmstepd`, 22.05 and up). The step's
-/// environment also has such a variable, but its user can write it, and paths are derived from the name.
+/// Returns the name of this process's node, which Slurm sets in the process (`slurmstepd`, version 22.05 and later).
+/// The step's environment contains this variable, too, but the user can write that copy, and the name becomes part of
+/// paths.
 fn node() -> Result<String, String> {
     let node = std::env::var("SLURMD_NODENAME").ok().filter(|node| !node.is_empty());
     let node = node.ok_or("Slurm does not give the name of this node: Slurm 22.05 or newer is required")?;
@@ -175,7 +177,7 @@ fn is_remote() -> bool {
     function::<unsafe extern "C" fn() -> c_int>("spank_context").is_some_and(|context| unsafe { context() } == REMOTE)
 }
 
-/// Parses the words of a line of `plugstack.conf`.
+/// Parses the words of a line in `plugstack.conf`.
 fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, String> {
     let count = usize::try_from(count).unwrap_or(0).min(64);
     let word = |index: usize| {
@@ -186,7 +188,7 @@ fn arguments(count: c_int, words: *const *const c_char) -> Result<Arguments, Str
     Arguments::read(&(0..count).map(word).collect::<Result<Vec<_>, _>>()?)
 }
 
-/// Runs a hook's function. A panic becomes an error of the hook and does not end Slurm's process.
+/// Runs a hook's function. A panic becomes an error of the hook, so that it does not end Slurm's process.
 fn guarded(what: impl FnOnce() -> Result<(), String> + std::panic::UnwindSafe) -> c_int {
     match catch_unwind(what) {
         Ok(Ok(())) => GOOD,
@@ -220,7 +222,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     guarded(|| {
         arguments(count, words)?;
         type Register = unsafe extern "C" fn(Handle, *const SpankOption) -> c_int;
-        // This context, for example that of Slurm's daemon, has no options.
+        // This context, for example a Slurm daemon, has no options.
         let Some(register) = function::<Register>("spank_option_register") else { return Ok(()) };
         for (index, option) in OPTIONS.iter().enumerate() {
             let shown = SpankOption {
@@ -231,7 +233,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
                 val: c_int::try_from(index).unwrap_or(c_int::MAX),
                 callback: Some(on_option),
             };
-            // SAFETY: the handle belongs to the call. Slurm copies the option, and its texts are constants.
+            // SAFETY: the handle is valid during this call. Slurm copies the option, whose texts are constants.
             if unsafe { register(handle, &raw const shown) } != GOOD {
                 return Err(format!("Slurm refuses the option --{}", option.name.to_string_lossy()));
             }
@@ -240,7 +242,7 @@ pub extern "C" fn slurm_spank_init(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Creates the job's part as root, before the job's first process runs. Each process gets the variables.
+/// Creates the job's part as root before the job's first process runs. Sets the variables for each process.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -248,8 +250,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
             return Ok(());
         }
         let given = GIVEN.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        // Most jobs have no shards, and need no request to the controller. For a job with shards, use the number from
-        // the controller.
+        // Most jobs have no shards and need no request to the controller. For a job with shards, trust only the number
+        // from the controller.
         if variable(handle, SHARDS)?.is_none() && given.is_silent() {
             return Ok(());
         }
@@ -264,8 +266,8 @@ pub extern "C" fn slurm_spank_task_init_privileged(handle: Handle, count: c_int,
         if variables.is_empty() {
             return Ok(());
         }
-        // The variable contains Slurm's number of the card. The library finds the tenant's card without it, and no
-        // other card is visible.
+        // The variable contains the number that Slurm gives the card. The library finds the tenant's card without this
+        // variable, and no other card is visible.
         unset_variable(handle, c"CUDA_VISIBLE_DEVICES");
         for (name, value) in variables {
             let there = if name == "LD_LIBRARY_PATH" { variable(handle, c"LD_LIBRARY_PATH")? } else { None };
@@ -294,7 +296,8 @@ pub extern "C" fn slurm_spank_exit(handle: Handle, count: c_int, words: *const *
     })
 }
 
-/// Removes the job's part after the job's end. If this fails, returns an error, so that Slurm drains the node.
+/// Removes the job's part when the job has ended. If the removal fails, returns an error, so that Slurm drains the
+/// node.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *const *const c_char) -> c_int {
     guarded(|| {
@@ -309,7 +312,7 @@ pub extern "C" fn slurm_spank_job_epilog(_handle: Handle, count: c_int, words: *
 mod tests {
     use super::*;
 
-    /// Fills a buffer as `spank_getenv` does: with as many bytes as fit, and a terminator.
+    /// Fills a buffer as `spank_getenv` does: writes as many bytes as fit, and a terminator.
     fn get(value: &[u8]) -> impl Fn(&mut [u8]) -> c_int {
         move |buffer| {
             let fits = value.len().min(buffer.len() - 1);
@@ -327,7 +330,7 @@ mod tests {
         }
         assert!(whole("A", get(&vec![b'x'; MAX_VARIABLE])).unwrap_err().contains("the variable A has more than"));
         assert_eq!(whole("A", |_| 3004), Ok(None));
-        // A path need not be valid UTF-8.
+        // A path is not necessarily valid UTF-8.
         assert_eq!(whole("A", get(b"/\xff")).unwrap().unwrap(), b"/\xff");
     }
 

@@ -1,7 +1,7 @@
-//! Work for a job: creates its tenant or vGPU, records its use, and removes it.
+//! Operations for a job: creating its tenant or vGPU, recording its use, and removing the tenant or vGPU.
 //!
-//! All names are derived from the job, so that each step can be repeated. Another process of the job finds the parts
-//! that the first process created. After a crash, the node finds leftovers by their names ([`reconcile`]).
+//! All names are derived from the job, so that each step can be repeated. Another process of the same job finds the
+//! parts that the first process created. After a crash, [`reconcile`] finds leftover parts by their names.
 
 use std::fs::{self, OpenOptions};
 use std::io::Write;
@@ -21,13 +21,13 @@ use crate::claim::{self, Card};
 use crate::granted::{self, Number};
 use crate::options::{Arguments, Given};
 
-/// Prefix of names of tenants and virtual machines of jobs.
+/// Prefix of the names of jobs' tenants and virtual machines.
 const PREFIX: &str = "slurm-";
-/// Variable with the socket of a job's vGPU.
+/// Environment variable with the path of the socket of a job's vGPU.
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Time between two attempts to reach a daemon.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-/// NVIDIA's variable with the folder of an MPS server's pipes.
+/// NVIDIA's environment variable for the folder with the pipes of an MPS server.
 const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 /// Time for which a job waits for the MPS server of its group. Without the server, the job's programs take turns.
 // TIMEOUT: a server starts within a second.
@@ -36,14 +36,14 @@ const SERVER_TIMEOUT: Duration = Duration::from_secs(10);
 // TIMEOUT: the controller responds immediately or not at all, and a job must not wait for it.
 const NOTE: Duration = Duration::from_secs(10);
 
-/// A job that starts a process.
+/// A job that is starting a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     /// Number of the job.
     pub id: u32,
     /// User of the job.
     pub uid: u32,
-    /// Number of the job's array and of the job within the array, if the job is in an array.
+    /// Number of the job's array, and the job's index in the array, if the job is in an array.
     pub of_array: Option<(u32, u32)>,
 }
 
@@ -62,13 +62,13 @@ pub struct Usage {
     pub weight: u32,
     /// Memory limit of the job in MiB.
     pub memory_mib: u64,
-    /// Time of the card that the job was charged, in ns.
+    /// Card time charged to the job, in ns.
     pub used_ns: u64,
-    /// Part of this time during which the tenant's work was in flight, in ns. Only tenants have this value.
+    /// Part of this time, in ns, for which the tenant had work in flight. Only tenants have this value.
     pub busy_ns: u64,
     /// Number of submissions.
     pub launches: u64,
-    /// Number of the job's programs that were killed because they exceeded its limits or did not respond.
+    /// Number of the job's programs that were killed because they exceeded the limits or did not respond.
     pub killed: u64,
 }
 
@@ -130,10 +130,10 @@ fn cards(arguments: &Arguments) -> Result<Vec<Card>, String> {
 }
 
 /// Creates a job's part if it does not exist yet. Returns the variables for the job's processes. The list is empty if
-/// the job has no shards and makes no requests.
+/// the job has neither shards nor options.
 ///
 /// # Errors
-/// If the job cannot have its part. The message is for the job's user.
+/// Returns an error if the job's part cannot be created. The message is for the job's user.
 pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(String, String)>, String> {
     let name = name(job.id);
     let folder = if given.vgpu { "vms" } else { "tenants" };
@@ -183,8 +183,8 @@ pub fn begin(arguments: &Arguments, given: &Given, job: &Job) -> Result<Vec<(Str
     Ok(variables.into_iter().chain(driver).chain(mps).collect())
 }
 
-/// Returns the folder with the pipes of the MPS server of a job's group, if the group has a server. Waits until the
-/// server serves clients, because a program that starts earlier never becomes a client.
+/// Returns the folder with the pipes of the MPS server of a job's group, if the group has such a server. Waits until
+/// the server accepts clients, because a program that starts earlier never becomes a client.
 fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<PathBuf>, String> {
     if given.share_group.is_none() {
         return Ok(None);
@@ -192,7 +192,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     let begin = Instant::now();
     loop {
         let tenant = patiently(arguments, |client| client.get::<api::Tenant>(path))?.map_err(|error| told(&error))?;
-        // If the state is missing, the owner of the card is being started.
+        // If the state is missing, the owner process of the card is being started.
         let starts = tenant.group_state.as_ref().is_none_or(|state| state.mps == api::MpsState::Starting);
         if !starts || begin.elapsed() > SERVER_TIMEOUT {
             return Ok(tenant.group_state.and_then(|state| state.mps_pipes));
@@ -201,7 +201,7 @@ fn pipes(arguments: &Arguments, given: &Given, path: &str) -> Result<Option<Path
     }
 }
 
-/// Returns a job's use so far, and true if it has a vGPU; `None` if the job has no part of a card.
+/// Returns a job's use so far, and true if the job has a vGPU; `None` if the job has no part of a card.
 fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     let name = name(job);
     let node = arguments.node.clone();
@@ -246,10 +246,10 @@ fn usage(arguments: &Arguments, job: u32) -> Result<Option<Usage>, String> {
     }))
 }
 
-/// Sends the use of a running job to the controller, as the administrator's comment on the job.
+/// Stores the use of a running job in the controller, as the administrator's comment on the job.
 ///
 /// # Errors
-/// If the daemon does not respond.
+/// Returns an error if the daemon does not respond.
 pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let Usage { node, card, used_ns, launches, killed, .. } = usage;
@@ -258,12 +258,12 @@ pub fn note(arguments: &Arguments, job: u32) -> Result<(), String> {
         format!("gpu-mediator node={node} card={card} gpu_seconds={seconds} launches={launches} killed={killed}");
     let mut command = Command::new(&arguments.scontrol);
     command.args(["update", &format!("jobid={job}"), &format!("admincomment={comment}")]);
-    // The controller accepts no notes for a finished job, but the ledger contains the figures.
+    // The controller accepts no notes for a finished job, but the ledger contains the use.
     let _ = run(command.stdout(Stdio::null()).stderr(Stdio::null()));
     Ok(())
 }
 
-/// Runs a program until it ends, within the time limit of notes.
+/// Runs a program to its end, within the time limit for notes.
 fn run(command: &mut Command) -> std::io::Result<bool> {
     let mut child = command.stdin(Stdio::null()).spawn()?;
     let begin = Instant::now();
@@ -280,7 +280,7 @@ fn run(command: &mut Command) -> std::io::Result<bool> {
 /// Removes a job's part, and records its use.
 ///
 /// # Errors
-/// If the part cannot be removed. The job's part of the card is then not free.
+/// Returns an error if the part cannot be removed. In this case, the job's part of the card is not free.
 pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     let Some(usage) = usage(arguments, job)? else { return Ok(()) };
     let folder = if usage.kind == "vgpu" { "vms" } else { "tenants" };
@@ -294,7 +294,7 @@ pub fn end(arguments: &Arguments, job: u32) -> Result<(), String> {
     write_down(&arguments.ledger, &usage).map_err(|error| format!("{}: {error}", arguments.ledger.display()))
 }
 
-/// Appends a line to a file that several processes write.
+/// Appends a line to a file to which several processes write.
 fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     if let Some(folder) = ledger.parent() {
         // The mode does not depend on the umask of Slurm's process.
@@ -312,11 +312,11 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     file.write_all(line.as_bytes())
 }
 
-/// Removes the parts of finished jobs that were left after a failure of a node, a daemon or an epilog. Returns the
-/// numbers of these jobs.
+/// Removes the parts of ended jobs that remained after a failure of a node, a daemon or an epilog. Returns the numbers
+/// of these jobs.
 ///
 /// # Errors
-/// If the daemon does not respond or a part cannot be removed.
+/// Returns an error if the daemon does not respond or a part cannot be removed.
 pub fn reconcile(
     arguments: &Arguments,
     running: impl FnOnce() -> Result<Vec<u32>, String>,
@@ -325,7 +325,7 @@ pub fn reconcile(
     if there.is_empty() {
         return Ok(there);
     }
-    // Query the running jobs after the parts: a job that has a part and is not running now has ended.
+    // Query the running jobs after the parts. Then a job that has a part and is not running has ended.
     let running = running()?;
     let over: Vec<u32> = there.into_iter().filter(|job| !running.contains(job)).collect();
     over.iter().try_for_each(|job| end(arguments, *job))?;
@@ -335,7 +335,7 @@ pub fn reconcile(
 /// Returns the jobs that have a part.
 ///
 /// # Errors
-/// If the daemon does not respond.
+/// Returns an error if the daemon does not respond.
 pub fn held(arguments: &Arguments) -> Result<Vec<u32>, String> {
     let tenants =
         patiently(arguments, |client| client.get::<api::TenantList>("/v1/tenants"))?.map_err(|error| told(&error))?;

@@ -1,4 +1,4 @@
-//! Tests the operators' page and the package's example: all options and arguments in them must exist.
+//! Tests the page for operators and the example in the package: they must name only existing options and arguments.
 
 use std::fs;
 use std::path::Path;

@@ -6,6 +6,9 @@
 #include <stdint.h>
 #include <time.h>
 
+// Flag of [`gshmget`]: the key is one of the sharing group to which the operator assigned this virtual machine.
+#define GDEV_SHM_GROUP 65536
+
 // A context: the number that [`gopen`] returned.
 typedef uint64_t Ghandle;
 
@@ -152,7 +155,8 @@ int gmemcpy(Ghandle handle, uint64_t to, uint64_t from, uint64_t size);
 int gmemcpy_async(Ghandle handle, uint64_t to, uint64_t from, uint64_t size, uint64_t *id);
 
 // Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the lower nine bits of `flags` are its
-// permissions. Returns the segment's number, or a negative error.
+// permissions. With [`GDEV_SHM_GROUP`], the other machines of the group find the segment and read it, and with the
+// permission bit 0002 they also write it. Returns the segment's number, or a negative error.
 int gshmget(Ghandle handle,
             int key,
             uint64_t size,

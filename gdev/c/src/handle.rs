@@ -234,7 +234,7 @@ pub unsafe extern "C" fn gquery(handle: Ghandle, query: u32, result: *mut u64) -
     status(with(handle, |state| {
         let answer = match query {
             QUERY_ALIGNMENT => 256,
-            QUERY_SEGMENTS => u64::from(state.context.backend().name() == "nouveau"),
+            QUERY_SEGMENTS => u64::from(state.context.has_segments()),
             other => return Err(invalid(format!("query {other}: 1 or 2"))),
         };
         // SAFETY: see the crate's UNSAFETY.

@@ -22,4 +22,4 @@ pub use memory::{
     gfree, gfree_dma, gmalloc, gmalloc_dma, gmemcpy, gmemcpy_async, gmemcpy_both, gmemcpy_from_device,
     gmemcpy_from_device_async, gmemcpy_to_device, gmemcpy_to_device_async,
 };
-pub use shared::{gref, gshmat, gshmctl, gshmdt, gshmget, gunref};
+pub use shared::{GDEV_SHM_GROUP, gref, gshmat, gshmctl, gshmdt, gshmget, gunref};

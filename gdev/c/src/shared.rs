@@ -6,14 +6,22 @@ use gdev::{Context, SegmentRequest};
 
 use crate::handle::{Failure, Ghandle, Kind, invalid, status, store, value, with};
 
+/// Flag of [`gshmget`]: the key is one of the sharing group to which the operator assigned this virtual machine.
+pub const GDEV_SHM_GROUP: c_int = 0x10000;
+/// Permission bit with which the other machines of a group can also write a segment.
+const OTHERS_WRITE: c_int = 0o002;
+
 /// Finds the segment with a key, or creates it if `flags` contains `IPC_CREAT`; the lower nine bits of `flags` are its
-/// permissions. Returns the segment's number, or a negative error.
+/// permissions. With [`GDEV_SHM_GROUP`], the other machines of the group find the segment and read it, and with the
+/// permission bit 0002 they also write it. Returns the segment's number, or a negative error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gshmget(handle: Ghandle, key: c_int, size: u64, flags: c_int) -> c_int {
     let found = with(handle, |state| {
         let request = SegmentRequest {
             create: flags & libc::IPC_CREAT != 0,
             mode: (flags & 0o777).cast_unsigned(),
+            group: flags & GDEV_SHM_GROUP != 0,
+            group_writes: flags & OTHERS_WRITE != 0,
             ..SegmentRequest::find(u64::from(key.cast_unsigned()), size)
         };
         let segment = state.context.segment(request)?;

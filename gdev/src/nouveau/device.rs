@@ -375,16 +375,24 @@ impl Channel {
         self.number
     }
 
+    /// Creates an object. A submission must bind the object to its subchannel before it uses the object.
+    ///
+    /// # Errors
+    /// If the card does not have the class.
+    pub fn create(&self, object: Object) -> Result<()> {
+        let class = object.class;
+        let mut argument =
+            uapi::ObjectAlloc { channel: self.number, handle: 0xbeef_0000 | u32::from(class), class: class.into() };
+        let refused = |source| driver(format!("an object of class {class:04x}"), source);
+        self.device.call(&mut argument).map_err(refused)
+    }
+
     /// Creates an object and binds it to its subchannel.
     ///
     /// # Errors
     /// If the card does not have the class, or if the channel takes no work.
     pub fn add(&self, object: Object) -> Result<()> {
-        let class = object.class;
-        let mut argument =
-            uapi::ObjectAlloc { channel: self.number, handle: 0xbeef_0000 | u32::from(class), class: class.into() };
-        let refused = |source| driver(format!("an object of class {class:04x}"), source);
-        self.device.call(&mut argument).map_err(refused)?;
+        self.create(object)?;
         let mut push = Push::default();
         push.bind(object);
         self.submit(&push, &[]).map(drop)

@@ -32,6 +32,7 @@ pub const STAMP_BYTES: u64 = 16;
 
 /// Returns the bytes that local memory and stacks need on a card with `multiprocessors` multiprocessors, for kernels
 /// with `local_bytes` bytes per thread.
+#[must_use]
 pub fn local_area(multiprocessors: u64, local_bytes: u32) -> u64 {
     let warp = u64::from(STACK_BYTES) + u64::from(local_bytes).next_multiple_of(16) * LANES;
     (warp * WARPS * multiprocessors).next_multiple_of(LOCAL_UNIT)

@@ -1,5 +1,6 @@
-//! Accesses the registers and memory of a vGPU through its vfio-user socket.
+//! Accesses of a driver to the registers and memory of a vGPU, and the connection through a vfio-user socket.
 
+use std::fmt::Debug;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -31,9 +32,81 @@ const VRAM_ACCESS_BYTES: usize = 4096;
 /// Unit of the PRAMIN base in bytes.
 const WINDOW_BYTES: u64 = 0x1_0000;
 
+/// The accesses of a driver to its vGPU. The device has been reset, and its memory, DMA and interrupt are enabled.
+pub trait Bus: Debug + Send {
+    /// Reads the configuration space from its start.
+    ///
+    /// # Errors
+    /// If the device is lost, as for all other accesses.
+    fn read_config(&mut self, bytes: &mut [u8]) -> Result<()>;
+
+    /// Reads a register.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn read32(&mut self, offset: u32) -> Result<u32>;
+
+    /// Writes a register.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn write32(&mut self, offset: u32, value: u32) -> Result<()>;
+
+    /// Writes a word through BAR1.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()>;
+
+    /// Writes VRAM.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
+
+    /// Reads VRAM.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
+
+    /// Makes memory of a file accessible to the device at a guest-physical address.
+    ///
+    /// # Errors
+    /// If the device refuses the memory or is lost.
+    fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()>;
+
+    /// Removes memory from the device.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()>;
+
+    /// Fills VRAM with zeros.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn zero_vram(&mut self, at: u64, bytes: u64) -> Result<()> {
+        let zeros = [0; VRAM_ACCESS_BYTES];
+        for offset in (0..bytes).step_by(VRAM_ACCESS_BYTES) {
+            let left = (bytes - offset).min(VRAM_ACCESS_BYTES as u64) as usize;
+            self.write_vram(at + offset, &zeros[..left])?;
+        }
+        Ok(())
+    }
+
+    /// Writes a word of VRAM.
+    ///
+    /// # Errors
+    /// If the device is lost.
+    fn write_vram32(&mut self, at: u64, value: u32) -> Result<()> {
+        self.write_vram(at, &value.to_le_bytes())
+    }
+}
+
 /// A connection to a daemon that serves a vGPU.
 #[derive(Debug)]
-pub(super) struct Bus {
+pub(super) struct Connection {
     client: Client,
     socket: PathBuf,
     /// The PRAMIN base in units of 64 KiB, if this connection has set it.
@@ -50,7 +123,7 @@ pub(super) fn cannot_open(socket: &Path, why: String) -> Error {
     }
 }
 
-impl Bus {
+impl Connection {
     /// Connects as a VMM does, resets the device, and enables its interrupt. Also returns the interrupt's event.
     /// Returns `None` if the vGPU has another client.
     ///
@@ -87,55 +160,6 @@ impl Bus {
         }
     }
 
-    /// Reads a register.
-    pub(super) fn read32(&mut self, offset: u32) -> Result<u32> {
-        self.client.read32(BAR0, offset.into()).map_err(|error| self.failed("a read", error))
-    }
-
-    /// Writes a register.
-    pub(super) fn write32(&mut self, offset: u32, value: u32) -> Result<()> {
-        let written = self.client.post(BAR0, offset.into(), &value.to_le_bytes());
-        written.map_err(|error| self.failed("a write", error))
-    }
-
-    /// Writes a word through BAR1.
-    pub(super) fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()> {
-        self.client.post(BAR1, offset, &value.to_le_bytes()).map_err(|error| self.failed("a write", error))
-    }
-
-    /// Writes VRAM through PRAMIN.
-    pub(super) fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
-        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks(VRAM_ACCESS_BYTES)) {
-            let offset = self.show(at)?;
-            self.client.post(BAR0, offset, piece).map_err(|error| self.failed("a write of memory", error))?;
-        }
-        Ok(())
-    }
-
-    /// Reads VRAM through PRAMIN.
-    pub(super) fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
-        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks_mut(VRAM_ACCESS_BYTES)) {
-            let offset = self.show(at)?;
-            self.client.read(BAR0, offset, piece).map_err(|error| self.failed("a read of memory", error))?;
-        }
-        Ok(())
-    }
-
-    /// Fills VRAM with zeros.
-    pub(super) fn zero_vram(&mut self, at: u64, bytes: u64) -> Result<()> {
-        let zeros = [0; VRAM_ACCESS_BYTES];
-        for offset in (0..bytes).step_by(VRAM_ACCESS_BYTES) {
-            let left = (bytes - offset).min(VRAM_ACCESS_BYTES as u64) as usize;
-            self.write_vram(at + offset, &zeros[..left])?;
-        }
-        Ok(())
-    }
-
-    /// Writes a word of VRAM.
-    pub(super) fn write_vram32(&mut self, at: u64, value: u32) -> Result<()> {
-        self.write_vram(at, &value.to_le_bytes())
-    }
-
     /// Moves PRAMIN to an address. Returns the offset of the address in BAR0; [`VRAM_ACCESS_BYTES`] bytes are
     /// accessible from there.
     fn show(&mut self, at: u64) -> Result<u64> {
@@ -146,15 +170,48 @@ impl Bus {
         }
         Ok(u64::from(pramin::BASE) + at % WINDOW_BYTES)
     }
+}
 
-    /// Makes memory of a file accessible to the device at a guest-physical address.
-    pub(super) fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()> {
+impl Bus for Connection {
+    fn read_config(&mut self, bytes: &mut [u8]) -> Result<()> {
+        self.client.read(CONFIG, 0, bytes).map_err(|error| self.failed("a read of the configuration", error))
+    }
+
+    fn read32(&mut self, offset: u32) -> Result<u32> {
+        self.client.read32(BAR0, offset.into()).map_err(|error| self.failed("a read", error))
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) -> Result<()> {
+        let written = self.client.post(BAR0, offset.into(), &value.to_le_bytes());
+        written.map_err(|error| self.failed("a write", error))
+    }
+
+    fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()> {
+        self.client.post(BAR1, offset, &value.to_le_bytes()).map_err(|error| self.failed("a write", error))
+    }
+
+    fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()> {
+        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks(VRAM_ACCESS_BYTES)) {
+            let offset = self.show(at)?;
+            self.client.post(BAR0, offset, piece).map_err(|error| self.failed("a write of memory", error))?;
+        }
+        Ok(())
+    }
+
+    fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        for (at, piece) in (at..).step_by(VRAM_ACCESS_BYTES).zip(bytes.chunks_mut(VRAM_ACCESS_BYTES)) {
+            let offset = self.show(at)?;
+            self.client.read(BAR0, offset, piece).map_err(|error| self.failed("a read of memory", error))?;
+        }
+        Ok(())
+    }
+
+    fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()> {
         let mapped = self.client.dma_map(gpa, bytes, true, Some((file.as_fd(), 0)));
         mapped.map_err(|error| self.failed("mapping RAM", error))
     }
 
-    /// Removes memory from the device.
-    pub(super) fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()> {
+    fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()> {
         self.client.dma_unmap(gpa, bytes).map(drop).map_err(|error| self.failed("unmapping RAM", error))
     }
 }

@@ -125,6 +125,11 @@ impl Channel {
         }
     }
 
+    /// Returns the channel's number.
+    pub(super) fn id(&self) -> u8 {
+        self.id
+    }
+
     /// Returns the number of the last submission; 0 before the first.
     pub(super) fn submitted(&self) -> u64 {
         self.submitted

@@ -7,9 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use nvspec::regs::{ce0, ce1, fecs, gpc_units, pbdma, pbfb, pbus, pfb, pfifo, pgraph, pmc, ppci, ptop};
+use pv::guest::Ops;
 use vmm_glue::client::wait_event;
 
-use super::bus::{Bus, cannot_open};
+use super::bus::{Bus, Connection, cannot_open};
+use super::paravirtual::Paravirtual;
 use super::ranges::{PAGE_BYTES, Ranges};
 use super::space::{Physical, Space};
 use crate::{Error, Place, Result};
@@ -62,11 +64,15 @@ struct Size {
 #[derive(Debug)]
 pub(super) struct State {
     /// Registers and memory.
-    pub(super) bus: Bus,
+    pub(super) bus: Box<dyn Bus>,
     /// Free VRAM.
     pub(super) vram: Ranges,
+    /// Minimum number of free bytes of VRAM so far.
+    least_free_vram_bytes: u64,
     /// Free guest-physical addresses for RAM.
     pub(super) ram: Ranges,
+    /// The paravirtual interface, set up on first use.
+    paravirtual: Option<Paravirtual>,
     /// USERD address of channel 0.
     userd: u64,
     runlist: u64,
@@ -91,15 +97,8 @@ impl Device {
             if let Some(device) = Self::find(socket) {
                 return Ok(device);
             }
-            if let Some((bus, msi)) = Bus::connect(socket)? {
-                let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
-                let device = Arc::new(Self {
-                    msi,
-                    multiprocessors,
-                    vram_bytes,
-                    removal: Mutex::new(()),
-                    state: Mutex::new(state),
-                });
+            if let Some((bus, msi)) = Connection::connect(socket)? {
+                let device = Self::start(Box::new(bus), msi)?;
                 lock(&OPEN).push((socket.to_owned(), Arc::downgrade(&device)));
                 return Ok(device);
             }
@@ -109,6 +108,16 @@ impl Device {
             }
             std::thread::sleep(BUSY_INTERVAL);
         }
+    }
+
+    /// Initializes a vGPU, whose interrupt signals the event `msi`.
+    ///
+    /// # Errors
+    /// Returns an error if the device does not respond like a GF100.
+    pub(super) fn start(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Arc<Self>> {
+        let (state, Size { vram_bytes, multiprocessors }) = State::new(bus)?;
+        let (removal, state) = (Mutex::new(()), Mutex::new(state));
+        Ok(Arc::new(Self { msi, multiprocessors, vram_bytes, removal, state }))
     }
 
     /// Returns the device if this process has opened it.
@@ -126,6 +135,11 @@ impl Device {
     /// Returns the size of VRAM in bytes.
     pub(super) fn vram_bytes(&self) -> u64 {
         self.vram_bytes
+    }
+
+    /// Returns the maximum number of bytes of VRAM that were in use at the same time.
+    pub(super) fn peak_vram_bytes(&self) -> u64 {
+        self.vram_bytes - FIRST_VRAM_ADDRESS - self.lock().least_free_vram_bytes
     }
 
     /// Locks the device.
@@ -203,7 +217,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl State {
     /// Initializes the vGPU.
-    fn new(mut bus: Bus) -> Result<(Self, Size)> {
+    fn new(mut bus: Box<dyn Bus>) -> Result<(Self, Size)> {
         let wrong = |why: String| Error::Open {
             device: "the vGPU".into(),
             why,
@@ -221,7 +235,9 @@ impl State {
         let mut state = Self {
             bus,
             vram: Ranges::new(FIRST_VRAM_ADDRESS, vram_bytes),
+            least_free_vram_bytes: vram_bytes - FIRST_VRAM_ADDRESS,
             ram: Ranges::new(FIRST_RAM_ADDRESS, END_RAM_ADDRESS),
+            paravirtual: None,
             userd: 0,
             runlist: 0,
             channels: HashMap::new(),
@@ -282,11 +298,36 @@ impl State {
             let why = "a channel of the vGPU did not stop: drop all contexts of the device, and open it again";
             return Err(Error::Lost(why.into()));
         }
-        self.vram.take(bytes).ok_or_else(|| Error::Allocation {
+        let at = self.vram.take(bytes).ok_or_else(|| Error::Allocation {
             place: Place::Vram,
             bytes,
             why: format!("{} bytes of the vGPU's VRAM are free, possibly in pieces", self.vram.free_bytes()),
-        })
+        })?;
+        self.least_free_vram_bytes = self.least_free_vram_bytes.min(self.vram.free_bytes());
+        Ok(at)
+    }
+
+    /// Executes one operation of the paravirtual interface. Returns the value of its answer. `what` describes the
+    /// operation.
+    ///
+    /// # Errors
+    /// Returns an error if the device has no segments, if the mediator refuses the operation, or if the daemon is lost.
+    pub(super) fn call(&mut self, ops: &Ops, what: &str) -> Result<u64> {
+        let mut paravirtual = match self.paravirtual.take() {
+            Some(paravirtual) => paravirtual,
+            None => Paravirtual::new(self)?,
+        };
+        let answer = paravirtual.call(&mut *self.bus, ops, what);
+        self.paravirtual = Some(paravirtual);
+        answer
+    }
+
+    /// Returns true if the device has segments. Sets up the paravirtual interface.
+    pub(super) fn has_segments(&mut self) -> bool {
+        if self.paravirtual.is_none() {
+            self.paravirtual = Paravirtual::new(self).ok();
+        }
+        self.paravirtual.is_some()
     }
 
     /// Flushes all translations.

@@ -45,6 +45,11 @@ impl PinnedMemory {
         Physical::Ram(self.gpa)
     }
 
+    /// Returns the guest-physical address.
+    pub(super) fn gpa(&self) -> u64 {
+        self.gpa
+    }
+
     /// Returns a pointer to the first byte.
     pub(super) fn start(&self) -> NonNull<u8> {
         self.mapping.start()

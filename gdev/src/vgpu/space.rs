@@ -10,6 +10,9 @@ use crate::{Error, Place, Result};
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// End of the virtual addresses: 40 bits.
 const END_ADDRESS: u64 = 1 << 40;
+/// End of the virtual addresses that this driver maps. The last two directory entries belong to the mediator, which maps
+/// segments there.
+const END_MAPPED_ADDRESS: u64 = END_ADDRESS - 2 * TABLE_SPAN_BYTES;
 /// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;
 /// Size of the virtual addresses that one page table maps, in bytes.
@@ -54,7 +57,7 @@ impl Space {
     pub(super) fn new_at(device: &mut State, start: u64) -> Result<Self> {
         let directory = device.take_vram(DIRECTORY_BYTES)?;
         device.bus.zero_vram(directory, DIRECTORY_BYTES)?;
-        Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_ADDRESS) })
+        Ok(Self { directory, tables: HashMap::new(), addresses: Ranges::new(start, END_MAPPED_ADDRESS) })
     }
 
     /// Writes the address of the directory into an instance block.

@@ -34,7 +34,7 @@ kill ID [SIGNAL]        signal the program that command ID runs (9)
 uname                   release and version of the kernel
 poweroff | reboot";
 
-/// Process IDs of running programs, by the ID of their command.
+/// Process IDs of running programs, by the IDs of their commands.
 static RUNNING: Mutex<Option<HashMap<String, u32>>> = Mutex::new(None);
 
 /// Executes a command, and returns its exit code. If this function returns an error, the host receives code 1, or code

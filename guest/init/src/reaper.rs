@@ -1,8 +1,8 @@
 //! Starts child processes, waits for them, and collects orphans.
 //!
-//! Only one thread calls `wait`. Collecting orphans therefore never takes the status of a child that another thread
-//! waits for. The lock is held while a child is started, so that a child that exits at once is not collected before its
-//! owner is recorded.
+//! Only one thread calls `wait`. Collecting orphans therefore never takes the status of a child for which another
+//! thread waits. The lock is held while a child is started, so that a child that exits immediately is not collected
+//! before its owner is recorded.
 
 use std::collections::HashMap;
 use std::io;
@@ -24,7 +24,8 @@ pub fn start() {
     std::thread::spawn(collect);
 }
 
-/// Starts a child. The receiver gets its exit code once: 128 plus the signal number if a signal ended it.
+/// Starts a child. The receiver gets the child's exit code once: 128 plus the signal number if a signal ended the
+/// child.
 pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
     let mut owners = owners();
     let child = command.spawn()?;

@@ -42,7 +42,7 @@ fn parameter_in(line: &str, name: &str) -> Option<String> {
     line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('=')).map(str::to_owned)
 }
 
-/// Opens the agent's line in raw mode. Waits without a limit until it exists.
+/// Opens the agent's line in raw mode. Waits without a limit until the line exists.
 pub fn open_agent_line() -> File {
     let mut said = false;
     loop {

@@ -1,11 +1,11 @@
 //! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
 //! The driver is the library `gdev`: its contexts are for whole computations, and its device files, buffers, channels
-//! and push buffers for tests of single requests.
+//! and push buffers for tests of single requests. Only [`raw`] computes without the library, to compare both.
 //!
-//! Parts: [`compute`] (contexts), [`pattern`] (test data), [`rig`] (fills, checks, counts), [`ending`] (time limits),
-//! [`marks`] (pauses for the host's counters), [`tests`] (one file per command), [`bar`] (accesses without the driver),
-//! [`report`] (result lines that the host reads).
+//! Parts: [`compute`] (contexts), [`raw`] (a driver without the library), [`pattern`] (test data), [`rig`] (fills,
+//! checks, counts), [`ending`] (time limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per
+//! command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
 //!
 //! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. It does not support other
 //! drivers, relocations, tiled buffers or `VM_BIND`, and it does not draw.
@@ -18,6 +18,7 @@ mod ending;
 mod marks;
 mod options;
 mod pattern;
+mod raw;
 mod report;
 mod rig;
 mod tests;
@@ -53,11 +54,12 @@ const STREAM: [&str; 4] = ["engine=", "size=", "in-flight=", "duration="];
 const DATAFLOW: [&str; 6] = ["shape=", "kernel=", "side=", "contexts=", "share", "marks"];
 const TUNING: [&str; 7] = ["direction=", "bytes=", "count=", "direct", "piece=", "serial", "pinned"];
 const SHARE: [&str; 4] = ["what=", "key=", "channel=", "duration="];
+const COMPARE: [&str; 3] = ["name=", "scale=", "count="];
 const WORKLOAD: [&str; 10] =
     ["name=", "scale=", "rounds=", "side=", "working-set=", "duration=", "in-flight=", "pause-ms=", "ends", "json"];
 
 #[rustfmt::skip]
-const TESTS: [Test; 24] = [
+const TESTS: [Test; 25] = [
     Test { name: "query", options: &[], help: "what the kernel says of the card", run: tests::query::run },
     Test { name: "copy", options: &COPY, help: "one kind of copy", run: tests::copy::run },
     Test { name: "sweep", options: &["quick"], help: "all engines, places, sizes, shapes", run: tests::sweep::run },
@@ -72,6 +74,7 @@ const TESTS: [Test; 24] = [
     Test { name: "stream", options: &STREAM, help: "one copy again and again for a time", run: tests::stream::run },
     Test { name: "timed", options: &["what=", "count="], help: "one workload, for benchmarks", run: tests::timed::run },
     Test { name: "workload", options: &WORKLOAD, help: "kernels that compute", run: tests::workload::run },
+    Test { name: "compare", options: &COMPARE, help: "times of workloads with the library and with raw ioctls", run: tests::compare::run },
     Test { name: "dataflow", options: &DATAFLOW, help: "graphs of kernels, each in a context", run: tests::dataflow::run },
     Test { name: "gdev", options: &["quick"], help: "the library: copies, fences, references, errors", run: tests::library::run },
     Test { name: "tuning", options: &TUNING, help: "times of the library's copies", run: tests::library::tuning },
@@ -81,7 +84,7 @@ const TESTS: [Test; 24] = [
     Test { name: "phases", options: &["name=", "marks"], help: "a workload that stops between its phases", run: tests::counted::phases },
     Test { name: "launches", options: &["name=", "count=", "side="], help: "launches of a set number", run: tests::counted::launches },
     Test { name: "yardstick", options: &[], help: "how fast the processor is", run: tests::counted::yardstick },
-    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, dataflow, tuning, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
+    Test { name: "all", options: &["quick"], help: "all of these but fill, stress, stream, timed, workload, compare, dataflow, tuning, share, faulty, rogue, phases, launches, yardstick", run: tests::all::run },
 ];
 
 impl Test {

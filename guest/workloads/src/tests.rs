@@ -2,6 +2,7 @@
 
 pub mod all;
 pub mod channels;
+pub mod compare;
 pub mod copy;
 pub mod counted;
 pub mod dataflow;

@@ -44,7 +44,9 @@ pub use config::Labels;
 pub use config::TenantSpec as AddTenant;
 /// The body of a request to add a virtual machine: a `[[vm]]` table of the configuration file, as JSON.
 pub use config::VmSpec as AddVm;
-pub use tenant::{GivenUp, GroupState, MpsState, Program, Tenant, TenantCard, TenantList, TenantPatch, Unaccounted};
+pub use tenant::{
+    GivenUp, GroupState, MpsState, Program, ServedProgram, Tenant, TenantCard, TenantList, TenantPatch, Unaccounted,
+};
 pub use work::{WaitKind, WaitReason, WorkState};
 
 /// The response to `GET /v1/vms`.
@@ -180,6 +182,9 @@ pub struct GuestProgram {
     /// Process ID in the guest, if the program's library sent it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pid: Option<u32>,
+    /// Process ID of the program's worker on the host, which is in the list of the tenant's programs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub worker: Option<u32>,
     /// Bytes of the window that the program uses.
     pub window_bytes: u64,
     /// Number of threads of the program that wait for the card.

@@ -41,8 +41,11 @@ pub struct CardMemory {
     pub reserve_used_bytes: u64,
     /// Maximum number of bytes of pinned host memory.
     pub host_budget_bytes: u64,
-    /// Bytes of pinned host memory.
+    /// Bytes of pinned host memory, and of windows.
     pub host_used_bytes: u64,
+    /// Part of `host_used_bytes` for the windows of VMs whose programs use CUDA.
+    #[serde(default)]
+    pub windows_bytes: u64,
     /// Bytes that were moved from the card to host memory since the mediator took over the card.
     pub moved_out_bytes: u64,
     /// Bytes that were moved from host memory to the card.
@@ -59,8 +62,8 @@ pub struct CardMemory {
 }
 
 impl CardMemory {
-    /// Returns the limit for which memory of a virtual machine stays where it is, instead of moving to the card or to
-    /// host memory, with the remedy; `None` if the card has no such virtual machine.
+    /// Returns the limit that keeps memory of a virtual machine from moving to the card or to host memory, with the
+    /// remedy. Returns `None` if the card has no such virtual machine.
     #[must_use]
     pub fn why_stayed(&self, name: &str, to_card: bool) -> Option<String> {
         let Self { card, settings, host_used_bytes, host_budget_bytes, chunk_bytes, .. } = self;

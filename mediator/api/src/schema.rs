@@ -31,8 +31,8 @@ fn schema_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     generator.subschema_for::<T>().to_value()
 }
 
-/// Returns the schema of a table with any subset of its keys: a schema of its own without required keys and without
-/// defaults, which a generated client would send for keys that must stay unchanged.
+/// Returns the schema of a table that may contain any subset of its keys. This schema has no required keys and no
+/// defaults, because a generated client would send defaults for keys that must stay unchanged.
 fn part_of<T: JsonSchema>(generator: &mut SchemaGenerator) -> Value {
     let whole = schema_of::<T>(generator);
     let name = whole["$ref"].as_str().and_then(|path| path.rsplit('/').next()).unwrap_or_default().to_owned();

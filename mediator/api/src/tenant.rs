@@ -23,6 +23,19 @@ pub struct Program {
     pub pid: u32,
     /// Its name.
     pub name: String,
+    /// Program in the guest for which this process works, if the tenant is a virtual machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest: Option<ServedProgram>,
+}
+
+/// A program in a guest that a worker on the host serves. Name and process ID are the guest's choice.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct ServedProgram {
+    /// Name of the program; empty if the guest's kernel does not send it.
+    pub name: String,
+    /// Process ID in the guest, if the program's library sent it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pid: Option<u32>,
 }
 
 /// A tenant of a CUDA card.
@@ -291,6 +304,9 @@ pub enum MpsState {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct TenantPatch {
+    /// MiB of memory that the tenant's programs see. Programs keep the memory that they have beyond a lower value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vram_mib: Option<u64>,
     /// Keys of `[tenant.memory]`.
     pub memory: serde_json::Map<String, serde_json::Value>,
     /// Keys of `[tenant.time]`.

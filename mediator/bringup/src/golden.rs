@@ -2,7 +2,7 @@
 //!
 //! Every channel's image starts as a copy of the golden context ([`channels::Channels`]). The golden context is created
 //! once, when the card is taken over and no channels exist yet. FECS creates it on command, with the first channel's
-//! instance block and image, and with page tables in the work areas. All of these structures are freed again.
+//! instance block and image, and with page tables in the work areas. All of these structures are freed afterwards.
 
 use super::CardError;
 use super::layout::Layout;
@@ -24,7 +24,7 @@ const SIZE_CODE: u8 = 3;
 /// Makes PGRAPH create and save a context. Returns the context's image.
 ///
 /// # Errors
-/// If the firmware does not respond, or saves an empty image.
+/// Returns an error if the firmware does not respond or saves an empty image.
 pub fn make(card: &dyn Card, memory: &mut CardMemory, layout: &Layout) -> Result<Vec<u8>, CardError> {
     let bytes = layout.graph_image.next_multiple_of(SMALL_PAGE);
     let [directory, table] = [layout.work, layout.work.offset(PD_BYTES)];
@@ -66,7 +66,7 @@ fn command(card: &dyn Card, command: u32, data: u32) -> Result<(), CardError> {
     if done { Ok(()) } else { Err(CardError::Unresponsive("context switching firmware does not respond")) }
 }
 
-/// Converts an address to the form of entries and registers, in units of 4 KiB.
+/// Converts an address to the form in entries and registers, in units of 4 KiB.
 fn frame(address: VramAddr) -> u32 {
     (address.0 / SMALL_PAGE) as u32
 }

@@ -45,15 +45,15 @@ impl Layout {
     /// address.
     ///
     /// # Errors
-    /// If such contexts are too large.
+    /// Returns an error if such contexts are too large.
     pub fn needed(graph_image: u64) -> Result<u64, CardError> {
         Ok(Self::new(VramAddr(0), u64::MAX, graph_image)?.bytes())
     }
 
-    /// Lays out the structures from `base`, within `bytes`. PGRAPH's contexts have a size of `graph_image` bytes.
+    /// Lays out the structures from `base`, within `bytes`. `graph_image` is the size of PGRAPH's contexts in bytes.
     ///
     /// # Errors
-    /// If the structures do not fit, or such contexts are too large.
+    /// Returns an error if the structures do not fit, or such contexts are too large.
     pub fn new(base: VramAddr, bytes: u64, graph_image: u64) -> Result<Self, CardError> {
         if graph_image > GRAPH_IMAGE_MAX {
             return Err(CardError::Contexts { bytes: graph_image, most: GRAPH_IMAGE_MAX });

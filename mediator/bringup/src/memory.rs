@@ -2,8 +2,8 @@
 //!
 //! BAR1 is smaller than VRAM, so it is divided into windows of 2 MiB. The first window always maps USERD; each other
 //! window maps a naturally aligned 2 MiB of VRAM with sixteen large pages. A miss takes the least recently used window
-//! (with the clock algorithm), rewrites its sixteen entries through BAR3 and invalidates the card's BAR TLBs. BAR3 maps
-//! the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
+//! (with the clock algorithm), rewrites its sixteen entries through BAR3, and invalidates the card's BAR TLBs. BAR3
+//! maps the mediator's own [`Layout`] linearly, so the page tables themselves are always accessible.
 
 use super::CardError;
 use super::layout::Layout;
@@ -19,9 +19,9 @@ use std::sync::Arc;
 pub const WINDOW_BYTES: u64 = 2 << 20;
 const ENTRIES_PER_WINDOW: u64 = WINDOW_BYTES / LARGE_PAGE;
 const NO_WINDOW: u16 = u16::MAX;
-/// Maximum number of polls for the end of a flush. After that, the flush fails with an error for its caller. A flush
-/// takes microseconds, and each poll is a bus read of about a microsecond. A card that does not respond delays other
-/// callers by 2 ms.
+/// Maximum number of polls for the end of a flush. If this is exceeded, the flush fails with an error for its caller. A
+/// flush takes microseconds, and each poll is a bus read of about a microsecond. If the card does not respond, other
+/// callers are delayed by 2 ms.
 const FLUSH_LOOKS: u32 = 2_000;
 
 /// The mediator's access to VRAM.
@@ -31,7 +31,7 @@ pub struct CardMemory {
     vram_bytes: u64,
     /// The window that maps each 2 MiB of VRAM.
     window_of: Vec<u16>,
-    /// The block that each window maps, and true if the window was used since the clock hand passed.
+    /// The block of VRAM that each window maps, and true if the window has been used since the clock hand passed it.
     windows: Vec<Window>,
     hand: usize,
     /// Number of windows moved since the start.
@@ -49,7 +49,7 @@ impl CardMemory {
     /// points the card at them.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn take_over(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Result<Self, CardError> {
         let mut memory = Self::unmapped(card, layout, vram_bytes);
         memory.pramin_zero(VramAddr(layout.base.0), layout.bootstrap_bytes());
@@ -72,7 +72,7 @@ impl CardMemory {
         Ok(memory)
     }
 
-    /// Takes over BAR1 and BAR3 of a `card` that an earlier process has [taken over](Self::take_over) with that layout.
+    /// Takes over BAR1 and BAR3 of a `card` that an earlier process has [taken over](Self::take_over) with this layout.
     /// Nothing is written until VRAM is accessed.
     #[must_use]
     pub fn resume(card: Arc<dyn Card>, layout: Layout, vram_bytes: u64) -> Self {
@@ -109,7 +109,7 @@ impl CardMemory {
     /// Reads VRAM. The range must be within VRAM: callers must translate and check it first.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn read(&mut self, addr: VramAddr, data: &mut [u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -123,7 +123,7 @@ impl CardMemory {
     /// Writes VRAM. The range must be within VRAM.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn write(&mut self, addr: VramAddr, data: &[u8]) -> Result<(), CardError> {
         let mut done = 0;
         while done < data.len() {
@@ -137,7 +137,7 @@ impl CardMemory {
     /// Fills VRAM with zeros.
     ///
     /// # Errors
-    /// If the card does not respond to a TLB invalidation.
+    /// Returns an error if the card does not respond to a TLB invalidation.
     pub fn zero(&mut self, addr: VramAddr, bytes: u64) -> Result<(), CardError> {
         static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
@@ -149,7 +149,7 @@ impl CardMemory {
         Ok(())
     }
 
-    /// Returns a reason if the card has lost its state from bring-up. The register for BAR1's instance block keeps its
+    /// Returns a reason if the card has lost its state since bring-up. The register for BAR1's instance block keeps its
     /// value until another program resets the card.
     #[must_use]
     pub fn undone(&self) -> Option<&'static str> {
@@ -167,7 +167,7 @@ impl CardMemory {
     /// Invalidates the card's TLBs for the address space of `directory`, and waits for completion.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn invalidate(&mut self, directory: VramAddr, hub_only: bool) -> Result<(), CardError> {
         use pfb::{MMU_CTRL, MMU_INVALIDATE, MMU_INVALIDATE_PDB};
         let card = &self.card;
@@ -199,11 +199,11 @@ impl CardMemory {
     }
 
     /// Waits for the completion of all earlier writes: by the CPU to the card's memory, and by engines to system
-    /// memory. An engine that has just switched away or lost its translations may have written immediately before that,
-    /// so memory may be reused only after the barrier.
+    /// memory. An engine that has just switched channels or lost its translations may have written immediately before
+    /// that, so memory may be reused only after the barrier.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn barrier(&self) -> Result<(), CardError> {
         use pflush::BAR_FLUSH;
         self.card.write32(BAR_FLUSH::OFFSET, BAR_FLUSH::TRIGGER.mask());
@@ -211,7 +211,7 @@ impl CardMemory {
         if done { Ok(()) } else { Err(CardError::Unresponsive("what it writes does not arrive")) }
     }
 
-    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that are in the same window.
+    /// Returns the BAR1 offset of `addr`, and the number of the `len` bytes that lie in the same window.
     fn window(&mut self, addr: VramAddr, len: usize) -> Result<(u64, usize), CardError> {
         assert!(addr.0 < self.vram_bytes, "an address was not checked before use: {addr}");
         let block = addr.0 / WINDOW_BYTES;

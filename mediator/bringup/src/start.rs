@@ -1,7 +1,7 @@
 //! Initialises a card in the same way as its driver: checks its identity, reads its memory size, and starts units, the
 //! scheduler and context switching.
 //!
-//! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module refuses a card whose
+//! The order follows nouveau's probe, reduced to the steps that the mediator needs. This module rejects a card whose
 //! falcons do not report ready with the approved firmware.
 
 use crate::CardError;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// a microsecond.
 const READY_POLLS: u32 = 2_000_000;
 
-/// Bit of each non-stall nibble that is set by channels' work.
+/// Bit of each non-stall nibble that work of channels sets.
 const NON_STALL_NORMAL: u32 = 1;
 
 /// Properties of a card that bring-up reads.
@@ -40,7 +40,7 @@ pub struct CardInfo {
 /// Resets `card` and initialises it to the point where channels can be bound. USERD is at offset 0 of BAR1.
 ///
 /// # Errors
-/// If the chip is unknown, or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> {
     card.reset();
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
@@ -66,7 +66,7 @@ pub fn bring_up(card: &dyn Card, firmware: &Set) -> Result<CardInfo, CardError> 
 /// `context_bytes` is the size of PGRAPH's contexts, which only bring-up can read.
 ///
 /// # Errors
-/// If the chip is unknown, or does not respond as expected.
+/// Returns an error if the chip is unknown, or does not respond as expected.
 pub fn look_at(card: &dyn Card, context_bytes: u32) -> Result<CardInfo, CardError> {
     let boot0 = card.read32(pmc::BOOT_0::OFFSET);
     let chip = chip::by_boot0(boot0).ok_or(CardError::UnknownChip { boot0 })?;
@@ -113,7 +113,8 @@ fn start_fifo(card: &dyn Card) -> u32 {
     card.write32(pmc::PBDMA_ENABLE::OFFSET, u32::MAX);
     card.write32(pfifo::PBDMA_PRESENT::OFFSET, u32::MAX);
     let pbdmas = card.read32(pmc::PBDMA_ENABLE::OFFSET).count_ones().min(pbdma::INTR_0::COUNT);
-    // Bar each engine from all PBDMAs except one, so that a wait in one engine's channel does not block the others.
+    // Exclude each engine from all PBDMAs except one, so that a wait in a channel of one engine does not block the
+    // other engines.
     let spread = [(engine::GR, 0), (engine::CE0, 2), (engine::CE1, 1)];
     for (engine, unit) in spread {
         let unit = if unit < pbdmas { unit } else { 0 };
@@ -140,10 +141,10 @@ fn start_fifo(card: &dyn Card) -> u32 {
 }
 
 /// Resets and restarts one engine. The engine loses its work and its context; other engines and memory are not
-/// affected. Engines that the mediator does not start are left alone.
+/// affected. Engines that the mediator does not start are not restarted.
 ///
 /// # Errors
-/// If the engine does not start.
+/// Returns an error if the engine does not start.
 pub fn restart_engine(card: &dyn Card, firmware: &Set, engine: u32) -> Result<(), CardError> {
     let unit = match engine {
         engine::GR => pmc::ENABLE::PGRAPH.mask(),

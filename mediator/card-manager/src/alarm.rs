@@ -15,20 +15,20 @@ pub trait Alarm {
     /// Sets the timer to expire in `in_ns` ns, replacing its previous time.
     ///
     /// # Errors
-    /// If the timer cannot be set.
+    /// Returns an error if the timer cannot be set.
     fn set(&mut self, in_ns: u64) -> io::Result<()>;
 
     /// Silences the expired timer until it is set again. Has no effect if the timer was set again since the thread
     /// woke.
     ///
     /// # Errors
-    /// If the timer cannot be read.
+    /// Returns an error if the timer cannot be read.
     fn silence(&mut self) -> io::Result<()>;
 
     /// Wakes the thread, which then delivers the events in the outbox.
     ///
     /// # Errors
-    /// If the thread cannot be woken.
+    /// Returns an error if the thread cannot be woken.
     fn wake(&mut self) -> io::Result<()>;
 }
 
@@ -43,7 +43,7 @@ impl TimerAlarm {
     /// Creates a timer. The thread also waits for `event`.
     ///
     /// # Errors
-    /// If no more timers are available.
+    /// Returns an error if no more timers are available.
     pub(crate) fn new(event: EventFd) -> Result<Self, ManagerError> {
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = timerfd_create(TimerfdClockId::Monotonic, flags)
@@ -54,7 +54,7 @@ impl TimerAlarm {
     /// Returns another descriptor of the timer, which becomes readable on expiry.
     ///
     /// # Errors
-    /// If no more descriptors are available.
+    /// Returns an error if no more descriptors are available.
     pub(crate) fn timer_fd(&self) -> io::Result<OwnedFd> {
         self.timer.try_clone()
     }

@@ -29,7 +29,7 @@ const SCHEDULES: usize = 1000;
 const VMS: u32 = 3;
 /// Number of submissions per VM, in tests that count them.
 const SUBMISSIONS: u32 = 4;
-/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM, and than the card's run-ahead.
+/// Lengths of submissions, in ns: shorter and longer than BAND's wait for a VM and the card's run-ahead.
 const SUBMISSION_LENGTHS_NS: [u64; 3] = [20_000, 600_000, 3_000_000];
 
 /// The mediator's state of the card, under its lock.
@@ -152,7 +152,7 @@ impl Rig {
         }
     }
 
-    /// Runs `act` on a VM's thread, like a register access.
+    /// Runs `act` on a VM's thread, as for a register access.
     fn access<T>(&self, vm: TenantId, act: impl FnOnce(&Host) -> T) -> T {
         let guest = self.guests[vm.0 as usize].lock();
         act(&guest.host)
@@ -216,7 +216,7 @@ fn busy(rig: &Rig, vm: TenantId, ends: f64) {
     rig.wait(vm);
 }
 
-/// Changes policies and shares like an operator.
+/// Changes policies and shares, as an operator would.
 fn operator(rig: &Rig, max_run_ns: Option<u64>, fixed: Config) {
     for _ in 0..3 {
         let vm = TenantId(thread_rng().gen_range(0..VMS));
@@ -413,7 +413,7 @@ fn work_on_other_engine_than_booked_is_charged_there() {
         });
         state.ring(TenantId(0), several, Some(LENGTH_NS));
         state.ring(TenantId(1), other, Some(LENGTH_NS));
-        // The first VM's work starts, and is seen on the copy engine.
+        // The first VM's work starts, and is found on the copy engine.
         card.change(|hardware| {
             assert_eq!(hardware.run_one(), Some(()));
             hardware.pass(FIRST_POLL_NS);

@@ -72,14 +72,15 @@ pub trait GuestEvents: Send + Sync {
     /// The caller holds no lock.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     fn relocated(&self, commit: &mut dyn FnMut(&mut CardState) -> Ranges) -> Result<(), ManagerError>;
 
     /// Called after the card was taken over from another owner. When this function returns, the VM's address spaces on
-    /// the card match the guest's, and the VM's work does not run before that. Called without the card's lock.
+    /// the card match the guest's address spaces. The VM's work must not run before that. Called without the card's
+    /// lock.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     fn taken_over(&self) -> Result<(), ManagerError> {
         Ok(())
     }
@@ -124,9 +125,9 @@ pub struct Sharing {
     pub scheduler: sched::Config,
     /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
     pub clear: bool,
-    /// Zeroes memory that changes owners with the copy engines. For cards whose memory is slow for the CPU.
+    /// Zeroes memory that changes owners with the copy engines. This is for cards whose memory is slow for the CPU.
     pub engines_zero: bool,
-    /// Set if the host memory for chunks is in an unnamed file, so that another process can continue with the card.
+    /// Set if the host memory for chunks is in an unnamed file, so that another process can take over the card.
     pub shared: bool,
 }
 
@@ -222,14 +223,14 @@ impl ManagedCard {
     /// Resets `card`, initializes it with `firmware` and starts its interrupt thread.
     ///
     /// # Errors
-    /// If the initialization of the card fails, or the card has too little memory.
+    /// Returns an error if the initialization of the card fails, or the card has too little memory.
     pub fn open(card: Arc<dyn Card>, name: &str, sharing: &Sharing, firmware: Set) -> Result<Arc<Self>, ManagerError> {
         let Sharing { chunk_bytes, reserve_bytes, host_bytes, division, scheduler, clear, engines_zero, shared } =
             *sharing;
         let info = start::bring_up(&*card, &firmware)?;
         time::set(&*card);
         let mut chunks = ChunkTable::new(info.vram_bytes, chunk_bytes, Contents::Unknown)?;
-        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires these.
+        // The first scrubbed chunks become the mediator's own, because scrubbing other chunks requires them.
         let graph_image = u64::from(info.context_bytes);
         let needed = Layout::needed(graph_image)?;
         let count = needed.div_ceil(chunk_bytes);
@@ -370,7 +371,7 @@ impl ManagedCard {
     /// Locks the card's state. The lock must not be held during calls into a VM or during a wait.
     ///
     /// # Panics
-    /// If the card has [failed](Self::failure).
+    /// Panics if the card has [failed](Self::failure).
     #[track_caller]
     pub fn lock(&self) -> StateGuard<'_> {
         StateGuard::new(self, self.state.lock())
@@ -392,7 +393,7 @@ impl ManagedCard {
         !self.shut_out.swap(true, Ordering::AcqRel)
     }
 
-    /// Wakes the card's threads, so that they check whether to end.
+    /// Wakes the card's threads, so that they check whether they must end.
     pub(crate) fn wake_threads(&self) {
         if let Err(error) = self.event.write(1) {
             tracing::error!(%error, "the card's interrupt thread cannot be woken");
@@ -454,7 +455,7 @@ impl ManagedCard {
     /// Allocates a share of the card to a VM. Its VRAM is placed on the card in zeroed chunks on first use.
     ///
     /// # Errors
-    /// If the card has too little free memory for the reserved part of the share.
+    /// Returns an error if the card has too little free memory for the reserved part of the share.
     pub fn add_vm(&self, vm: TenantId, share: &Share, events: Weak<dyn GuestEvents>) -> Result<(), ManagerError> {
         let made = self.make_room(|state| state.vram_mut().chunks.create_vm(vm, share.vram_bytes, share.memory));
         let mut state = self.lock();
@@ -485,9 +486,9 @@ impl ManagedCard {
     /// Takes back a VM's channels and memory, and scrubs the memory.
     ///
     /// # Errors
-    /// If the card does not respond. If a channel stays on the card, the VM's memory is not reused until the channel
-    /// has left, because the channel may still access the memory. Waits for the channel to leave, without a lock, for a
-    /// limited time.
+    /// Returns an error if the card does not respond. If a channel stays on the card, the VM's memory is not reused
+    /// until the channel has left, because the channel may still access the memory. Waits for the channel to leave,
+    /// without a lock, for a limited time.
     pub fn remove_vm(&self, vm: TenantId) -> Result<(), ManagerError> {
         {
             let mut state = self.lock();
@@ -516,7 +517,7 @@ impl ManagedCard {
     /// memory stays in place and is zeroed there.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn wipe_vm(&self, vm: TenantId, quiet: bool) -> Result<(), ManagerError> {
         if !quiet {
             let bytes = self.lock().vram().chunks.vm_bytes(vm).unwrap_or(0);

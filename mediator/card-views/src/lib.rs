@@ -1,4 +1,4 @@
-//! Cards of both kinds in the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
+//! Converts cards of both kinds to the form of the admin API: their memory ([`memory`]), their time ([`scheduler`],
 //! [`history`]), and the tenants of CUDA cards ([`tenant`]).
 //!
 //! Both owners describe memory and time with the same types, [`tenancy::MemoryView`] and [`tenancy::TimeView`]. The
@@ -13,7 +13,7 @@ mod tenant;
 mod time;
 
 pub use memory::memory;
-pub use tenant::{stranger, tenant};
+pub use tenant::{add_guest_programs, stranger, tenant};
 pub use time::{history, scheduler};
 
 use std::collections::BTreeMap;

@@ -69,6 +69,7 @@ pub fn memory(
         reserve_used_bytes: bytes(summary.parked),
         host_budget_bytes: settings.host_mib * MIB,
         host_used_bytes: bytes(summary.host.used),
+        windows_bytes: 0,
         moved_out_bytes: summary.moved_out * chunk_bytes,
         moved_in_bytes: summary.moved_in * chunk_bytes,
         turns: shown.quanta,

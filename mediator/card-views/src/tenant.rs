@@ -33,6 +33,19 @@ fn unaccounted((pid, program, bytes): &(u32, String, u64)) -> api::Unaccounted {
     api::Unaccounted { pid: *pid, program: program.clone(), bytes: *bytes }
 }
 
+/// Converts a program of a tenant to an API object.
+fn program((pid, name): (u32, String)) -> api::Program {
+    api::Program { pid, name, guest: None }
+}
+
+/// Adds the guest's programs to the programs of a tenant that is a VM. Workers serve these programs.
+pub fn add_guest_programs(tenant: &mut api::Tenant, served: &[api::GuestProgram]) {
+    for program in &mut tenant.programs {
+        let found = served.iter().find(|one| one.worker == Some(program.pid));
+        program.guest = found.map(|one| api::ServedProgram { name: one.name.clone(), pid: one.pid });
+    }
+}
+
 /// Converts a tenant to an API object. `seen_on` returns `None` for a card whose owner does not respond.
 #[must_use]
 pub fn tenant<'a>(
@@ -86,11 +99,11 @@ fn on_card(spec: &TenantSpec, card: &str, socket_dir: &Path, seen: Option<&Seen>
             sharing: state.mode,
             together: state.is_together,
             takes_part: state.takes_part,
-            not_clients: state.not_clients.into_iter().map(|(pid, name)| api::Program { pid, name }).collect(),
+            not_clients: state.not_clients.into_iter().map(program).collect(),
         }),
         on_stuck: spec.on_stuck,
         on_remove: spec.on_remove,
-        programs: shown.programs.into_iter().map(|(pid, name)| api::Program { pid, name }).collect(),
+        programs: shown.programs.into_iter().map(program).collect(),
         on_card_bytes: bytes(memory.placed),
         in_host_bytes: bytes(memory.host),
         used_ns: account.used,

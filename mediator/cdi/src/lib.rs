@@ -14,13 +14,13 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// Version of the specification: the first version with all features that this crate uses.
+/// Version of the specification, which is the first version with all features that this crate uses.
 pub const VERSION: &str = "0.5.0";
 /// Vendor of the devices. Vendor and class together form the kind of a CDI device.
 pub const VENDOR: &str = "gpu-mediator.internal";
 /// Class of the devices.
 pub const CLASS: &str = "share";
-/// Folder that runtimes search for files that do not survive a reboot.
+/// Folder that container runtimes search for files that do not survive a reboot.
 pub const FOLDER: &str = "/var/run/cdi";
 
 /// Folder in a container for its CUDA library.
@@ -35,7 +35,7 @@ pub const MPS_VARIABLE: &str = "CUDA_MPS_PIPE_DIRECTORY";
 pub const VGPU_VARIABLE: &str = "GPU_MEDIATOR_VFIO_USER_SOCKET";
 /// Maximum size in bytes of a file that is read.
 const MAX_FILE: u64 = 1 << 20;
-/// Maximum length of identifiers of devices and files.
+/// Maximum length of the identifiers of devices and files.
 const MAX_NAME: usize = 128;
 
 /// A file with devices.
@@ -59,7 +59,7 @@ pub struct Spec {
 pub struct Device {
     /// Name of the device.
     pub name: String,
-    /// Edits of a container that gets the device.
+    /// Edits for a container that gets the device.
     pub container_edits: Edits,
 }
 
@@ -75,7 +75,7 @@ pub struct Edits {
     pub mounts: Vec<Mount>,
 }
 
-/// A file or a folder of the host in a container.
+/// A file or folder of the host that is mounted in a container.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Mount {
@@ -88,7 +88,7 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Creates a mount whose files have the rights that they have on the host.
+    /// Creates a mount whose files have the same permissions as on the host.
     #[must_use]
     pub fn writable(host_path: &Path, container_path: &Path) -> Self {
         let options = ["rw", "nosuid", "nodev", "rbind"].map(str::to_owned).into();
@@ -103,7 +103,7 @@ impl Mount {
     }
 }
 
-/// A tenant of a CUDA card, for a container.
+/// A tenant of a CUDA card, in the form that a container needs.
 #[derive(Clone, Debug)]
 pub struct Cuda<'a> {
     /// Name of the tenant at the card's owner.
@@ -118,7 +118,7 @@ pub struct Cuda<'a> {
     /// NVIDIA's library on the host. If it is absent, the container gets the library in another way, such as through
     /// NVIDIA's own CDI files.
     pub driver: Option<&'a Path>,
-    /// Component of the socket's path in the container that distinguishes several sockets.
+    /// Component of the socket's path in the container, which distinguishes several sockets.
     pub place: &'a str,
     /// Folder of the pipes of the MPS server of the tenant's share group, if the group has one. It is in a folder of
     /// the server, which stays when the server is started again.
@@ -161,7 +161,7 @@ impl Cuda<'_> {
     }
 }
 
-/// A vGPU for a container that runs a VMM.
+/// A vGPU, in the form that a container with a VMM needs.
 #[derive(Clone, Debug)]
 pub struct Vgpu<'a> {
     /// Socket of the vGPU on the host, in its own folder.
@@ -180,7 +180,7 @@ impl Vgpu<'_> {
     /// Returns the edits of a container.
     ///
     /// # Errors
-    /// If the socket's path has no folder.
+    /// Returns an error if the socket's path has no folder.
     pub fn edits(&self) -> Result<Edits, CdiError> {
         let (mount, socket) = socket(self.socket, &Self::folder(self.place))?;
         Ok(Edits { env: vec![format!("{VGPU_VARIABLE}={}", socket.display())], mounts: vec![mount] })
@@ -219,13 +219,13 @@ pub enum CdiError {
     },
 }
 
-/// Returns the qualified name of a device, in the form in which an engine passes it to a runtime.
+/// Returns the qualified name of a device, in the form in which an engine passes the name to a runtime.
 #[must_use]
 pub fn qualified(device: &str) -> String {
     format!("{VENDOR}/{CLASS}={device}")
 }
 
-/// A file for one owner, such as a claim, in a folder that runtimes search.
+/// A file of one owner, such as a claim, in a folder that runtimes search.
 #[derive(Clone, Debug)]
 pub struct CdiFile {
     path: PathBuf,
@@ -235,7 +235,7 @@ impl CdiFile {
     /// Returns the file of `owner` in `folder`.
     ///
     /// # Errors
-    /// If `owner` is not valid as a file name.
+    /// Returns an error if `owner` is not valid as a file name.
     pub fn new(folder: &Path, owner: &str) -> Result<Self, CdiError> {
         check(owner)?;
         Ok(Self { path: folder.join(format!("{VENDOR}-{CLASS}_{owner}.json")) })
@@ -250,7 +250,7 @@ impl CdiFile {
     /// Writes the file with these devices. A reader sees either the complete old file or the complete new file.
     ///
     /// # Errors
-    /// If a device's name is not valid, or the write fails.
+    /// Returns an error if a device's name is not valid, or the write fails.
     pub fn write(&self, devices: Vec<Device>) -> Result<(), CdiError> {
         devices.iter().try_for_each(|device| check(&device.name))?;
         let kind = format!("{VENDOR}/{CLASS}");
@@ -272,7 +272,7 @@ impl CdiFile {
     /// Removes the file if it exists, and the temporary file of a writer that was killed.
     ///
     /// # Errors
-    /// If the host refuses.
+    /// Returns an error if the host does not permit the file access.
     pub fn remove(&self) -> Result<(), CdiError> {
         for path in [beside(&self.path), self.path.clone()] {
             match fs::remove_file(&path) {
@@ -305,11 +305,11 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Replaces a file atomically: after a crash either the old or the new file exists. Does not follow links, neither at
+/// Replaces a file atomically: after a crash, either the old or the new file exists. Does not follow links, neither at
 /// the file's path nor at the temporary file's path.
 ///
 /// # Errors
-/// If the host refuses.
+/// Returns an error if the host does not permit the file access.
 pub fn replace(path: &Path, text: &[u8], mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
@@ -377,7 +377,7 @@ mod tests {
     fn a_vgpu_is_its_socket() {
         let edits = Vgpu { socket: Path::new("/run/a/b/vgpu.sock"), place: "gpu-0" }.edits().unwrap();
         assert_eq!(edits.env, ["GPU_MEDIATOR_VFIO_USER_SOCKET=/run/gpu-mediator/vgpu/gpu-0/vgpu.sock"]);
-        // A mount of the folder of all sockets, or of the root, would give a container access to other tenants'
+        // Mounting the folder of all sockets, or the root folder, would give a container access to other tenants'
         // sockets.
         for bad in ["vgpu.sock", "/vgpu.sock", "/"] {
             let error = Vgpu { socket: Path::new(bad), place: "gpu" }.edits().unwrap_err();
@@ -452,7 +452,7 @@ mod tests {
         let variable = "CUDA_MPS_PIPE_DIRECTORY=/run/gpu-mediator/mps/gpu/pipes".to_owned();
         assert!(edits.env.contains(&variable), "{:?}", edits.env);
         let mount = edits.mounts.last().unwrap();
-        // The folder of the pipes is made again with each server.
+        // The folder of the pipes is created again with each server.
         assert_eq!(mount.host_path, Path::new("/run/gpu-mediator/gpu.mps/decoders"));
         assert_eq!(mount.container_path, Path::new("/run/gpu-mediator/mps/gpu"));
     }

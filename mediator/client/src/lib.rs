@@ -1,4 +1,4 @@
-//! HTTP over the admin socket, with one connection per request: for `mediatorctl`, and for programs that assign virtual
+//! HTTP over the admin socket, with one connection per request, for `mediatorctl` and for programs that place virtual
 //! machines and tenants automatically.
 //!
 //! Parts: [`Admin`] (requests), [`sockets`] (hands over a socket of the daemon from a privileged program to a user),
@@ -107,7 +107,7 @@ impl Admin {
         self.request(Method::DELETE, path, Bytes::new(), None).await.map(drop)
     }
 
-    /// Sends one request, which the daemon refuses if the current revision is not `expected`. Returns the body of a
+    /// Sends one request, which the daemon rejects if the current revision is not `expected`. Returns the body of a
     /// successful response.
     ///
     /// # Errors
@@ -291,7 +291,7 @@ fn refused(status: StatusCode, body: &[u8]) -> AskError {
 /// Parses the body of a response.
 ///
 /// # Errors
-/// If the body does not have the expected type.
+/// Returns an error if the body does not have the expected type.
 pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
     serde_json::from_slice(body).map_err(|error| AskError::Protocol(error.to_string()))
 }
@@ -299,7 +299,7 @@ pub fn parse<T: DeserializeOwned>(body: &[u8]) -> Result<T, AskError> {
 /// Serializes the body of a request.
 ///
 /// # Errors
-/// If the body cannot be written as JSON.
+/// Returns an error if the body cannot be written as JSON.
 pub fn json(body: &impl Serialize) -> Result<Bytes, AskError> {
     serde_json::to_vec(body).map(Bytes::from).map_err(|error| AskError::Protocol(error.to_string()))
 }

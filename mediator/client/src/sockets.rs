@@ -1,9 +1,9 @@
 //! Sockets and folders of the daemon that a privileged program hands over to a user.
 //!
-//! The daemon has fewer rights than such a program, and owns the folder, so it may replace files there at any time.
-//! Therefore no operation uses a path. Each folder of the path is opened without following links, the file is opened
-//! once, and only the opened file is checked and changed.
-//! once, and exactly the opened file is checked and changed.
+//! The daemon has fewer privileges than such a program, and owns the folder, so it may replace files in the folder at
+//! any time. Therefore no operation uses a path. Each folder of the path is opened without following links, the file is
+//! opened once, and only the opened file is checked and changed. once, and exactly the opened file is checked and
+//! changed.
 
 use std::fs::Permissions;
 use std::io;
@@ -13,7 +13,7 @@ use std::path::{Component, Path};
 
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
-/// Flags that open the named file itself, without following a link and without an effect on a device or pipe.
+/// Flags that open the named file itself, without following a link, and without an effect on a device or pipe.
 const NAMED: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 fn refused(what: String) -> io::Error {
@@ -55,11 +55,12 @@ fn opened(within: &Path, path: &Path) -> io::Result<((OwnedFd, Stat), (OwnedFd, 
     Err(refused("it is not a file".to_owned()))
 }
 
-/// Makes a user the owner of one of the daemon's sockets. Only this user may then connect.
+/// Makes a user the owner of one of the daemon's sockets. Afterwards, only this user may connect.
 ///
 /// # Errors
-/// If the path is not in the folder `within`, is not a socket, contains a link, or does not belong to the owner of its
-/// folder (the daemon's user); in these cases nothing has changed. Also if this program lacks the permission.
+/// Returns an error if the path is not in the folder `within`, is not a socket, contains a link, or does not belong to
+/// the owner of its folder (the daemon's user); in these cases nothing has changed. Also returns an error if this
+/// program lacks the permission.
 pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
     let ((_, folder), (file, stat)) = opened(within, socket)?;
     if !is(&stat, FileType::Socket) {
@@ -72,7 +73,7 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
         )));
     }
     // Set the mode first, so that no third user can ever connect. The descriptor's own path refers to this file even if
-    // the file was renamed.
+    // the file has been renamed.
     std::fs::set_permissions(format!("/proc/self/fd/{}", file.as_raw_fd()), Permissions::from_mode(0o600))?;
     Ok(rustix::fs::chownat(&file, "", Some(Uid::from_raw(uid)), None, AtFlags::EMPTY_PATH)?)
 }
@@ -81,7 +82,8 @@ pub fn give(within: &Path, socket: &Path, uid: u32) -> io::Result<()> {
 /// then create folders in it.
 ///
 /// # Errors
-/// If the path is another kind of file, or the folder belongs to a third user; in these cases nothing has changed.
+/// Returns an error if the path is another kind of file, or the folder belongs to a third user; in these cases nothing
+/// has changed.
 pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     let owner = rustix::fs::stat(like)?;
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
@@ -109,11 +111,11 @@ pub fn folder(path: &Path, like: &Path, mode: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the folder of one socket from the folder `all`, together with the sockets in it. A missing folder is not an
-/// error.
+/// Removes the folder of one socket from the folder `all`, together with the sockets in it. It is not an error if the
+/// folder does not exist.
 ///
 /// # Errors
-/// If the path is another kind of file, or the folder contains other files, which are kept.
+/// Returns an error if the path is another kind of file, or the folder contains other files, which are kept.
 pub fn remove_folder(all: &Path, name: &str) -> io::Result<()> {
     let missing = |error: &rustix::io::Errno| *error == rustix::io::Errno::NOENT;
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;

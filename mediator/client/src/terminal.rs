@@ -6,7 +6,7 @@
 use std::borrow::Cow;
 use std::fmt::Write;
 
-/// Returns true if a terminal does more than display the character.
+/// Returns true if a terminal would do more than display the character.
 fn is_odd(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{e0000}'..='\u{e007f}')
@@ -40,8 +40,8 @@ pub fn lines(text: &str) -> Cow<'_, str> {
     escaped_except(text, |c| c == '\n' || c == '\t')
 }
 
-/// Escapes JSON. Strings keep their value; non-ASCII characters that a terminal would execute as commands become
-/// escapes.
+/// Escapes JSON. Strings keep their value, because non-ASCII characters that a terminal would interpret as commands
+/// become escapes.
 #[must_use]
 pub fn json(text: &str) -> Cow<'_, str> {
     if !text.chars().any(|c| is_odd(c) && c != '\n') {

@@ -91,18 +91,40 @@ pub(super) fn vm(vm: &VmSpec, card: &CardSpec, cards: &[CardSpec], others: &[&Vm
     for (field, _) in said.into_iter().filter(|(_, said)| *said) {
         say(field, format!("expected no such key for a VM on card `{}`, of kind = \"cuda\"", card.name));
     }
-    let others: Vec<_> = others.iter().filter(|other| other.cuda.is_some() && other.name != vm.name).collect();
+    let others = others.iter().copied().filter(|other| other.cuda.is_some() && other.name != vm.name);
+    let others: Vec<&VmSpec> = others.collect();
+    refusals.extend(refused_window(function, card, &others));
     let tenants: Vec<_> = others.iter().map(|other| other.as_tenant()).collect();
     let tenants: Vec<_> = tenants.iter().collect();
     refusals.extend(cuda::tenant(&vm.as_tenant(), cards, &[], &tenants));
     refusals
 }
 
+/// Returns the host memory in MiB that the windows of these virtual machines need on a card.
+#[must_use]
+pub fn windows_mib<'a>(card: &str, vms: impl IntoIterator<Item = &'a VmSpec>) -> u64 {
+    let of_card = vms.into_iter().filter(|vm| vm.card == card).filter_map(|vm| vm.cuda);
+    of_card.map(|function| function.window_mib).fold(0, u64::saturating_add)
+}
+
+/// Returns the reason to refuse a window that does not fit into the card's host memory, next to the windows of
+/// `others`. A guest can fill its window, so the whole window counts.
+fn refused_window(function: FunctionSpec, card: &CardSpec, others: &[&VmSpec]) -> Option<Refusal> {
+    let (window, taken) = (function.window_mib, windows_mib(&card.name, others.iter().copied()));
+    let left = card.memory.host_mib.saturating_sub(taken);
+    let what = format!(
+        "{window} MiB, expected at most {left}: the window is host memory of card `{}`, whose `memory.host_mib` is {}, and \
+         windows of other VMs need {taken}; raise `memory.host_mib`, or choose smaller windows",
+        card.name, card.memory.host_mib
+    );
+    (window > left).then_some(Refusal { kind: RefusalKind::Quota, field: "cuda.window_mib", what })
+}
+
 #[cfg(test)]
 mod tests {
     use crate::Config;
 
-    const CARDS: &str = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 40960\n\
+    const CARDS: &str = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 40960\nmemory.host_mib = 8192\n\
                          [[card]]\nname = \"old\"\nkind = \"simgpu\"\n";
 
     fn mistakes(vm: &str) -> String {
@@ -137,5 +159,24 @@ mod tests {
         }
         let found = mistakes("card = \"h100\"\nvram_mib = 1000\ncuda = {}\n");
         assert!(found.contains("vm[0].vram_mib: 1000 MiB, expected a multiple of the chunk"), "{found}");
+    }
+
+    #[test]
+    fn windows_of_all_vms_fit_into_the_host_memory_of_the_card() {
+        let other = |name: &str, mib: u64| {
+            format!("[[vm]]\nname = \"{name}\"\ncard = \"h100\"\nvram_mib = 1024\ncuda.window_mib = {mib}\n")
+        };
+        let first = "card = \"h100\"\nvram_mib = 1024\ncuda.window_mib = 4096\n";
+        assert_eq!(mistakes(&(first.to_owned() + &other("b", 2048) + &other("c", 2048))), "");
+        let found = mistakes(&(first.to_owned() + &other("b", 2048) + &other("c", 4096)));
+        let expected = "vm[2].cuda.window_mib: 4096 MiB, expected at most 2048: the window is host memory of card `h100`, \
+                        whose `memory.host_mib` is 8192, and windows of other VMs need 6144";
+        assert!(found.contains(expected), "{found}");
+        // A window of another card needs no memory of this one.
+        let cards = "[[card]]\nname = \"second\"\nkind = \"cuda\"\nvram_mib = 40960\nmemory.host_mib = 4096\n";
+        let there = other("b", 4096).replace("h100", "second");
+        assert_eq!(mistakes(&(first.replace("4096", "8192") + &there + cards)), "");
+        let found = mistakes(&(first.replace("4096", "8192") + &there.replace("= 4096", "= 8192") + cards));
+        assert!(found.contains("vm[1].cuda.window_mib: 8192 MiB, expected at most 4096"), "{found}");
     }
 }

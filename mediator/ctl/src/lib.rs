@@ -42,7 +42,6 @@ mod memory;
 mod moving;
 pub mod output;
 mod pages;
-mod perfetto;
 mod profile;
 mod progress;
 pub mod replay;

@@ -169,13 +169,14 @@ pub fn vm(vm: &Vm) -> String {
         let _ = writeln!(text, "\nThe VMM cut a file of guest memory short while the card could reach it.");
     }
     if !vm.programs.is_empty() {
-        let mut rows = vec![heads(&["CUDA PROGRAM", "PID IN THE GUEST", "WINDOW MIB", "WAITING", "LOST"])];
+        let mut rows = vec![heads(&["CUDA PROGRAM", "PID IN THE GUEST", "WORKER", "WINDOW MIB", "WAITING", "LOST"])];
         rows.extend(vm.programs.iter().map(|program| {
             let name = if program.name.is_empty() { NOTHING } else { &program.name };
-            let pid = program.pid.map_or_else(|| NOTHING.to_owned(), |pid| pid.to_string());
-            row(&[&name, &pid, &(program.window_bytes >> 20), &program.waits, &yes(program.lost)])
+            let number = |pid: Option<u32>| pid.map_or_else(|| NOTHING.to_owned(), |pid| pid.to_string());
+            let (pid, worker) = (number(program.pid), number(program.worker));
+            row(&[&name, &pid, &worker, &(program.window_bytes >> 20), &program.waits, &yes(program.lost)])
         }));
-        let _ = write!(text, "\n{}", table(rows, &[1, 2, 3]));
+        let _ = write!(text, "\n{}", table(rows, &[1, 2, 3, 4]));
     }
     if !vm.denied.is_empty() {
         let mut rows = vec![heads(&["DENIED AT", "OFFSET", "REASON", "READS", "WRITES"])];

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use super::client::{self, Client, ClientError};
 use super::values::{Percent, named, span};
 use super::watch::Watch;
-use super::{Form, output, perfetto, replay, report};
+use super::{Form, output, replay, report};
 use config::TimeShare;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -341,7 +341,7 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
                 RecordFormat::Jsonl => std::fs::write(&out, &record),
                 RecordFormat::Perfetto => {
                     let trace = Trace::read(&record[..]).map_err(|error| ClientError::protocol(error.to_string()))?;
-                    std::fs::write(&out, perfetto::convert(&trace, &card).to_string())
+                    std::fs::write(&out, perfetto_trace::convert(&trace, &card).to_string())
                 }
             };
             written.map_err(|source| ClientError::File { path: out.clone(), source })?;

@@ -172,6 +172,9 @@ struct Policies {
 pub(super) struct Set {
     /// Name of the tenant
     name: String,
+    /// Memory that the tenant's programs see, such as 20G; programs keep memory that exceeds a lower size
+    #[arg(long, value_name = "SIZE", value_parser = values::mib)]
+    vram_mib: Option<u64>,
     #[command(flatten)]
     memory: MemoryFlags,
     #[command(flatten)]
@@ -206,10 +209,12 @@ pub(super) fn answer(client: &Client, form: Form, command: TenantCommand) -> Res
         }
         TenantCommand::Cdi(cdi) => cdi.run(client, form),
         TenantCommand::Set(set) => {
-            let Set { name, memory, time, group_sharing, policies: Policies { on_stuck, on_remove } } = *set;
+            let Set { name, vram_mib, memory, time, group_sharing, policies } = *set;
+            let Policies { on_stuck, on_remove } = policies;
             let GroupSharing { share_group, sharing } = group_sharing;
             let memory = table(&VmMemory::from(memory)).map_err(ClientError::protocol)?;
-            let patch = TenantPatch { memory, time: time.patch(), share_group, sharing, on_stuck, on_remove };
+            let time = time.patch();
+            let patch = TenantPatch { vram_mib, memory, time, share_group, sharing, on_stuck, on_remove };
             let tenant: Tenant = client.patch(&path(&name), &patch)?;
             Ok(form.render(&tenant, show))
         }
@@ -263,8 +268,18 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
     output::table(rows, numbers)
 }
 
+/// Returns the name and the process ID of a program. For a worker, also those of the program in the guest.
+fn program(api::Program { pid, name, guest }: &api::Program) -> String {
+    let Some(guest) = guest else { return format!("{name} ({pid})") };
+    let name = if guest.name.is_empty() { name } else { &guest.name };
+    match guest.pid {
+        Some(guest) => format!("{name} ({guest} in the guest, worker {pid})"),
+        None => format!("{name} (in the guest, worker {pid})"),
+    }
+}
+
 fn programs(programs: &[api::Program]) -> String {
-    let shown: Vec<_> = programs.iter().map(|one| format!("{} ({})", one.name, one.pid)).collect();
+    let shown: Vec<_> = programs.iter().map(program).collect();
     if shown.is_empty() { NOTHING.to_owned() } else { shown.join(" ") }
 }
 
@@ -326,7 +341,10 @@ mod tests {
     /// The name of a program is chosen by the program, so it is escaped.
     #[test]
     fn names_of_programs_are_no_commands_to_the_terminal() {
-        let names = programs(&[api::Program { pid: 7, name: "x\u{1b}[2J\nfake\u{9b}".to_owned() }]);
+        let name = "x\u{1b}[2J\nfake\u{9b}".to_owned();
+        let guest = api::ServedProgram { name: name.clone(), pid: Some(9) };
+        let in_guest = api::Program { pid: 8, name: "cuda-worker".to_owned(), guest: Some(guest) };
+        let names = programs(&[api::Program { pid: 7, name, guest: None }, in_guest]);
         let shown = output::table(vec![vec!["programs".to_owned(), names]], &[]);
         assert!(shown.contains("x\\u{1b}[2J\\u{a}fake\\u{9b} (7)"), "{shown}");
         assert!(!shown.chars().any(|c| c.is_control() && c != '\n') && shown.lines().count() == 1, "{shown:?}");

@@ -14,7 +14,7 @@ use tenancy::Window;
 // TIMEOUT: the owner responds immediately; this limit allows for a very busy host.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A card in its owner's description, with the whole recent use of its time.
+/// A card as its owner describes it, with the complete recent use of its time.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The last description.
@@ -64,7 +64,7 @@ struct State {
     seen: Option<Arc<Seen>>,
     /// Time at which the outstanding request was sent to the owner.
     asked: Option<Instant>,
-    /// Reason why no owner runs.
+    /// Reason why no owner is running.
     ended: Option<String>,
     /// Number of times that an owner was started, not counting the first start.
     restarts: u64,
@@ -97,7 +97,7 @@ impl StatusCell {
     /// Returns the last description of the card.
     ///
     /// # Errors
-    /// If the current state of the card is unknown. The error contains the reason.
+    /// Returns an error if the current state of the card is unknown. The error contains the reason.
     pub fn seen(&self) -> Result<Arc<Seen>, String> {
         let state = self.state.lock();
         self.trouble_in(&state)?;
@@ -108,7 +108,7 @@ impl StatusCell {
     /// Checks that the owner responds.
     ///
     /// # Errors
-    /// If the owner does not respond. The error contains the reason.
+    /// Returns an error if the owner does not respond.
     pub fn trouble(&self) -> Result<(), String> {
         self.trouble_in(&self.state.lock())
     }
@@ -164,7 +164,7 @@ mod tests {
     const MS: u64 = 1_000_000;
     const ONE: TenantId = TenantId(1);
 
-    /// Returns the description of a card with one tenant, which has used the card in these intervals.
+    /// Returns the description of a card with one tenant that has used the card in these intervals.
     fn card(now_ms: u64, recent: &[(u64, u64)]) -> Card {
         let mut scheduler = Scheduler::new(Config::default(), Nanos(0)).expect("defaults");
         let params = VgpuParams::default();

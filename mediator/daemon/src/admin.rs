@@ -40,7 +40,7 @@ pub(crate) struct Listeners {
 /// Serves the API on listening sockets until `stop` is set. Requests in flight then have two more seconds to complete.
 ///
 /// # Errors
-/// If a socket cannot be used.
+/// Returns an error if a socket cannot be used.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listeners: Listeners,
@@ -50,7 +50,7 @@ pub(crate) async fn serve(
     let until_stopped = || {
         let mut stopped = stopped.clone();
         async move {
-            // An error means that the sender was dropped, so no stop signal can arrive any longer.
+            // An error means that the sender was dropped, so a stop signal can no longer arrive.
             let _ = stopped.wait_for(|stopped| *stopped).await;
         }
     };
@@ -80,7 +80,7 @@ pub(crate) async fn serve(
     let end_of_grace = async move {
         stop.await;
         let _ = stopping.send(true);
-        // Close the log: otherwise, clients that follow it keep the server running until the time limit.
+        // Close the log. Otherwise, clients that follow it would keep the server running until the time limit.
         events.close();
         tokio::time::sleep(SHUTDOWN_GRACE).await;
     };

@@ -25,7 +25,7 @@ pub(crate) struct BackendStatus {
     pub channels_used: u32,
     /// State of the guest's driver, derived from how it has set up the device.
     pub driver: Driver,
-    /// Denied accesses, by location and reason.
+    /// Denied accesses, by register and reason.
     pub denied: Vec<Denied>,
     /// Counters, with names that are valid for metrics (`snake_case`).
     pub counters: BTreeMap<String, u64>,
@@ -56,7 +56,7 @@ pub trait VmBackend: Send + Sync {
     /// Starts the work of a device that another daemon owned, before its client is served.
     ///
     /// # Errors
-    /// If the host refuses a thread.
+    /// Returns an error if the host cannot create a thread.
     fn begin(&self) -> std::io::Result<()> {
         Ok(())
     }
@@ -70,7 +70,7 @@ pub trait VmBackend: Send + Sync {
     /// Releases all resources of the virtual machine on the card. Called once, after its device has been dropped.
     ///
     /// # Errors
-    /// If resources stay allocated on the card. The operator is informed.
+    /// Returns an error if resources stay allocated on the card. The operator is informed.
     fn release(&self) -> Result<(), BackendError> {
         Ok(())
     }
@@ -90,7 +90,7 @@ pub struct Built {
 pub(crate) struct BackendError {
     /// The error.
     pub what: String,
-    /// Remedy for the operator, if memory is short.
+    /// Remedy for the operator, if memory is insufficient.
     pub lacks: Option<String>,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct CardStatus {
     pub apertures_mib: Option<[u64; 2]>,
     /// Number of the card's channels that are available to virtual machines.
     pub channels: u32,
-    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may allow less.
+    /// VRAM that belongs to no VM, in MiB, if the mediator owns the card. The configuration may permit less.
     pub vram_free_mib: Option<u64>,
     /// VRAM in MiB that backs memory of virtual machines. Memory that a guest has never used has no backing.
     pub vram_placed_mib: u64,
@@ -148,7 +148,7 @@ pub(crate) struct Movable {
     pub next_vm: u32,
 }
 
-/// A virtual machine created on a card to receive the state of a virtual machine on another card.
+/// A virtual machine that was created on a card to receive the state of a virtual machine on another card.
 pub(crate) struct Awaiting {
     /// The part that the vfio-user server will call.
     pub device: Box<dyn Device>,
@@ -168,7 +168,7 @@ pub(crate) trait CardBackend: Send + Sync {
         IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }
     }
 
-    /// Returns the shares of the card's time, and the uses of the last `recent_ns` ns; `None` without a scheduler.
+    /// Returns the shares of the card's time, and the use in the last `recent_ns` ns; `None` without a scheduler.
     fn scheduler(&self, _recent_ns: u64) -> Option<SchedulerUsage> {
         None
     }
@@ -176,14 +176,14 @@ pub(crate) trait CardBackend: Send + Sync {
     /// Changes how the card's time is shared. The caller has validated the settings. Existing work continues.
     fn set_scheduler(&self, _config: sched::Config) {}
 
-    /// Changes a virtual machine's share of the card's time, from now on. The caller has validated the share.
+    /// Changes a virtual machine's share of the card's time. The caller has validated the share.
     fn set_share(&self, _vm: TenantId, _params: VgpuParams) {}
 
     /// Releases a virtual machine from quarantine, and forgets its strikes.
     fn release_vm(&self, _vm: TenantId) {}
 
-    /// Starts a recording of the card's scheduler of at most `limit` bytes, with the names of the card's virtual
-    /// machines. Returns `false` if the card currently has no scheduler, or a recording is already running.
+    /// Starts a recording of the card's scheduler of at most `limit` bytes; `names` are the names of the card's virtual
+    /// machines. Returns `false` if the card has no scheduler now, or if a recording is already running.
     fn start_record(&self, _names: &BTreeMap<TenantId, String>, _limit: usize) -> bool {
         false
     }
@@ -198,10 +198,10 @@ pub(crate) trait CardBackend: Send + Sync {
         None
     }
 
-    /// Returns the card for another daemon to take over; `None` if the mediator does not own the card.
+    /// Returns the card in a form that another daemon can take over; `None` if the mediator does not own the card.
     ///
     /// # Errors
-    /// If the card cannot be handed over.
+    /// Returns an error if the card cannot be handed over.
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
         Err(BackendError::failed(
             "a card of this kind cannot be handed over to another daemon yet; stop its VMs, and restart the daemon",
@@ -209,27 +209,27 @@ pub(crate) trait CardBackend: Send + Sync {
     }
 
     /// Creates a virtual machine that will receive the state of a virtual machine on another card. Its guest sees
-    /// `vram_bytes` bytes of VRAM. Otherwise the same as [`Self::build`].
+    /// `vram_bytes` bytes of VRAM. Otherwise, works like [`Self::build`].
     ///
     /// # Errors
-    /// If the card cannot serve the virtual machine.
+    /// Returns an error if the card cannot serve the virtual machine.
     fn await_vm(&self, _vm: &VmSpec, _vram_bytes: u64, _link: &Link) -> Result<Awaiting, BackendError> {
         Err(BackendError::failed("cards of this kind accept no VMs from other cards"))
     }
 
-    /// Changes how the card's memory is divided, from now on. The caller has validated the settings.
+    /// Changes how the card's memory is divided. The caller has validated the settings.
     ///
     /// # Errors
-    /// If the card cannot change the division now; in this case nothing changes.
+    /// Returns an error if the card cannot change the division now; in this case, nothing changes.
     fn set_memory(&self, _memory: CardMemory) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Creates the device of a virtual machine. The daemon creates one device at a time. It has already checked that
-    /// names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
+    /// Creates the device of a virtual machine. The daemon creates one device at a time. The daemon has already checked
+    /// that names are unique, that the configured memory suffices, and that a passthrough card has no other VM.
     ///
     /// # Errors
-    /// If the card cannot serve the virtual machine.
+    /// Returns an error if the card cannot serve the virtual machine.
     fn build(&self, vm: &VmSpec, link: &Link) -> Result<Built, BackendError>;
 }
 
@@ -238,6 +238,6 @@ pub(crate) trait OpenCard: Send + Sync {
     /// Opens one card.
     ///
     /// # Errors
-    /// If the card is not available.
+    /// Returns an error if the card is not available.
     fn open(&self, card: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError>;
 }

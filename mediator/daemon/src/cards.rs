@@ -46,7 +46,7 @@ impl Cards {
         Self { store, inbox }
     }
 
-    /// Returns the firmware that the falcons of a card will run.
+    /// Returns the firmware to run on the falcons of a card.
     fn firmware(&self, kind: CardKind) -> Result<Set, BackendError> {
         if kind == CardKind::Simgpu {
             return Ok(Set::stand_in());
@@ -61,7 +61,7 @@ impl Cards {
 impl OpenCard for Cards {
     fn open(&self, spec: &CardSpec) -> Result<Box<dyn CardBackend>, BackendError> {
         let card = Physical::open(spec).map_err(BackendError::failed)?;
-        // Only a card that the mediator takes needs firmware, so an operator may install the firmware later.
+        // Only a card that the mediator takes over needs firmware, so an operator may install the firmware later.
         if let Err(error) = self.firmware(spec.kind) {
             tracing::warn!(card = spec.name, %error, "virtual machines cannot share the card yet");
         }
@@ -106,7 +106,7 @@ struct OwnedCard {
     card: Physical,
     /// The mediator's state of the card. Exists from the first mediated VM until a passthrough VM needs the card.
     host: Mutex<rank::Ownership, Option<Arc<ManagedCard>>>,
-    /// Time settings of the card. They exist even if the mediator does not own the card.
+    /// Time settings of the card. These settings exist even while the mediator does not own the card.
     scheduler: Mutex<rank::SchedulerSettings, sched::Config>,
     /// Memory settings of the card.
     memory: Mutex<rank::MemorySettings, CardMemory>,
@@ -123,7 +123,7 @@ impl OwnedCard {
         Self { spec, cards, card, host, scheduler, memory, next_vm, left_over }
     }
 
-    /// Returns the current settings in the form for the card's owner.
+    /// Returns the current settings in the form that the card's owner expects.
     fn sharing(&self) -> Sharing {
         Sharing {
             chunk_bytes: self.spec.chunk_kib << 10,
@@ -214,7 +214,7 @@ impl CardBackend for OwnedCard {
             chunks.as_ref().map(|chunks| u64::from(count(chunks)).saturating_mul(chunks.chunk_bytes) >> 20)
         };
         let own = self.working().map_or(0, |host| host.own_channels());
-        // For a card that is not taken over yet, the device ID in the configuration space identifies the chip.
+        // If the card has not been taken over yet, identify the chip by the device ID in the configuration space.
         let known = || nvspec::chip::CHIPS.iter().find(|chip| chip.pci_device == id.device);
         let chip = self.working().map(|host| host.info().chip).or_else(known);
         let placed = |chunks: &Summary| chunks.vms.values().map(|vm| vm.placed).fold(0, u32::saturating_add);
@@ -273,7 +273,7 @@ impl CardBackend for OwnedCard {
     }
 
     fn movable(&self) -> Result<Option<Movable>, BackendError> {
-        // Unused cards are also handed over, because this process has opened them.
+        // Hand over unused cards as well, because this process has opened them.
         let card = self.card.going().map_err(BackendError::failed)?;
         let Some(host) = self.working() else { return Ok(None) };
         let next_vm = self.next_vm.load(Ordering::Relaxed);
@@ -318,7 +318,7 @@ impl CardBackend for OwnedCard {
         let memory = vm.memory.limits(vram, &self.spec);
         let mut vram_bytes = vram_bytes;
         if memory.on_full == OnFull::Refuse {
-            // The guest sees as much memory as can be guaranteed, and all of it is guaranteed.
+            // The guest sees as much memory as can be guaranteed to it, and all of this memory is guaranteed.
             let state = host.lock();
             let chunk = state.vram().chunks.chunk_bytes();
             let most = memory.guarantee.max(state.vram().chunks.spare()).min(memory.quota);
@@ -344,7 +344,7 @@ impl CardBackend for OwnedCard {
 pub(crate) struct GivenCard {
     /// The card's memory.
     pub vram: File,
-    /// Host memory for its chunks.
+    /// Host memory for the card's chunks.
     pub host_memory: Option<File>,
     /// Number of the next virtual machine.
     pub next_vm: u32,
@@ -352,7 +352,7 @@ pub(crate) struct GivenCard {
     pub vms: BTreeMap<TenantId, (VmSpec, u64)>,
 }
 
-/// A card that is built from another daemon's state, and still belongs to that daemon.
+/// A card that was built from another daemon's state and still belongs to that daemon.
 pub(crate) struct ReopenedCard {
     owned: OwnedCard,
     card: GoingCard,
@@ -365,7 +365,7 @@ impl Cards {
     /// Builds a card from the state that another daemon has saved in `file`, without touching the card.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or is not valid.
+    /// Returns an error if the state does not match the configuration, or is not valid.
     pub(crate) fn reopen(
         &self,
         spec: &CardSpec,
@@ -404,7 +404,7 @@ impl ReopenedCard {
     /// Creates the device of a saved virtual machine; the client uses `link`.
     ///
     /// # Errors
-    /// If its state is not valid.
+    /// Returns an error if its state is not valid.
     pub(crate) fn vm(&mut self, vm: TenantId, side: SavedSide, link: &Link) -> Result<Built, BackendError> {
         let settings = self.settings.get(&vm).ok_or_else(|| BackendError::failed("it was not saved"))?;
         let (device, made) = MediatedVm::reopen(&mut self.reopened, vm, side, settings, link)?;
@@ -415,7 +415,7 @@ impl ReopenedCard {
     /// Takes over the card after the other daemon has given it up.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub(crate) fn take_over(self) -> Result<Box<dyn CardBackend>, BackendError> {
         let Self { owned, card, reopened, settings, vms } = self;
         card.go_on();
@@ -423,7 +423,7 @@ impl ReopenedCard {
         if let Some(inbox) = &owned.cards.inbox {
             host.collect_firmware(inbox.clone());
         }
-        // The configuration may have changed these settings since the state was saved.
+        // The configuration may have changed these settings after the state was saved.
         for (vm, Settings { share, .. }) in settings {
             let mut state = host.lock();
             state.feeder().set_share(vm, share.time);

@@ -6,7 +6,7 @@
 //! [Decision 119](../../../docs/decisions/119-cuda-owner-process.md) explains why the owner is not part of the daemon.
 //!
 //! Readers never wait for an owner. A change to a card waits for other changes to this card and for the card's owner.
-//! Meanwhile it holds only the lock of this card.
+//! Meanwhile, it holds only the lock of this card.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -23,11 +23,10 @@ use vmm_glue::{IrqCounts, Link};
 
 use super::backend::{BackendError, Built, CardBackend, CardStatus};
 use super::error::DaemonError;
-use config::{CardSpec, TenantSpec, VmSpec};
+use config::{CardSpec, FunctionSpec, TenantSpec, VmSpec};
 use listening::account;
-use owner_process::{
-    CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor, requests,
-};
+use owner_process::{CardIdentity, Command, GUARANTEE_RETRY_INTERVAL, GUARANTEE_TIMEOUT, SavedOwner, Supervisor};
+use owner_settings::settings;
 
 pub(super) mod function;
 mod handing_over;
@@ -47,9 +46,9 @@ pub(super) struct CudaCard {
     status_cell: Arc<StatusCell>,
     stop: Arc<AtomicBool>,
     thread: Mutex<rank::Threads, Option<JoinHandle<()>>>,
-    /// The owner that another daemon started. `None` as soon as this daemon uses it.
+    /// The owner process that another daemon started. `None` as soon as this daemon uses the owner.
     waiting: Mutex<rank::Threads, Option<(Supervisor, Receiver<Command>)>>,
-    /// State of another daemon's owner that this daemon has not confirmed.
+    /// State of the owner that another daemon started, until this daemon has confirmed the state.
     known: Mutex<rank::Threads, Option<SavedOwner>>,
     changing: Mutex<rank::CudaChanging, ()>,
     /// Number of waiting or running changes.
@@ -61,12 +60,12 @@ pub(super) struct CudaCard {
 /// The exclusive right to change a card.
 pub(super) struct Change<'a> {
     card: &'a CudaCard,
-    /// Dropped before the count decreases.
+    /// Must be dropped before the count decreases.
     _turn: Guard<'a, rank::CudaChanging, ()>,
     _place: Place<'a>,
 }
 
-/// One change, counted in the number of a card's changes until dropped.
+/// One change in the count of a card's changes; decreases the count when dropped.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -79,9 +78,9 @@ impl CudaCard {
     /// Starts the owner of a card. The owner writes the list of programs that it serves to `folder`.
     ///
     /// # Errors
-    /// If the program or the card does not exist.
+    /// Returns an error if the program or the card does not exist.
     pub fn open(spec: &CardSpec, folder: &Path, events: &Arc<Log>) -> Result<Self, BackendError> {
-        let settings = requests::settings(spec, folder);
+        let settings = settings(spec, folder);
         let (status_cell, stop) = (Arc::new(StatusCell::new(&spec.name)), Arc::default());
         let mut supervisor = Supervisor::new(&spec.name, settings, &status_cell, (&stop, events));
         let identity = supervisor.start().map_err(BackendError::failed)?;
@@ -119,7 +118,7 @@ impl CudaCard {
     /// Starts to use the owner.
     ///
     /// # Errors
-    /// If the host refuses a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn begin(&self) -> std::io::Result<()> {
         let Some((supervisor, requests)) = self.waiting.lock().take() else { return Ok(()) };
         let thread = std::thread::Builder::new().name("cuda-owner".to_owned());
@@ -133,10 +132,10 @@ impl CudaCard {
         &self.spec
     }
 
-    /// Returns the last description of the card without waiting for its owner.
+    /// Returns the last description of the card, without waiting for the card's owner.
     ///
     /// # Errors
-    /// If the owner does not respond now.
+    /// Returns an error if the owner does not respond now.
     pub fn seen(&self) -> Result<Arc<Seen>, DaemonError> {
         self.status_cell.seen().map_err(DaemonError::Owner)
     }
@@ -144,7 +143,7 @@ impl CudaCard {
     /// Waits until no other thread changes the card. The caller must not hold a lock that other threads need.
     ///
     /// # Errors
-    /// If the card's owner does not respond now, or too many changes are already waiting.
+    /// Returns an error if the card's owner does not respond now, or too many changes are already waiting.
     pub fn change(&self) -> Result<Change<'_>, DaemonError> {
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         let place = Place(&self.changes);
@@ -152,13 +151,13 @@ impl CudaCard {
             return Err(DaemonError::Crowded(self.spec.name.clone()));
         }
         let turn = self.changing.lock();
-        // An earlier change may have detected that the owner is not running.
+        // An earlier change may have found that the owner is not running.
         self.status_cell.trouble().map_err(DaemonError::Owner)?;
         Ok(Change { card: self, _turn: turn, _place: place })
     }
 
     /// Sends the owner a request that guarantees memory of the card, and repeats the request until the owner grants or
-    /// refuses it. `turn` is the right to change the card. Other changes may run while the owner evicts other tenants'
+    /// rejects it. `turn` is the right to change the card. Other changes may run while the owner evicts other tenants'
     /// memory. Returns the change with the last response.
     ///
     /// # Errors
@@ -178,7 +177,7 @@ impl Change<'_> {
     /// Sends the owner a request, and waits for the response; `of` is the object of the request.
     ///
     /// # Errors
-    /// If the owner refuses or does not respond; in both cases nothing changes.
+    /// Returns an error if the owner rejects the request or does not respond; in both cases, nothing changes.
     pub fn ask(&self, of: &str, request: Request) -> Result<Answer, DaemonError> {
         let name = &self.card.spec.name;
         let gone = |why: String| DaemonError::Owner(format!("card `{name}` has no owner: {why}"));
@@ -228,7 +227,7 @@ impl Drop for CudaCard {
 /// The card as a [`CardBackend`], for callers that handle all kinds of cards.
 pub(super) struct Backend {
     pub(super) card: Arc<CudaCard>,
-    /// Folder of the sockets of tenants, including VMs on the card.
+    /// Folder of the sockets of the card's tenants, which include VMs.
     pub(super) socket_dir: PathBuf,
 }
 
@@ -239,7 +238,7 @@ impl CardBackend for Backend {
         let mib = |chunks: u32, chunk_bytes: u64| u64::from(chunks) * chunk_bytes / MIB;
         let placed = |memory: &vram::Summary| mib(memory.vms.values().map(|vm| vm.placed).sum(), memory.chunk_bytes);
         CardStatus {
-            // The daemon restarts the owner; the card does not fail.
+            // The daemon restarts the owner, so the card does not fail.
             failed: None,
             trouble: seen.as_ref().err().cloned(),
             model: self.card.identity.model.clone(),
@@ -262,11 +261,17 @@ impl CardBackend for Backend {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards.
+/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is
+/// a VM.
 ///
 /// # Errors
 /// If a user or a group of the tenant's socket does not exist.
-pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Result<Tenant, DaemonError> {
+pub fn tenant(
+    spec: &TenantSpec,
+    card: &CardSpec,
+    socket_dir: &Path,
+    function: Option<FunctionSpec>,
+) -> Result<Tenant, DaemonError> {
     let rights = account::socket_options(spec.mode, spec.owner.as_deref(), spec.group.as_deref())?;
-    Ok(Tenant { uid: rights.uid, gid: rights.gid, ..requests::tenant(spec, card, socket_dir) })
+    Ok(owner_settings::tenant(spec, card, socket_dir, function, (rights.uid, rights.gid)))
 }

@@ -1,8 +1,8 @@
-//! A desired state: comparing it with the current state, and applying it.
+//! Desired states: compares a desired state with the current state, and applies it.
 //!
-//! A document names virtual machines and cards with the keys that it sets; other keys stay unchanged. The whole
-//! document is checked before any change is made. If a document changes a setting that is fixed while its object
-//! exists, this is an obstacle, which is reported with a remedy.
+//! A document names virtual machines and cards, and the keys to set; other keys do not change. The whole document is
+//! checked before any change is made. A change of a setting that is fixed while its object exists is an obstacle, which
+//! is reported with a remedy.
 
 use std::fmt;
 
@@ -24,12 +24,12 @@ use overrides::Tuning;
 /// The key of a card that accepts no new tenants.
 const DRAINED: &str = "drained";
 
-/// Reason why a part of a desired state is refused.
+/// Reason why a part of a desired state is rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Obstacle {
     /// The kind of error.
     pub code: ErrorCode,
-    /// Object of the refused part, and its name.
+    /// Object of the rejected part, and its name.
     pub of: String,
     /// The error message.
     pub what: String,
@@ -83,7 +83,7 @@ impl Daemon {
     /// Returns the differences from `desired`. With `exact`, also returns the objects that `desired` does not name.
     ///
     /// # Errors
-    /// If `desired` has invalid keys or values.
+    /// Returns an error if `desired` has invalid keys or values.
     pub fn compare(&self, desired: &Desired, exact: bool) -> Result<Comparison, DaemonError> {
         let state = self.state.lock();
         let Plan { items, obstacles } = self.plan(&state, desired, exact);
@@ -98,8 +98,8 @@ impl Daemon {
     /// `dry_run`, only reports the steps.
     ///
     /// # Errors
-    /// If a part of `desired` is refused. In this case nothing is changed. If the card or the host fails during a step,
-    /// the error also names the completed steps.
+    /// Returns an error if a part of `desired` is rejected. In this case, nothing is changed. If the card or the host
+    /// fails during a step, the error also names the completed steps.
     pub fn apply(
         &self,
         desired: &Desired,
@@ -146,7 +146,7 @@ impl Daemon {
         Ok(Applied { revision: self.revision(), dry_run, steps: done })
     }
 
-    /// Returns the steps to `desired`, without checking that they are possible.
+    /// Returns the steps that lead to `desired`, without checking that they are possible.
     fn plan(&self, state: &State, desired: &Desired, all: bool) -> Plan {
         let mut plan = Plan::default();
         if let Some(patch) = &desired.daemon {
@@ -287,8 +287,9 @@ impl Daemon {
     /// Adds the obstacles to a plan.
     fn judge(&self, state: &State, plan: &mut Plan) {
         let mut obstacles = Vec::new();
-        for Item { step, .. } in &plan.items {
-            let fixed = step.changes.iter().filter(|change| !changeable(step.kind, &change.key));
+        for Item { step, vm, .. } in &plan.items {
+            let is_function = vm.as_ref().is_some_and(|vm| vm.cuda.is_some());
+            let fixed = step.changes.iter().filter(|change| !changeable(step.kind, is_function, &change.key));
             obstacles.extend(fixed.map(|change| fixed_key(step, change)));
         }
         // The virtual machines after the plan. Existing machines come first, because they have priority.
@@ -404,12 +405,10 @@ impl Daemon {
 
     /// Changes the tables of a virtual machine that a step names.
     fn change_vm(&self, step: &Step) -> Result<(), DaemonError> {
-        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if self.is_tenant(&step.name) {
-            let tables = [("time", time), ("memory", memory)].into_iter().filter(|(_, keys)| !keys.is_empty());
-            let patch = tables.map(|(table, keys)| (table.to_owned(), Value::Object(keys))).collect();
-            return self.tune_tenant(&step.name, &patch, None, "");
+            return self.change_tenant(step);
         }
+        let [time, memory] = ["time", "memory"].map(|table| within(step, table));
         if !time.is_empty() {
             self.tune_vm(&step.name, &time, None)?;
         }
@@ -435,7 +434,7 @@ impl Plan {
         self.obstacles.push(Obstacle { code, of, what });
     }
 
-    /// Returns the name of a table, unless another table of its kind has the same name.
+    /// Returns the name of a table, unless another table of the same kind has the same name.
     fn name(&mut self, kind: Kind, index: usize, table: &Map<String, Value>) -> Option<String> {
         let Some(name) = table.get("name").and_then(Value::as_str) else {
             let table = match kind {
@@ -455,7 +454,7 @@ impl Plan {
         Some(name.to_owned())
     }
 
-    /// Returns the changes of a table relative to `now`, and the result. Omitted keys get their defaults.
+    /// Returns the changes of a table relative to `now`, and the resulting table. Omitted keys get their defaults.
     fn compared<T: Serialize + DeserializeOwned>(
         &mut self,
         kind: Kind,
@@ -483,7 +482,7 @@ impl Plan {
     }
 }
 
-/// Returns the position of a step in the order of execution: memory is freed before it is used.
+/// Returns a step's rank in the order of execution: memory is freed before it is used.
 fn turn(step: &Step) -> u8 {
     match (step.action, step.kind) {
         (Action::Remove, _) => 0,
@@ -529,10 +528,12 @@ fn drained_by(step: &Step) -> Option<bool> {
     step.changes.iter().find(|change| change.key == DRAINED)?.to.as_bool()
 }
 
-fn changeable(kind: Kind, key: &str) -> bool {
+/// Returns true if a key can be changed. `is_function` is true for a VM whose programs use CUDA.
+fn changeable(kind: Kind, is_function: bool, key: &str) -> bool {
     match kind {
         Kind::Daemon => false,
         Kind::Card => live::of_card(key),
+        Kind::Vm if is_function => live::of_function(key),
         Kind::Vm => live::of_vm(key),
         Kind::Tenant => live::of_tenant(key),
     }
@@ -559,7 +560,7 @@ fn fixed_key(step: &Step, change: &KeyChange) -> Obstacle {
     Obstacle { code: ErrorCode::Conflict, of: described(step.kind, &step.name), what }
 }
 
-/// Returns a step's changes of one table, as a patch of this table.
+/// Returns a step's changes of one table, in the form of a patch.
 fn within(step: &Step, table: &str) -> Map<String, Value> {
     let inner =
         |change: &KeyChange| Some((change.key.strip_prefix(table)?.strip_prefix('.')?.to_owned(), change.to.clone()));

@@ -1,6 +1,6 @@
 //! Drains cards: marks a card, so that it rejects new VMs and tenants, and moves its VMs to other cards.
 //!
-//! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or refused.
+//! The mark is set first, so that a virtual machine that arrives during the drain is placed elsewhere or rejected.
 //! Virtual machines are moved one by one, and other changes are possible between two moves.
 
 use super::{Daemon, DaemonError, Entry, Life, State};
@@ -14,12 +14,12 @@ use events::NewEvent;
 pub(super) enum Arrival {
     /// The configuration file names the card. A drained card may still accept it.
     Configured,
-    /// An operator adds it now.
+    /// An operator adds the virtual machine or tenant now.
     New,
 }
 
 impl Arrival {
-    /// Returns the reason why a card refuses this arrival; `None` if the card accepts it.
+    /// Returns the reason why a card rejects this arrival; `None` if the card accepts it.
     pub fn refused(self, card: &str, cards: &[CardSpec]) -> Option<Refusal> {
         let card = cards.iter().find(|known| known.name == card).filter(|_| self == Self::New)?;
         place::drained(card)
@@ -32,7 +32,7 @@ impl State {
         cards.iter().map(|card| CardSpec { drained: self.tuning(card).drained, ..card.clone() }).collect()
     }
 
-    /// Returns a virtual machine if its own state allows a move.
+    /// Returns a virtual machine if its own state permits a move.
     fn movable(&self, name: &str) -> Result<&Entry, DaemonError> {
         let entry = self.vms.get(name).ok_or_else(|| DaemonError::NoVm(name.to_owned()))?;
         let what = match &entry.life {
@@ -65,7 +65,7 @@ impl Daemon {
     /// Checks that a virtual machine may move to a card: both support moves, and the card accepts it and has memory.
     ///
     /// # Errors
-    /// Returns the obstacle if the virtual machine may not move.
+    /// Returns an error if the virtual machine may not move; the error is the obstacle.
     pub(crate) fn may_move(&self, name: &str, to: &str) -> Result<(), DaemonError> {
         let failed = self.known(to)?.backend.status().failed;
         let state = self.state.lock();
@@ -103,12 +103,12 @@ impl Daemon {
     /// Moves a virtual machine to `card`, or to a card that the daemon chooses, if the revision is still `expected`.
     ///
     /// # Errors
-    /// If the virtual machine or the card is not suitable; the virtual machine then continues where it is.
+    /// Fails if the virtual machine or the card is not suitable; the virtual machine then continues where it is.
     pub(crate) fn move_if(&self, name: &str, card: Option<&str>, expected: Option<&str>) -> Result<Moved, DaemonError> {
         self.move_for(name, card, expected, "requested by an operator")
     }
 
-    /// Same as [`Self::move_if`], for a different reason, which is logged.
+    /// Same as [`Self::move_if`], with a different reason in the log.
     pub(super) fn move_for(
         &self,
         name: &str,
@@ -172,7 +172,7 @@ impl Daemon {
     /// other. Virtual machines that cannot move continue on the card and are reported; another call retries.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be saved.
+    /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn drain_if(&self, card: &str, expected: Option<&str>) -> Result<DrainReport, DaemonError> {
         {
             // The mark must not change while the state is being handed over to another daemon.
@@ -181,7 +181,7 @@ impl Daemon {
         }
         self.keep()?;
         let (vms, mut left) = {
-            // Each arrival that was accepted before the mark is now complete or refused.
+            // Each arrival that was accepted before the mark is now complete or rejected.
             let _one_at_a_time = self.changing.lock();
             let state = self.state.lock();
             let of_card = |entry: &&Entry| entry.spec.card == card;
@@ -191,7 +191,7 @@ impl Daemon {
         };
         let (moved, stayed) = emptied(vms, |vm| self.move_off(vm, card));
         left.extend(stayed);
-        // Saves changes that a failed save of a move left unsaved, or reports the error.
+        // Save changes that a failed save after a move left unsaved, or report the error.
         self.keep()?;
         tracing::info!(card, moved = moved.len(), left = left.len(), "the card is drained");
         let what = format!("drained: {} VMs were moved, {} VMs and tenants remain", moved.len(), left.len());
@@ -199,7 +199,7 @@ impl Daemon {
         Ok(DrainReport { card: card.to_owned(), moved, left })
     }
 
-    /// Moves a virtual machine off a card that is being drained; does nothing if it has already left.
+    /// Moves a virtual machine off a card that is being drained. Does nothing if the virtual machine has already left.
     fn move_off(&self, name: &str, card: &str) -> Result<Option<Moved>, DaemonError> {
         let _one_at_a_time = self.changing.lock();
         {
@@ -224,7 +224,7 @@ impl Daemon {
     /// Lets a card accept virtual machines and tenants again if the revision is still `expected`.
     ///
     /// # Errors
-    /// If the card does not exist, the revision differs, or the change cannot be saved.
+    /// Returns an error if the card does not exist, the revision differs, or the change cannot be saved.
     pub(crate) fn undrain_if(&self, card: &str, expected: Option<&str>) -> Result<api::Card, DaemonError> {
         {
             let _settings = self.tuning.lock();
@@ -240,8 +240,8 @@ fn tenant_left(tenant: &TenantSpec) -> Left {
     Left { vm: tenant.name.clone(), why }
 }
 
-/// Moves virtual machines with `move_off`, one after the other. Machines for which no card was found are retried as
-/// long as other machines leave, because an affinity may allow the new card of another machine.
+/// Moves virtual machines with `move_off`, one after the other. Retries machines for which no card was found as long as
+/// other machines leave, because an affinity may permit the card to which another machine has moved.
 fn emptied(
     mut vms: Vec<String>,
     mut move_off: impl FnMut(&str) -> Result<Option<Moved>, DaemonError>,

@@ -15,19 +15,20 @@ use super::error::DaemonError;
 use listening::account;
 use listening::{Listening, SocketPath, Sockets, folders};
 
-/// An open endpoint that serves no client yet.
+/// An open endpoint that does not serve a client yet.
 pub(super) enum Endpoint {
-    /// A listening socket, and its path unless the service manager created it. Early VMMs wait in its backlog.
+    /// A listening socket, with its path unless the service manager created it. VMMs that connect early wait in its
+    /// backlog.
     Socket(Listening),
-    /// The domain with this name.
+    /// The Xen domain with this name.
     Domain(DomainName),
 }
 
 impl Endpoint {
-    /// Opens the endpoint that a virtual machine requests.
+    /// Opens the endpoint that a virtual machine's settings describe.
     ///
     /// # Errors
-    /// If the socket cannot be created, or its owner is unknown.
+    /// Returns an error if the socket cannot be created, or its owner is unknown.
     pub fn open(spec: &VmSpec, folder: &Path, sockets: &Sockets) -> Result<Self, DaemonError> {
         if let Some(domain) = &spec.xen_domain {
             let name = domain.parse().map_err(|error| failed(&spec.name, &error))?;
@@ -38,10 +39,10 @@ impl Endpoint {
         Ok(Self::Socket(sockets.of_vm(&spec.name, &spec.socket_path(folder), &rights)?))
     }
 
-    /// Creates the server. Returns it with the socket's path.
+    /// Creates the server. Returns the endpoint with the socket's path.
     ///
     /// # Errors
-    /// If this host has no Xen, or cannot serve a socket; the socket is then removed.
+    /// Returns an error if this host has no Xen, or cannot serve a socket; the socket is then removed.
     pub fn serve(
         self,
         vm: &str,
@@ -86,7 +87,7 @@ impl EndpointServer {
     /// Serves until `stop`, starting with the suspended clients in `parked`. If suspended, returns its clients.
     ///
     /// # Errors
-    /// If the host fails.
+    /// Returns an error if the host fails.
     pub fn serve(
         &mut self,
         link: &Link,
@@ -103,7 +104,7 @@ impl EndpointServer {
     /// Restores clients that another daemon served, and connects their memory and interrupts to `link`.
     ///
     /// # Errors
-    /// If their state is not valid, or their memory cannot be mapped.
+    /// Returns an error if their state is not valid, or their memory cannot be mapped.
     pub fn parked(
         &self,
         saved: SavedClients,
@@ -130,7 +131,7 @@ impl EndpointServer {
     /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         match self {
             Self::Socket(server) => server.listener(),

@@ -7,7 +7,7 @@ use config::check::{Refusal, RefusalKind};
 use listening::account::NoAccount;
 use listening::folders::FolderError;
 
-/// A failed request. The text is for people, and [`DaemonError::code`] is for programs.
+/// A failed request. The text is for users, and [`DaemonError::code`] is for programs.
 #[derive(Debug, thiserror::Error)]
 pub enum DaemonError {
     /// No virtual machine has this name.
@@ -25,23 +25,23 @@ pub enum DaemonError {
     /// The virtual machine is being created or removed.
     #[error("VM `{0}` is being {1}")]
     Busy(String, &'static str),
-    /// The description of the virtual machine is refused.
+    /// The description of the virtual machine is rejected.
     #[error("VM `{vm}`: {}", list(.refusals))]
     Refused {
         /// Name of the virtual machine.
         vm: String,
-        /// All reasons for the refusal.
+        /// All reasons for the rejection.
         refusals: Vec<Refusal>,
     },
-    /// The description of the tenant is refused.
+    /// The description of the tenant is rejected.
     #[error("tenant `{tenant}`: {}", list(.refusals))]
     TenantRefused {
         /// Name of the tenant.
         tenant: String,
-        /// All reasons for the refusal.
+        /// All reasons for the rejection.
         refusals: Vec<Refusal>,
     },
-    /// The owner of a CUDA card does not respond. The text names the card, and the time or the reason.
+    /// The owner of a CUDA card does not respond. The text names the card, and the time limit or the reason.
     #[error("{0}")]
     Owner(String),
     /// Too many changes of a CUDA card are waiting.
@@ -56,10 +56,10 @@ pub enum DaemonError {
         /// The remaining processes.
         pids: Vec<u32>,
     },
-    /// A tenant already has this name.
+    /// A tenant with this name already exists.
     #[error("there is a tenant `{0}` already")]
     TenantThere(String),
-    /// Another process holds limits of the tenant.
+    /// Another process holds a lease for limits of the tenant.
     #[error("process {1} holds limits of tenant `{0}` already")]
     Leased(String, i32),
     /// The daemon cannot watch the process of the client.
@@ -83,7 +83,7 @@ pub enum DaemonError {
     /// The card has too little of a resource.
     #[error("{of}: {what}")]
     Quota {
-        /// The refused object, with its name.
+        /// The rejected object, with its name.
         of: String,
         /// The exceeded limit, with its key and value.
         what: String,
@@ -113,16 +113,16 @@ pub enum DaemonError {
     Setting {
         /// The object that has the setting, with its name.
         of: String,
-        /// The key, and the error in its value.
+        /// The key, and the problem with its value.
         what: String,
     },
     /// A value of a query is invalid.
     #[error("{0}")]
     Query(String),
-    /// The next daemon has not taken over this daemon's state.
+    /// The next daemon has not taken over the state of this daemon.
     #[error("the daemon is not upgraded, and continues: {0}")]
     NotHandedOver(String),
-    /// A virtual machine cannot move: the target card, and the reason.
+    /// A virtual machine cannot move; the fields are the target card and the reason.
     #[error("VM `{vm}` cannot move to card `{to}`: {why}")]
     CannotMove {
         /// Name of the virtual machine.
@@ -164,7 +164,7 @@ pub enum DaemonError {
         /// Reason why no card is suitable.
         why: String,
     },
-    /// Another operator has changed the settings meanwhile.
+    /// Another operator has changed the settings in the meantime.
     #[error("revision conflict: expected {expected}, current {now}")]
     Changed {
         /// The revision that the request expected.
@@ -172,7 +172,7 @@ pub enum DaemonError {
         /// The current revision.
         now: String,
     },
-    /// Parts of a desired state are refused.
+    /// Parts of a desired state are rejected.
     #[error("{}", lines(.0))]
     Desired(Vec<super::desired::Obstacle>),
     /// Some steps were completed before a step failed.
@@ -184,7 +184,7 @@ pub enum DaemonError {
         /// The completed steps.
         done: String,
     },
-    /// A change was made but could not be saved, so a restart of the daemon loses it.
+    /// A change was made but could not be saved, so it will be lost when the daemon restarts.
     #[error("applied but not saved; lost on restart: {0}")]
     NotKept(String),
     /// The card or the host failed.

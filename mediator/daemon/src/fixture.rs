@@ -42,7 +42,7 @@ const BAR0_BYTES: usize = 4096;
 /// Names of virtual machines whose backends have been released.
 pub type Released = Arc<Mutex<Vec<String>>>;
 
-/// Opens cards that serve plain memory, and records the released VMs.
+/// Opens cards that serve plain memory, and records the VMs that were released.
 pub struct FakeOpener(pub Released);
 
 impl OpenCard for FakeOpener {
@@ -160,10 +160,10 @@ impl Fixture {
         Self::with_listeners(|_| HashMap::new())
     }
 
-    /// Same as [`Self::new`], with sockets of the service manager's units.
+    /// Same as [`Self::new`], with sockets from the service manager's units.
     ///
     /// # Panics
-    /// If the daemon does not start.
+    /// Panics if the daemon does not start.
     #[must_use]
     pub fn with_listeners(listeners: impl FnOnce(&Path) -> Listeners) -> Self {
         let folder = tempfile::tempdir().unwrap();
@@ -190,7 +190,7 @@ impl Fixture {
     /// Connects a client to a VM.
     ///
     /// # Panics
-    /// If no server accepts on the socket.
+    /// Panics if no server accepts on the socket.
     #[must_use]
     pub fn connect(&self, name: &str) -> Client {
         let client = Client::connect(&self.path(&format!("{name}.sock"))).unwrap();
@@ -201,14 +201,14 @@ impl Fixture {
     /// Returns a VM's state.
     ///
     /// # Panics
-    /// If no VM has the name.
+    /// Panics if no VM has the name.
     #[must_use]
     pub fn state(&self, name: &str) -> VmState {
         self.daemon.vm(name).unwrap().state
     }
 }
 
-/// Sockets of the service manager's units, by name.
+/// Sockets from the service manager's units, by name.
 pub(crate) type Listeners = HashMap<String, UnixListener>;
 
 /// Starts a daemon that saves no overrides.
@@ -223,7 +223,7 @@ pub(crate) fn start(config: Config, opener: &dyn OpenCard, listeners: Listeners)
 /// Returns a configuration of software cards under a folder.
 ///
 /// # Panics
-/// If the folder's path is not a TOML string.
+/// Panics if the folder's path is not a TOML string.
 #[must_use]
 pub fn config(folder: &Path, cards: &[&str]) -> Config {
     let cards: String = cards
@@ -240,7 +240,7 @@ pub fn daemon_table(folder: &Path) -> String {
     format!("[daemon]\nadmin_socket = \"{folder}/admin.sock\"\nsocket_dir = \"{folder}\"\n")
 }
 
-/// Waits until another thread makes `so` return true.
+/// Waits until `so` returns true because of another thread.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
@@ -249,13 +249,13 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// A daemon with a served admin API.
+/// A daemon with an admin API that is being served.
 pub struct Served {
     /// The daemon.
     pub fixture: Fixture,
     /// Address of the web page.
     pub page: std::net::SocketAddr,
-    /// Number of times that the API thread would have notified a watchdog.
+    /// Number of notifications that the API thread would have sent to a watchdog.
     pub fed: Arc<AtomicU64>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<std::io::Result<()>>>,
@@ -268,7 +268,7 @@ impl Default for Served {
 }
 
 impl Served {
-    /// Serves a daemon with two cards that serve plain memory.
+    /// Starts a daemon with two cards that serve plain memory, and serves its API.
     #[must_use]
     pub fn new() -> Self {
         Self::over(Fixture::new())
@@ -277,7 +277,7 @@ impl Served {
     /// Serves the API of an existing daemon.
     ///
     /// # Panics
-    /// If a socket cannot be created.
+    /// Panics if a socket cannot be created.
     #[must_use]
     pub fn over(fixture: Fixture) -> Self {
         let page = status_page::listen(([127, 0, 0, 1], 0).into()).unwrap();

@@ -1,4 +1,4 @@
-//! Limits of tenants that end with a process: `POST /v1/tenants/NAME/lease`.
+//! Leases: limits of tenants that end with a process (`POST /v1/tenants/NAME/lease`).
 //!
 //! A lease sets keys of a tenant until the client's process ends. The daemon then restores each key that still has the
 //! leased value. Leased values are not in `state_dir`: the next daemon reads them from `leases.json` in `socket_dir`.
@@ -18,13 +18,13 @@ use super::{Daemon, DaemonError};
 const FILE: &str = "leases.json";
 /// Interval at which the daemon checks a process.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Delay before the daemon retries a failed restoration.
+/// Delay before the daemon retries a restoration that failed.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Writes the leases for the next daemon.
     pub(super) fn keep_leases(&self) -> Result<(), DaemonError> {
-        // Another thread must not overwrite the file with an earlier state.
+        // Prevent another thread from overwriting the file with an earlier state.
         let _one_at_a_time = self.override_store.lock();
         let saved = {
             let state = self.state.lock();
@@ -67,7 +67,7 @@ impl Daemon {
         self.tenant(name)
     }
 
-    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check, if any.
+    /// Restores the keys of a tenant whose lease has ended. Returns the delay until the next check of leases, if any.
     fn end_lease(&self, name: &str, watched: &mut Option<i32>) -> Option<Duration> {
         let (pid, values) = {
             let state = self.state.lock();

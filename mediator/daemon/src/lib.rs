@@ -1,4 +1,4 @@
-//! The daemon's core: the cards and virtual machines, and their addition and removal.
+//! The daemon's core: the cards and virtual machines, and the operations that add and remove virtual machines.
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
@@ -90,7 +90,7 @@ struct Entry {
 enum Life {
     /// The virtual machine is being created.
     Starting,
-    /// Its thread is running, or has failed.
+    /// The thread of the virtual machine is running, or has failed.
     Running(Arc<Running>),
     /// The virtual machine is being removed.
     Stopping(Arc<Running>),
@@ -111,13 +111,13 @@ struct State {
     tunings: BTreeMap<String, Tuning>,
     /// Tenants of CUDA cards, by name.
     tenants: BTreeMap<String, TenantSpec>,
-    /// Names of the tenants that are being added and may still be refused.
+    /// Names of the tenants that are being added and may still be rejected.
     coming: BTreeSet<String>,
     /// Names of the tenants whose cards are being changed, one after the other.
     changing_tenants: BTreeSet<String>,
     /// Limits that end with a process, by tenant.
     leases: BTreeMap<String, Lease>,
-    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators change.
+    /// Revision of the parts of `vms`, `tunings` and `tenants` that operators can change.
     revision: Revision,
     closing: bool,
 }
@@ -136,7 +136,7 @@ impl State {
     /// Checks that an operator may change the current state.
     ///
     /// # Errors
-    /// If the daemon is ending, or the operator expected a different revision.
+    /// Returns an error if the daemon is ending, or the operator expected a different revision.
     fn expect(&self, expected: Option<&str>) -> Result<(), DaemonError> {
         if self.closing {
             return Err(DaemonError::ShuttingDown);
@@ -153,7 +153,7 @@ impl State {
 struct Card {
     spec: CardSpec,
     backend: Box<dyn CardBackend>,
-    /// The CUDA owner, for a card that uses NVIDIA's driver.
+    /// The owner process, for a card that uses NVIDIA's driver.
     cuda: Option<Arc<CudaCard>>,
 }
 
@@ -182,7 +182,7 @@ impl Daemon {
     /// Opens the cards and starts the virtual machines of a configuration. `override_store` saves all later changes.
     ///
     /// # Errors
-    /// If a card or a virtual machine is not available. Everything that was started so far is shut down.
+    /// If a card or a virtual machine is not available. In this case, everything that was already started is shut down.
     pub(crate) fn start(
         config: Config,
         opener: &dyn OpenCard,
@@ -302,7 +302,7 @@ impl Daemon {
     /// Saves changes in the file that outlives the daemon. Called after each change.
     ///
     /// # Errors
-    /// If the file cannot be written. The change is still in effect.
+    /// Returns an error if the file cannot be written. The change is in effect nevertheless.
     fn keep(&self) -> Result<(), DaemonError> {
         let mut override_store = self.override_store.lock();
         if self.state.lock().closing {
@@ -319,7 +319,7 @@ impl Daemon {
         let there = state.vms.iter().filter(|(_, entry)| matches!(entry.life, Life::Running(_)));
         let vms = there.map(|(name, entry)| (name.clone(), entry.spec.clone())).collect();
         let tenants = state.tenants.iter().filter(|(name, _)| !state.coming.contains(*name));
-        // Leased values end with a process, so they are not saved.
+        // Leased values end with a process, so do not save them.
         let without_lease = |spec: &TenantSpec| state.leases.get(&spec.name).map(|lease| lease.without(spec));
         let tenants =
             tenants.map(|(name, spec)| (name.clone(), without_lease(spec).unwrap_or_else(|| spec.clone()))).collect();
@@ -344,7 +344,7 @@ impl Daemon {
     /// Adds a virtual machine. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If it cannot be added; no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
     pub fn add(&self, spec: VmSpec) -> Result<api::Vm, DaemonError> {
         self.add_if(spec, None)
     }
@@ -445,7 +445,7 @@ impl Daemon {
     /// Returns the VMM connection of a virtual machine that a killed daemon served.
     fn revived(&self, name: &str, server: &EndpointServer, link: &Link) -> Option<SuspendedClient> {
         let left = self.sockets.left(name)?;
-        // A daemon of an earlier version has left no journal.
+        // A daemon of an earlier version left no journal.
         let remains = left.remains()?;
         let why = match remains.map_err(ParkError::from).and_then(|remains| server.revived(remains, link)) {
             Ok(parked) => {
@@ -461,7 +461,7 @@ impl Daemon {
     /// Removes a virtual machine: disconnects its VMM, removes the socket, frees its memory and channels.
     ///
     /// # Errors
-    /// If no virtual machine has the name, or it is already being removed.
+    /// Returns an error if no virtual machine has the name, or it is already being removed.
     pub fn remove(&self, name: &str) -> Result<(), DaemonError> {
         self.remove_if(name, None)
     }
@@ -482,7 +482,8 @@ impl Daemon {
 
     /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
-        // The removal discards the counts of kills, so log kills first. The daemon, not the remover, is their author.
+        // The removal discards the counts of kills, so log the kills first. Their author is the daemon, and not the
+        // operator that removes the virtual machine.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();
@@ -521,7 +522,7 @@ impl Daemon {
     /// Returns one virtual machine.
     ///
     /// # Errors
-    /// If no virtual machine has the name.
+    /// Returns an error if no virtual machine has the name.
     pub fn vm(&self, name: &str) -> Result<api::Vm, DaemonError> {
         let found = {
             let state = self.state.lock();
@@ -554,7 +555,7 @@ impl Daemon {
     /// Returns one card.
     ///
     /// # Errors
-    /// If no card has the name.
+    /// Returns an error if no card has the name.
     pub fn card(&self, name: &str) -> Result<api::Card, DaemonError> {
         let card = self.cards.get(name).ok_or_else(|| DaemonError::NoCard(name.to_owned()))?;
         Ok(self.show_card(card))
@@ -578,12 +579,12 @@ impl Daemon {
         let cuda = spec.kind == CardKind::Cuda;
         let reserved = if passthrough || cuda { 0 } else { spec.reserve_mib() };
         let shared = users.iter().filter(|vm| vm.cuda.is_none()).filter_map(|vm| vm.vram_mib);
-        // For a CUDA card, only guarantees count, because other memory of tenants is not reserved.
+        // For a CUDA card, count only guarantees, because other memory of tenants is not reserved.
         let of_vms = users.iter().filter(|vm| vm.cuda.is_some()).filter_map(|vm| vm.memory.guarantee_mib);
         let promised = tenants.iter().filter_map(|tenant| tenant.memory.guarantee_mib).chain(of_vms);
         let shared = shared.chain(promised).fold(0, u64::saturating_add);
         let assigned = if passthrough { spec.vram_mib } else { shared };
-        // Use the smaller of two bounds: the unassigned rest of the configured memory, and the card's free VRAM.
+        // Use the smaller of two bounds: the unassigned part of the configured memory, and the card's free VRAM.
         let left = spec.vram_mib.saturating_sub(reserved).saturating_sub(assigned);
         let [bar1_mib, bar3_mib] = status.apertures_mib.unwrap_or([spec.bar1_mib, spec.bar3_mib]);
         api::Card {
@@ -638,9 +639,9 @@ impl Drop for Daemon {
     }
 }
 
-/// Returns the bounds of the memory that a virtual machine may lend.
+/// Returns the limits of the memory that a virtual machine may lend.
 fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
-    // The card's owner enforces the quota, which may change. A passed-through card has no other user.
+    // The card's owner enforces the quota, which may change later. A passed-through card has no other user.
     let mapped_bytes = if vm.passthrough { memory::bytes(ram.quota_mib) } else { card_manager::iova::SHARED_BYTES };
     let mut limits =
         MemoryLimits { mapped_bytes, files: listening::descriptors::files_of_vm(), ..MemoryLimits::default() };
@@ -650,7 +651,7 @@ fn memory_limits(vm: &VmSpec, ram: &RamSpec) -> MemoryLimits {
     limits
 }
 
-/// Returns the reason why a VM may not take a tenant's name.
+/// Returns the reason why a VM may not have a name because a tenant has it.
 fn taken_by_tenant(state: &State, vm: &VmSpec) -> Option<check::Refusal> {
     let what = format!("`{}` is the name of a tenant, expected a new one", vm.name);
     let refusal = check::Refusal { kind: check::RefusalKind::Conflict, field: "name", what };

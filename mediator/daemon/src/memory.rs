@@ -1,4 +1,4 @@
-//! Memory of cards: reports its placement, and changes its settings while guests work.
+//! Memory of cards: reports the use of the memory, and changes its settings while guests work.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ impl Daemon {
     /// Returns the use of a card's memory.
     ///
     /// # Errors
-    /// If no card has the name, or a virtual machine uses the card in passthrough mode.
+    /// Returns an error if no card has the name, or a virtual machine uses the card in passthrough mode.
     pub fn memory(&self, card: &str) -> Result<api::CardMemory, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -70,8 +70,8 @@ impl Daemon {
     /// Changes how a card's memory is divided; keys that `patch` omits keep their values.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, the revision differs, or a setting is invalid. In these cases
-    /// nothing changes.
+    /// Returns an error if no card has the name, it is passed through, the revision differs, or a setting is invalid.
+    /// In these cases nothing changes.
     pub(crate) fn set_memory_if(
         &self,
         card: &str,
@@ -126,12 +126,13 @@ impl Daemon {
         Ok(())
     }
 
-    /// Checks that the card can satisfy the guarantees of its VMs after `changed` has replaced one of the VMs.
+    /// Checks that the card can satisfy the guarantees of its VMs after the settings of one VM are replaced by
+    /// `changed`.
     fn fits(&self, state: &State, card: &CardSpec, changed: Option<&VmSpec>) -> Result<(), DaemonError> {
         let specs: Vec<CardSpec> =
             self.specs.iter().map(|one| if one.name == card.name { card.clone() } else { one.clone() }).collect();
         let mut there: Vec<&VmSpec> = Vec::new();
-        // The changed VM is checked last: if the guarantees do not fit, the refusal names this VM.
+        // Check the changed VM last, so that the rejection names this VM if the guarantees do not fit.
         let others = state.vms.values().map(|entry| &entry.spec).filter(|vm| vm.card == card.name);
         let others = others.filter(|vm| changed.is_none_or(|changed| changed.name != vm.name));
         for vm in others.chain(changed) {
@@ -183,7 +184,7 @@ impl Daemon {
 
     /// Changes a virtual machine's settings for its card's memory. The caller must hold `tuning`.
     ///
-    /// The daemon's state is unlocked while memory moves for the change. Afterwards the checks run again. If a check
+    /// The daemon's state is unlocked while memory moves for the change. Afterwards, the checks run again. If a check
     /// fails, the virtual machine gets its previous settings back.
     pub(super) fn tune_vm_memory(
         &self,
@@ -359,7 +360,7 @@ impl AccessRecord {
     /// Ends the record.
     ///
     /// # Errors
-    /// If the virtual machine has left the card meanwhile.
+    /// Returns an error if the virtual machine has left the card in the meantime.
     pub fn end(mut self) -> Result<api::AccessProfile, DaemonError> {
         self.over = true;
         let mut state = self.host.lock();
@@ -382,7 +383,7 @@ impl AccessRecord {
 
 impl Drop for AccessRecord {
     fn drop(&mut self) {
-        // The client disconnected, so the record is discarded.
+        // The client has disconnected, so discard the record.
         if !self.over {
             self.host.lock().end_accesses(self.vm);
         }
@@ -417,7 +418,7 @@ pub(super) fn touch_limit(ram: &RamSpec) -> u64 {
     ram.touch_mib.map_or(u64::MAX, |mib| bytes(Some(mib)))
 }
 
-/// Returns the settings for a virtual machine's lent RAM, in the form for the card's owner.
+/// Returns the settings for a virtual machine's lent RAM, in the form that the card's owner expects.
 pub(super) fn ram_share(ram: &RamSpec) -> RamShare {
     RamShare { quota: bytes(ram.quota_mib), guarantee: bytes(ram.guarantee_mib) }
 }
@@ -440,8 +441,8 @@ impl Lent {
     }
 }
 
-/// Applies new `memory` settings of a card to the RAM that each of its virtual machines may lend. If one change fails,
-/// all amounts stay unchanged.
+/// Applies new `memory` settings of a card to the RAM that each of its virtual machines may lend. If one of the changes
+/// fails, all amounts stay unchanged.
 fn set_rams(state: &State, card: &Card, memory: &CardMemory) -> Result<Lent, DaemonError> {
     let mut lent = Lent { host: card.backend.mediated(), shares: Vec::new() };
     let users: Vec<_> = state.vms.values().filter(|entry| entry.spec.card == card.spec.name).collect();

@@ -2,7 +2,7 @@
 //!
 //! The virtual machine is created on the other card, and its memory is evicted from the current card, while its guest
 //! works. Then its VMM waits: `vgpu` copies the guest's state, and the connection continues with the device on the
-//! other card. If anything fails before that, the virtual machine resumes on its current card.
+//! other card. If an error occurs before that, the virtual machine resumes on its current card.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,9 +18,9 @@ use super::{Card, Daemon, DaemonError, Life, memory};
 /// Time limit for quiescing a virtual machine's VMM connection.
 // TIMEOUT: covers an incomplete request, or a write that waits up to a second for memory.
 pub(super) const REST_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for the work to leave the engines. Work that remains is then treated as hung.
+/// Time limit for the VM's work to leave the engines. Work that is still running is then treated as hung.
 // TIMEOUT: twice the limit of an upgrade, because only this VM waits. Compute work either ends within milliseconds, or
-// takes longer than guests' drivers wait.
+// takes longer than the drivers of guests wait.
 pub(super) const STILL_LIMIT: Duration = Duration::from_secs(2);
 /// Size of a MiB in bytes.
 pub(super) const MIB: u64 = 1 << 20;
@@ -127,7 +127,7 @@ impl Daemon {
                 tracing::error!(vm = name, %error, "the card keeps resources of a VM whose move failed");
             }
         };
-        // This step is slow, and the guest works meanwhile.
+        // This step is slow, and the guest continues to work.
         if let Err(error) = awaiting.vm.await_arrival() {
             given_up(awaiting);
             return Err(no(&error));

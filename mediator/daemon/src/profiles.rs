@@ -1,4 +1,4 @@
-//! Profiles: expands tables that name a profile, and counts how many further users of each profile fit on the cards.
+//! Profiles: expands tables that name a profile, and computes how many further users of each profile fit on the cards.
 
 use serde_json::{Map, Value};
 
@@ -10,7 +10,7 @@ impl Daemon {
     /// Returns a table with the keys of its profile added.
     ///
     /// # Errors
-    /// If the named profile does not exist.
+    /// Returns an error if the named profile does not exist.
     pub(super) fn expanded(&self, table: &Map<String, Value>, of: Of) -> Result<Map<String, Value>, String> {
         expanded(table, &self.profiles, of)
     }
@@ -18,7 +18,7 @@ impl Daemon {
     /// Returns the virtual machine that the body of a request describes.
     ///
     /// # Errors
-    /// If a key is invalid; the error names the key.
+    /// Returns an error if a key is invalid; the error names the key.
     pub(super) fn described_vm(&self, table: &Map<String, Value>) -> Result<VmSpec, String> {
         VmSpec::from_table(&self.expanded(table, Of::Vm)?)
     }
@@ -26,7 +26,7 @@ impl Daemon {
     /// Returns the tenant that the body of a request describes.
     ///
     /// # Errors
-    /// If a key is invalid; the error names the key.
+    /// Returns an error if a key is invalid; the error names the key.
     pub(super) fn described_tenant(&self, table: &Map<String, Value>) -> Result<TenantSpec, String> {
         TenantSpec::from_table(&self.expanded(table, Of::Tenant)?)
     }
@@ -51,14 +51,14 @@ impl Daemon {
     /// Returns one profile.
     ///
     /// # Errors
-    /// If no profile has this name.
+    /// Returns an error if no profile has this name.
     pub fn profile(&self, name: &str) -> Result<api::Profile, DaemonError> {
         let mut all = self.profiles().into_iter();
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Counts further users of a profile: adds users to a copy of the state until every card refuses one. The count is
-    /// limited to the maximum number of users that a daemon supports.
+    /// Computes the number of further users of a profile: adds users to a copy of the state until every card rejects
+    /// one. The number is limited to the maximum number of users that a daemon supports.
     fn capacity(
         &self,
         profile: &ProfileSpec,

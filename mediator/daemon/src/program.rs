@@ -24,7 +24,7 @@ use listening::account;
 /// Runs the program to its end.
 #[must_use]
 pub fn run(arguments: Arguments) -> ExitCode {
-    // Read the path before a package upgrade, because afterwards it names the next version.
+    // Read the path now, because after an upgrade of the package it names the next version.
     let program = std::env::current_exe();
     let sockets = if arguments.takeover { Ok(Sockets::default()) } else { listening::take().map(Sockets::new) };
     let config = match Config::load(&arguments.config) {
@@ -70,7 +70,7 @@ fn begin(
     logging::init(&config.daemon.log, config.daemon.log_format)?;
     folders::check(&config.daemon.socket_dir).map_err(anyhow::Error::msg)?;
     descriptors::raise_limit();
-    // The admin socket is opened first, so that a second daemon fails here, before it touches a card.
+    // Open the admin socket first, so that a second daemon fails here, before it touches a card.
     let admin = Admin::open(&config.daemon, &sockets)?;
     let (config, override_store) = OverrideStore::open(config, ignore_state)?;
     for name in sockets.units().filter(|name| config.vms.iter().all(|vm| vm.name != **name)) {
@@ -84,7 +84,7 @@ fn begin(
 
 /// Starts a daemon that takes over from another daemon.
 fn go_on(config: Config, program: std::io::Result<PathBuf>, path: PathBuf) -> anyhow::Result<()> {
-    // All steps that can fail happen before a VM waits.
+    // All steps that can fail happen before a VM has to wait.
     if let Err(error) = logging::init(&config.daemon.log, config.daemon.log_format) {
         Successor::decline(&error.to_string());
         return Err(error.into());
@@ -132,7 +132,7 @@ impl Admin {
         Ok(Self { listeners: Listeners { admin, read_only, page }, paths: [path, read_path.flatten()] })
     }
 
-    /// Duplicates each socket whose path belongs to this daemon, with its name in the package for another daemon.
+    /// Duplicates each socket whose path belongs to this daemon, with its name in the package for the next daemon.
     fn copies(&self) -> std::io::Result<Vec<(&'static str, UnixListener)>> {
         let all = [Some(&self.listeners.admin), self.listeners.read_only.as_ref()];
         let names = [STORED_ADMIN, STORED_READ_ONLY];
@@ -169,7 +169,7 @@ fn serve(daemon: &Arc<Daemon>, admin: Admin, program: std::io::Result<PathBuf>, 
         .build()
         .context("the admin API cannot be started")?;
     runtime.block_on(serving::serve(daemon, listeners))?;
-    // Do not wait for running requests: from here on, the daemon refuses changes.
+    // Do not wait for running requests, because from here on the daemon rejects changes.
     runtime.shutdown_background();
     daemon.shut_down();
     logging::tell_suppressed();

@@ -1,7 +1,7 @@
 //! Automatic moves of virtual machines from full cards to empty ones.
 //!
-//! The crate [`rebalance`] decides which virtual machines move, and when. This module passes it the state of the cards,
-//! and executes its moves in the same way as an operator's moves.
+//! The crate [`rebalance`] decides which virtual machines move, and when. This module reports the state of the cards to
+//! that crate, and executes its moves like an operator's moves.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::{Daemon, HISTORY_MS};
 use config::RebalanceSpec;
 
-/// Returns the part of each engine's time that is used, as reported by the card's scheduler.
+/// Returns the used part of each engine's time, as reported by the card's scheduler.
 fn busy<T>(engines: &BTreeMap<Engine, T>, part: impl Fn(&T) -> u32) -> Busy {
     let mut busy = Busy::default();
     for (engine, of) in engines {
@@ -33,7 +33,7 @@ impl Daemon {
         if let Err(error) = self.move_for(&vm, Some(&to), None, &why) {
             tracing::warn!(vm, to, why, %error, "an automatic move of the VM failed");
         }
-        // A virtual machine that cannot move is not retried in every round.
+        // Do not retry a virtual machine that cannot move in every round.
         rebalancer.rests(vm, began.elapsed());
     }
 
@@ -77,7 +77,7 @@ pub(super) async fn run(daemon: Arc<Daemon>, spec: RebalanceSpec) {
     let (mut rebalancer, began) = (Rebalancer::new(spec), Instant::now());
     let window_ms = spec.every_s.saturating_mul(1000).min(HISTORY_MS);
     let mut turns = interval(Duration::from_secs(spec.every_s.max(1)));
-    // A move may take longer than a round: missed rounds are skipped.
+    // A move may take longer than a round; skip the rounds that were missed.
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     turns.tick().await;
     loop {

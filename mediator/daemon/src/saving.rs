@@ -1,9 +1,9 @@
 //! Saves a virtual machine's vGPU as a stream of bytes, and restores it from such a stream.
 //!
-//! The daemon exchanges the stream in chunks with a client of the admin API through an unnamed file, so that neither
-//! the VM nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored vGPU is
-//! created on the same card as the current vGPU, and replaces it once the whole stream has been read and checked. On
-//! any failure, the virtual machine continues unchanged.
+//! The daemon exchanges the stream with a client of the admin API through an unnamed file and in chunks, so that
+//! neither the VM nor other changes wait for the client. The VMM waits while its VM is saved to that file. A restored
+//! vGPU is created on the same card as the current vGPU, and replaces it once the whole stream has been read and
+//! checked. On any failure, the virtual machine continues unchanged.
 
 use std::time::Instant;
 
@@ -16,16 +16,16 @@ use super::backend::{Awaiting, Built};
 use super::moving::{MIB, Plan, REST_LIMIT, STILL_LIMIT};
 use super::{Daemon, DaemonError};
 
-/// The overhead of a stream for the memory is at most the VM's memory size divided by this number.
+/// The overhead of a stream for the memory is at most the size of the VM's memory divided by this number.
 const SPOOL_PART: u64 = 64;
-/// Maximum size of a stream in bytes, without the memory. Saved page tables and all channels need less.
+/// Maximum size of a stream in bytes, without the memory. Saved page tables and the state of all channels need less.
 const SPOOL_HEAD: u64 = 256 * MIB;
 
 impl Daemon {
     /// Saves a virtual machine's vGPU, and passes the bytes to `out` in order.
     ///
     /// # Errors
-    /// If the vGPU cannot be saved, or `out` fails. The virtual machine continues in both cases.
+    /// Returns an error if the vGPU cannot be saved, or `out` fails. In both cases, the virtual machine continues.
     pub(crate) fn save_vm(
         &self,
         name: &str,
@@ -45,7 +45,7 @@ impl Daemon {
         card.into_iter().for_each(|card| self.events.add(NewEvent::vm(kind, name, &*text).on(&card)));
     }
 
-    /// Saves a virtual machine's vGPU. Returns the size of its memory in MiB.
+    /// Saves a virtual machine's vGPU. Returns the size of the virtual machine's memory in MiB.
     fn save_to(&self, name: &str, mut out: impl FnMut(Vec<u8>) -> Result<(), String>) -> Result<u64, DaemonError> {
         let no = |why: &dyn std::fmt::Display| DaemonError::NotSaved { vm: name.to_owned(), why: why.to_string() };
         let (mut spooled, mib) = {
@@ -99,8 +99,8 @@ impl Daemon {
     /// Restores a virtual machine's vGPU from bytes that `next` returns in order, with an empty part at the end.
     ///
     /// # Errors
-    /// If the bytes do not describe a virtual machine that can resume on this card, or `next` fails. The virtual
-    /// machine then continues unchanged.
+    /// Returns an error if the bytes do not describe a virtual machine that can resume on this card, or `next` fails.
+    /// In this case, the virtual machine continues unchanged.
     pub(crate) fn restore_vm(
         &self,
         name: &str,
@@ -166,7 +166,7 @@ impl Daemon {
                 coming.feed(&bytes).map_err(|error| no(&error))?;
             }
         })();
-        // The stream is complete: from here on the VMM waits.
+        // The stream is complete. From here on, the VMM waits.
         let paused = Instant::now();
         let taken = come.and_then(|coming| {
             running.park();

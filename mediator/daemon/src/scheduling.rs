@@ -27,20 +27,20 @@ pub(crate) const HISTORY_MS: u64 = INTERVAL_MS * History::MAX_INTERVALS as u64;
 pub(crate) const RECORD_BYTES: usize = 32 << 20;
 /// Maximum size in bytes of a recording of a CUDA card, which its owner sends as one message: about 50,000 events.
 const CUDA_RECORD_BYTES: usize = 8 << 20;
-/// Text of an operator's release from quarantine.
+/// Text of the event for a release from quarantine by an operator.
 pub(super) const RELEASED: &str = "released from quarantine, and its strikes are cleared";
-/// Default window over which received shares are measured, in ms.
+/// Default length of the window over which shares are measured, in ms.
 pub(crate) const WINDOW_MS: u64 = 1000;
 
 impl Daemon {
-    /// Returns how a card's time is shared, with the parts received in the last `window_ms` complete milliseconds. The
-    /// window is rounded up to whole intervals of the history.
+    /// Returns how a card's time is shared, with the parts received in the last `window_ms` milliseconds that are
+    /// complete. The window is rounded up to whole intervals of the history.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or the window is out of bounds.
+    /// Returns an error if no card has the name, it is passed through, or the window is out of bounds.
     pub fn scheduler(&self, card: &str, window_ms: u64) -> Result<api::CardScheduler, DaemonError> {
         let window_ms = within("window_ms", window_ms)?;
-        // The current interval is incomplete and not included.
+        // The current interval is incomplete, so exclude it.
         let CardTime { settings, view, names, overdue, killed } =
             self.card_time(card, window_ms * MS + History::INTERVAL_NS)?;
         let mut shown = card_views::scheduler(card, settings, window_ms, &view, &names);
@@ -56,7 +56,7 @@ impl Daemon {
     /// Returns how the time of all cards with a scheduler is shared.
     ///
     /// # Errors
-    /// If the window is out of bounds.
+    /// Returns an error if the window is out of bounds.
     pub fn schedulers(&self, window_ms: u64) -> Result<Vec<api::CardScheduler>, DaemonError> {
         let shown = self.cards.keys().map(|card| self.scheduler(card, window_ms));
         shown
@@ -66,11 +66,11 @@ impl Daemon {
             .collect()
     }
 
-    /// Changes settings of a card's scheduler; keys that `patch` omits keep their values. Waiting and running work
+    /// Changes settings of a card's scheduler; keys that `patch` omits keep their values. Queued and running work
     /// continues.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
+    /// Fails if no card has the name, it is passed through, or a setting is invalid; in these cases nothing changes.
     pub fn set_scheduler(&self, card: &str, patch: &Map<String, Value>) -> Result<api::CardScheduler, DaemonError> {
         self.set_scheduler_if(card, patch, None)
     }
@@ -123,7 +123,7 @@ impl Daemon {
     /// Returns the card time that a card's virtual machines used in the last `since_ms` milliseconds.
     ///
     /// # Errors
-    /// If no card has the name, it is passed through, or `since_ms` is out of bounds.
+    /// Returns an error if no card has the name, it is passed through, or `since_ms` is out of bounds.
     pub(crate) fn scheduler_history(&self, card: &str, since_ms: u64) -> Result<api::SchedulerHistory, DaemonError> {
         let since_ms = within("since_ms", since_ms)?;
         let CardTime { view, names, .. } = self.card_time(card, since_ms * MS)?;
@@ -134,7 +134,7 @@ impl Daemon {
     /// [ended](SchedulerRecord::end) or dropped, or reaches the size [`RECORD_BYTES`].
     ///
     /// # Errors
-    /// If no card has the name, it is passed through or unused, or a record of it is already running.
+    /// Returns an error if no card has the name, it is passed through or unused, or a record of it is already running.
     pub(crate) fn record_scheduler(self: &Arc<Self>, card: &str) -> Result<SchedulerRecord, DaemonError> {
         if let Some(cuda) = self.known(card)?.cuda.as_deref() {
             match cuda.change()?.ask(&format!("card `{card}`"), Request::Record(CUDA_RECORD_BYTES)) {
@@ -154,7 +154,7 @@ impl Daemon {
     /// Returns a virtual machine's settings for its card's time.
     ///
     /// # Errors
-    /// If no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
+    /// Fails if no virtual machine has the name, it is being created or removed, or uses its card in passthrough mode.
     pub fn vm_time(&self, name: &str) -> Result<api::VmTime, DaemonError> {
         if self.is_tenant(name) {
             return self.tenant_spec(name).map(|tenant| tenant.time.params(None).into());
@@ -257,7 +257,7 @@ impl Daemon {
         self.cards.get(card).ok_or_else(|| DaemonError::NoCard(card.to_owned()))
     }
 
-    /// Returns the division of a card's time, including at least the uses of the last `recent_ns` nanoseconds.
+    /// Returns the division of a card's time. Includes at least the use in the last `recent_ns` nanoseconds.
     fn card_time(&self, card: &str, recent_ns: u64) -> Result<CardTime, DaemonError> {
         let known = self.known(card)?;
         if let Some(cuda) = known.cuda.as_deref() {
@@ -310,7 +310,7 @@ impl SchedulerRecord {
     /// Ends the record and returns lines of JSON, in the format of [`sched::trace`].
     ///
     /// # Errors
-    /// If the card was handed over meanwhile.
+    /// Returns an error if the card was handed over in the meantime.
     pub fn end(mut self) -> Result<Vec<u8>, DaemonError> {
         self.over = true;
         self.daemon.end_record(&self.card)
@@ -335,7 +335,7 @@ impl Drop for SchedulerRecord {
         if self.over {
             return;
         }
-        // The client has disconnected, so the record is discarded. The owner of a CUDA card may respond slowly.
+        // The client has disconnected, so discard the record. The owner of a CUDA card may respond slowly.
         let (daemon, card) = (Arc::clone(&self.daemon), self.card.clone());
         // If no thread can be created, the recording ends when it is full.
         let _ = std::thread::Builder::new().spawn(move || drop(daemon.end_record(&card)));

@@ -1,4 +1,4 @@
-//! Runs a daemon from readiness to its end: serves the admin API, and notifies the service manager.
+//! Runs a daemon from the time at which it is ready to its end: serves the admin API, and notifies the service manager.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::{Daemon, leases, rebalancing};
 /// Serves the admin API until a signal arrives, or all cards have failed.
 ///
 /// # Errors
-/// If the API cannot be served, or all cards have failed. A new daemon then initializes the cards again.
+/// Fails if the API cannot be served, or all cards have failed. A new daemon would then initialize the cards again.
 pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("SIGTERM cannot be awaited")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("SIGINT cannot be awaited")?;
@@ -58,7 +58,7 @@ pub async fn serve(daemon: &Arc<Daemon>, listeners: Listeners) -> anyhow::Result
     Ok(())
 }
 
-/// Interval at which the daemon compares states to find events.
+/// Interval at which the daemon compares its state with the previous state to find events.
 const OBSERVE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Finds events by comparing the daemon's state with its previous state, until the runtime ends.
@@ -69,7 +69,7 @@ pub(crate) async fn observe(daemon: Arc<Daemon>) {
         turns.tick().await;
         let daemon = Arc::clone(&daemon);
         let round = tokio::task::spawn_blocking(move || {
-            // If the cards belong to another daemon, this daemon has no state of them.
+            // If the cards belong to another daemon, this daemon has no state of the cards.
             if !daemon.line.is_gone() {
                 daemon.observe();
                 daemon.events.tick();

@@ -1,4 +1,4 @@
-//! The operator's view of a virtual machine.
+//! The status of a virtual machine as shown to operators.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

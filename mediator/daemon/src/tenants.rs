@@ -21,12 +21,11 @@ use config::{CardSpec, OnRemove, TenantSpec};
 use events::{NewEvent, changed};
 use listening::folders;
 use overrides::Tuning;
-use owner_process::requests;
 
 /// Window over which used card time is measured, in ns.
 const WINDOW_NS: u64 = 1_000_000_000;
 /// Time limit for a removed tenant's processes to end.
-// TIMEOUT: a killed process ends at once, unless the driver prevents it. The operator is notified in that case.
+// TIMEOUT: a killed process ends at once, unless the driver prevents it. If it is exceeded, the operator is notified.
 const LEAVING: Duration = Duration::from_secs(10);
 /// Interval at which the processes are checked.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -44,7 +43,7 @@ impl Drop for ChangingCards<'_> {
 }
 
 impl State {
-    /// Returns all reasons to refuse a tenant, given all other tenants.
+    /// Returns all reasons to reject a tenant, given all other tenants.
     fn refusals(&self, spec: &TenantSpec, daemon: &Daemon) -> Vec<Refusal> {
         // A VM on a CUDA card is a tenant under its own name.
         let is_it = |name: &str| name == spec.name && self.cuda_vm(name).is_some();
@@ -60,22 +59,27 @@ impl State {
         self.vms.values().filter(|entry| entry.spec.cuda.is_some()).map(|entry| entry.spec.as_tenant())
     }
 
+    /// Returns the host memory in MiB that windows of VMs on a card need.
+    fn windows_mib(&self, card: &str) -> u64 {
+        config::windows_mib(card, self.vms.values().map(|entry| &entry.spec))
+    }
+
     /// Returns a running VM on a CUDA card, as a tenant of this card.
     fn cuda_vm(&self, name: &str) -> Option<TenantSpec> {
         let entry = self.vms.get(name).filter(|entry| matches!(entry.life, Life::Running(_)))?;
         entry.spec.cuda.is_some().then(|| entry.spec.as_tenant())
     }
 
-    /// Returns a tenant of a CUDA card, which may be a VM.
+    /// Returns a tenant of a CUDA card; the tenant may be a VM.
     fn tenant(&self, name: &str) -> Option<TenantSpec> {
         self.tenants.get(name).cloned().or_else(|| self.cuda_vm(name))
     }
 
-    /// Stores the changed settings of a tenant or a VM. Returns true if it is a VM.
+    /// Stores the changed settings of a tenant or a VM. Returns true if the settings are those of a VM.
     fn store_tenant(&mut self, spec: TenantSpec) -> bool {
         match self.vms.get_mut(&spec.name) {
             Some(Entry { spec: vm, .. }) => {
-                (vm.memory, vm.time) = (spec.memory, spec.time);
+                (vm.vram_mib, vm.memory, vm.time) = (Some(spec.vram_mib), spec.memory, spec.time);
                 true
             }
             None => {
@@ -85,7 +89,7 @@ impl State {
         }
     }
 
-    /// Assigns a tenant that names no card to the card with the most free memory.
+    /// Assigns a card to a tenant that names no card: the card with the most free memory.
     fn placed(&self, spec: TenantSpec, cards: &[CardSpec]) -> TenantSpec {
         let vms: Vec<&str> = self.vms.keys().map(String::as_str).collect();
         let others: Vec<&TenantSpec> = self.tenants.values().filter(|other| other.name != spec.name).collect();
@@ -97,7 +101,7 @@ impl Daemon {
     /// Adds the tenants of a configuration to the owners of their cards.
     ///
     /// # Errors
-    /// If one of them is refused.
+    /// Returns an error if one of the tenants is rejected.
     pub(super) fn start_tenants(&self, tenants: Vec<TenantSpec>) -> Result<(), DaemonError> {
         for spec in tenants {
             self.put_tenant(spec, None, Arrival::Configured)?;
@@ -130,23 +134,29 @@ impl Daemon {
         for card in specs.iter().flat_map(TenantSpec::card_names) {
             seen.entry(card).or_insert_with(|| self.cuda(card).and_then(CudaCard::seen).ok());
         }
-        let shown = specs.iter().map(|spec| {
-            let of_card = |card: &str| seen.get(card).and_then(Option::as_deref);
-            card_views::tenant(spec, &self.spec.socket_dir, of_card, WINDOW_NS)
-        });
+        let shown = specs.iter().map(|spec| self.shown(spec, |card| seen.get(card).and_then(Option::as_deref)));
         shown.collect()
+    }
+
+    /// Returns a tenant with its programs; those of a VM with their names and process IDs in the guest.
+    fn shown<'a>(&self, spec: &TenantSpec, seen_on: impl Fn(&str) -> Option<&'a Seen>) -> api::Tenant {
+        let mut tenant = card_views::tenant(spec, &self.spec.socket_dir, seen_on, WINDOW_NS);
+        let vm = self.state.lock().vms.get(&spec.name).and_then(|entry| entry.life.running().cloned());
+        if let Some(vm) = vm {
+            card_views::add_guest_programs(&mut tenant, &vm.backend.status().programs);
+        }
+        tenant
     }
 
     /// Returns one tenant.
     ///
     /// # Errors
-    /// If no tenant has the name.
+    /// Returns an error if no tenant has the name.
     pub fn tenant(&self, name: &str) -> Result<api::Tenant, DaemonError> {
         let spec = self.tenant_spec(name)?;
         let seen = |card: &str| self.cuda(card).and_then(CudaCard::seen).ok();
         let seen: BTreeMap<&str, _> = spec.card_names().into_iter().map(|card| (card, seen(card))).collect();
-        let of_card = |card: &str| seen.get(card).and_then(Option::as_deref);
-        Ok(card_views::tenant(&spec, &self.spec.socket_dir, of_card, WINDOW_NS))
+        Ok(self.shown(&spec, |card| seen.get(card).and_then(Option::as_deref)))
     }
 
     pub(super) fn tenant_spec(&self, name: &str) -> Result<TenantSpec, DaemonError> {
@@ -213,7 +223,7 @@ impl Daemon {
         let mut any_new = false;
         for name in spec.card_names().into_iter().skip(1) {
             let card = self.cuda(name)?;
-            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir)?;
+            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir, None)?;
             let (_, is_new) = card.add(card.change()?, &format!("tenant `{}`", spec.name), told)?;
             any_new |= is_new;
         }
@@ -237,7 +247,7 @@ impl Daemon {
         let of = format!("tenant `{}`", spec.name);
         let change = |spec: &TenantSpec, name: &str| {
             let card = self.cuda(name)?;
-            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir)?;
+            let told = cuda::tenant(spec, card.spec(), &self.spec.socket_dir, None)?;
             card.promise(card.change()?, &of, &Request::Change(told)).map(drop)
         };
         for (at, name) in spec.cards.iter().enumerate().skip(1) {
@@ -256,7 +266,7 @@ impl Daemon {
     /// Adds a tenant if the revision is still `expected`. Its socket exists when this function returns.
     ///
     /// # Errors
-    /// If it cannot be added; no part of it remains.
+    /// Returns an error if the virtual machine cannot be added; in this case, no part of it remains.
     pub(crate) fn add_tenant_if(&self, spec: TenantSpec, expected: Option<&str>) -> Result<api::Tenant, DaemonError> {
         let name = spec.name.clone();
         self.put_tenant(spec, expected, Arrival::New)?;
@@ -271,7 +281,7 @@ impl Daemon {
         expected: Option<&str>,
         arrival: Arrival,
     ) -> Result<(), DaemonError> {
-        // Choose a card before waiting for its change lock, and check again while holding the lock.
+        // Choose a card before waiting for the right to change it, and check again afterwards.
         let spec = {
             let state = self.state.lock();
             state.placed(spec, &state.marked(&self.specs))
@@ -280,7 +290,7 @@ impl Daemon {
         let Ok(card) = self.cuda(spec.first_card()) else {
             return Err(refused(self.state.lock().refusals(&spec, self)));
         };
-        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir)?;
+        let told = cuda::tenant(&spec, card.spec(), &self.spec.socket_dir, None)?;
         let turn = card.change()?;
         {
             let mut state = self.state.lock();
@@ -336,7 +346,7 @@ impl Daemon {
     /// socket, and frees its memory.
     ///
     /// # Errors
-    /// If no tenant has the name, its card's owner does not respond, or its programs do not end.
+    /// Returns an error if no tenant has the name, its card's owner does not respond, or its programs do not end.
     pub(crate) fn remove_tenant_if(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         let done = self.take_tenant(name, expected);
         if matches!(done, Ok(()) | Err(DaemonError::Lingering { .. })) {
@@ -385,11 +395,11 @@ impl Daemon {
         if left.is_empty() { Ok(()) } else { Err(DaemonError::Lingering { tenant: name.to_owned(), pids: left }) }
     }
 
-    /// Changes a tenant's settings for its card, from now on; keys that the patch omits keep their values.
+    /// Changes a tenant's settings for its card; keys that the patch omits keep their values.
     ///
     /// # Errors
-    /// If no tenant has the name, the revision is not `expected`, its card's owner does not respond, or a setting is
-    /// invalid. In these cases nothing changes.
+    /// Returns an error if no tenant has the name, the revision is not `expected`, its card's owner does not respond,
+    /// or a setting is invalid. In these cases nothing changes.
     pub(crate) fn set_tenant_if(
         &self,
         name: &str,
@@ -415,9 +425,12 @@ impl Daemon {
         let of = format!("tenant `{name}`");
         let wrong = |what| DaemonError::Setting { of: of.clone(), what };
         let begin = Instant::now();
-        let other = patch.keys().find(|key| !["memory", "time"].contains(&key.as_str()));
-        if let Some(key) = other.filter(|_| self.state.lock().cuda_vm(name).is_some()) {
-            return Err(wrong(format!("{key}: a VM has no such key, expected keys of `memory` or `time`")));
+        let function = self.state.lock().vms.get(name).and_then(|entry| entry.spec.cuda);
+        let other = patch.keys().find(|key| !["memory", "time", "vram_mib"].contains(&key.as_str()));
+        if let Some(key) = other.filter(|_| function.is_some()) {
+            return Err(wrong(format!(
+                "{key}: a VM has no such key, expected `vram_mib`, or keys of `memory` or `time`"
+            )));
         }
         let (now, spec, turn) = loop {
             let (now, turn) = self.tenant_turn(name)?;
@@ -430,11 +443,11 @@ impl Daemon {
                     return Err(DaemonError::TenantRefused { tenant: name.to_owned(), refusals });
                 }
             }
-            let told = cuda::tenant(&spec, self.cuda(spec.first_card())?.spec(), &self.spec.socket_dir)?;
+            let told = cuda::tenant(&spec, self.cuda(spec.first_card())?.spec(), &self.spec.socket_dir, function)?;
             if turn.moved(&of, &Request::Change(told), begin)? {
                 break (now, spec, turn);
             }
-            // The card, and this tenant, may change meanwhile.
+            // The card and this tenant may change in the meantime.
             drop(turn);
             locks::sleep(owner_process::GUARANTEE_RETRY_INTERVAL);
         };
@@ -448,7 +461,8 @@ impl Daemon {
             }
         };
         self.change_on_others(&spec, &now)?;
-        tracing::info!(tenant = name, memory = ?spec.memory, time = ?spec.time, "the tenant's part of the card has changed");
+        let TenantSpec { vram_mib, memory, time, .. } = &spec;
+        tracing::info!(tenant = name, vram_mib, ?memory, ?time, "the tenant's part of the card has changed");
         let (card, what) = (spec.first_card().to_owned(), changed(patch) + why);
         let mut state = self.state.lock();
         let is_vm = state.store_tenant(spec);
@@ -471,7 +485,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Changes how a CUDA card is shared, from now on. Keys that the patches omit keep their values.
+    /// Changes how a CUDA card is shared. Keys that the patches omit keep their values.
     pub(super) fn tune_cuda(
         &self,
         card: &CudaCard,
@@ -502,7 +516,12 @@ impl Daemon {
         if tuning.memory.host_mib > spec.memory.host_mib {
             return Err(wrong(super::memory::more_host_memory(tuning.memory.host_mib, spec.memory.host_mib)));
         }
-        turn.ask(&of, Request::Tune(Box::new(requests::rules(spec, &tuning))))?;
+        let windows = self.state.lock().windows_mib(&spec.name);
+        if tuning.memory.host_mib < windows {
+            let what = format!("{} MiB, expected at least {windows} for windows of VMs", tuning.memory.host_mib);
+            return Err(wrong(format!("memory.host_mib: {what}")));
+        }
+        turn.ask(&of, Request::Tune(Box::new(owner_settings::rules(spec, &tuning))))?;
         tracing::info!(card = spec.name, ?tuning, "the sharing of the CUDA card has changed");
         let patches = [("scheduler", scheduler), ("memory", memory)].into_iter().filter(|(_, patch)| !patch.is_empty());
         let patch = patches.map(|(table, patch)| (table.to_owned(), Value::Object(patch.clone()))).collect();
@@ -518,9 +537,15 @@ impl Daemon {
     /// Returns the tenants' memory on a CUDA card.
     pub(super) fn cuda_memory(&self, card: &CudaCard) -> Result<api::CardMemory, DaemonError> {
         let (spec, seen) = (card.spec(), card.seen()?);
-        let tuning = self.state.lock().tuning(spec);
+        let (tuning, windows) = {
+            let state = self.state.lock();
+            (state.tuning(spec), state.windows_mib(&spec.name) << 20)
+        };
         let specs = self.tenant_specs(Some(&spec.name)).into_iter();
         let known = |tenant: TenantSpec| Some((seen.tenant(&tenant.name)?.0, (tenant.name, tenant.memory)));
-        Ok(card_views::memory(spec, tuning.memory, Some(&seen.card.memory), &specs.filter_map(known).collect()))
+        let names = specs.filter_map(known).collect();
+        let memory = card_views::memory(spec, tuning.memory, Some(&seen.card.memory), &names);
+        let host_used_bytes = memory.host_used_bytes.saturating_add(windows);
+        Ok(api::CardMemory { host_used_bytes, windows_bytes: windows, ..memory })
     }
 }

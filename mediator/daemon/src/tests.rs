@@ -1,4 +1,4 @@
-//! The daemon's core over real sockets, with a card that serves plain memory.
+//! Tests the daemon's core over real sockets, with a card that serves plain memory.
 
 use super::fixture::{BAR0, CHECK, FakeOpener, Fixture, PANIC, Released, config, eventually, start};
 use super::*;

@@ -1,11 +1,11 @@
-//! One daemon takes over the cards, virtual machines and sockets of another daemon while they work.
+//! Upgrades: a daemon takes over the cards, virtual machines and sockets of another daemon while they work.
 //!
 //! The running daemon starts the next program with one end of a socket as its standard input, and hands its state over
-//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the running
-//! daemon's side, and `receiver` is the next daemon's side. `cuda` contains both sides for cards with an owner process.
-//! If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes. `roster`
-//! contains the state that cards and virtual machines do not serialize themselves. At `points`, tests kill one of the
-//! two daemons.
+//! with the crate `handover` ([decision 128](../../../../docs/decisions/128-upgrades.md)). `sender` is the side of the
+//! running daemon, and `receiver` is the side of the next daemon. `cuda` contains both sides for cards with an owner
+//! process. If anything fails before the next daemon reports that it has rebuilt its state, the first daemon resumes.
+//! `roster` contains the state that cards and virtual machines do not serialize themselves. At the points in `points`,
+//! tests kill one of the two daemons.
 
 use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ mod sender;
 
 use roster::{CudaPart, EventsPart, Roster};
 
-/// Time limit for the next program to introduce itself and read its configuration; no VM waits meanwhile.
+/// Time limit for the next program to introduce itself and to read its configuration; no VM waits during this time.
 // TIMEOUT: a busy host starts a program within seconds.
 const MEET_LIMIT: Duration = Duration::from_secs(20);
 /// Time limit for the next daemon to rebuild everything while virtual machines wait; otherwise the upgrade is canceled.
@@ -38,15 +38,15 @@ const MEET_LIMIT: Duration = Duration::from_secs(20);
 const PAUSE_LIMIT: Duration = Duration::from_secs(4);
 /// Time limit for a channel to leave its engine; a channel that stays counts as hung.
 const STILL_LIMIT: Duration = Duration::from_secs(1);
-/// Time limit for the next daemon to receive the state, and the message that it owns the state. The other daemon has
-/// shorter limits, and its end is detected immediately. If this daemon gave up while the other daemon is only slow, no
-/// daemon would own the state.
+/// Time limit for the next daemon to wait for the state, and for the message that it owns the state. The other daemon
+/// has shorter limits, and its end is detected immediately. If this daemon gave up while the other daemon is only slow,
+/// no daemon would own the state.
 // TIMEOUT: longer than any other wait.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// Prefix of the names of descriptors: listening sockets, by their names in the service manager's store.
+/// Prefix of the descriptors of listening sockets, which have the same names as in the service manager's store.
 const SOCKET: &str = "socket:";
-/// Prefix of the names of sockets from the service manager's units.
+/// Prefix of the descriptors of sockets from the service manager's units.
 const UNIT: &str = "unit:";
 /// Prefix of the descriptor of a card's memory.
 const VRAM: &str = "vram:";
@@ -66,7 +66,7 @@ const STATE_LOCK: &str = "state-lock";
 /// Parameters with which this daemon starts the next daemon.
 #[derive(Debug)]
 pub(crate) struct UpgradeChain {
-    /// This daemon's executable; after an upgrade of the package, the next version's executable.
+    /// Path of this daemon's executable; after an upgrade of the package, this is the executable of the next version.
     pub program: PathBuf,
     /// The configuration file.
     pub config: PathBuf,
@@ -84,7 +84,7 @@ pub(crate) struct Generations {
     left: Notify,
     /// The upgrade in which this daemon has taken over.
     last: OnceLock<handover::Takeover>,
-    /// Number of failed upgrades in this process, which continued after each.
+    /// Number of upgrades that failed in this process.
     failures: AtomicU64,
 }
 
@@ -99,7 +99,7 @@ impl Generations {
         self.gone.load(Ordering::Acquire)
     }
 
-    /// Records that another daemon owns everything from now on. Status reports of cards in this process are then
+    /// Records that another daemon owns everything from now on. After that, status reports of cards in this process are
     /// meaningless.
     fn lets_go(&self) {
         self.gone.store(true, Ordering::Release);
@@ -131,7 +131,7 @@ impl Generations {
     }
 }
 
-/// Returns the parts that this program reads and writes.
+/// Returns the parts of the state that this program reads and writes.
 fn known() -> Vec<Known> {
     let mut known = SavedHost::known();
     known.extend(SavedSide::known());

@@ -21,13 +21,13 @@ use super::endpoint::EndpointServer;
 use super::error::DaemonError;
 use listening::SocketPath;
 
-/// Interval at which the end of a thread is checked.
+/// Interval at which the daemon checks whether a thread has ended.
 const POLL_INTERVAL: Duration = Duration::from_micros(200);
 
-/// Status for the operator, collected from the device's calls.
+/// Status for the operator, collected from the calls of the device.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
-    /// True if the guest memory is private to the VMM that is connected, or was connected last.
+    /// True if the guest's memory is private to the VMM that is connected now or was connected last.
     pub memory_not_shared: AtomicBool,
     /// Number of resets of the device.
     pub resets: AtomicU64,
@@ -48,7 +48,7 @@ pub(super) struct Running {
     thread: Mutex<rank::Threads, Option<JoinHandle<Option<Rest>>>>,
 }
 
-/// A virtual machine with a suspended thread, before it resumes or is handed over. Its client receives no message.
+/// A virtual machine whose thread is suspended, before it resumes or is handed over. Its client receives no message.
 pub(super) struct Rest {
     work: Work,
     /// The suspended clients.
@@ -56,16 +56,16 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Duplicates the descriptor of its listening socket.
+    /// Duplicates the descriptor of the listening socket.
     ///
     /// # Errors
-    /// If the endpoint has no socket, or the descriptor cannot be duplicated.
+    /// Returns an error if the endpoint has no socket, or the descriptor cannot be duplicated.
     pub fn listener(&self) -> std::io::Result<OwnedFd> {
         self.work.server.listener()
     }
 }
 
-/// Client of an earlier daemon, if any, and the status that its device reported.
+/// Client of an earlier daemon, if any, and the last status that its device reported.
 pub struct EarlierClient {
     /// The suspended client.
     pub parked: Option<SuspendedClient>,
@@ -74,7 +74,7 @@ pub struct EarlierClient {
 }
 
 impl Running {
-    /// Starts the thread of a virtual machine, which runs until `stop`. It resumes the client in `earlier`.
+    /// Starts the thread of a virtual machine, which runs until `stop`. The thread resumes the client in `earlier`.
     pub fn start(
         name: &str,
         server: EndpointServer,
@@ -112,7 +112,7 @@ impl Running {
     /// Waits until the thread is suspended, at most until the time `until`.
     ///
     /// # Errors
-    /// If the thread is not suspended in time or has failed.
+    /// Returns an error if the thread is not suspended in time or has failed.
     pub fn rested(&self, until: Option<Instant>) -> Result<Rest, &'static str> {
         while self.thread.lock().as_ref().is_some_and(|thread| !thread.is_finished()) {
             if until.is_some_and(|until| Instant::now() >= until) {
@@ -129,7 +129,7 @@ impl Running {
     /// Resumes the virtual machine after [`Self::rested`].
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn go_on(&self, name: &str, Rest { work, parked }: Rest) -> Result<(), DaemonError> {
         match work.spawn(name, Some(parked)) {
             Ok(thread) => *self.thread.lock() = Some(thread),
@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes it once it is suspended.
+    /// Same as [`Self::go_on`], for a thread that is not suspended yet: resumes the thread after it has suspended.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {
@@ -153,11 +153,11 @@ impl Running {
         });
     }
 
-    /// Resumes the virtual machine after [`Self::rested`] with the device of another card, and returns it. The
-    /// resources of its previous device must already be released.
+    /// After [`Self::rested`], resumes the virtual machine with the device of another card, and returns the virtual
+    /// machine. The resources of its previous device must already be released.
     ///
     /// # Errors
-    /// If the host cannot create a thread.
+    /// Returns an error if the host cannot create a thread.
     pub fn moved(&self, name: &str, Rest { work, parked }: Rest, built: Built) -> Result<Self, DaemonError> {
         let Built { device, backend } = built;
         let seen = Arc::clone(&self.seen);

@@ -1,4 +1,4 @@
-//! Tests `mediatorctl events -f` across an upgrade and a restart of the daemon. The tool and both daemons are
+//! Tests `mediatorctl events -f` across an upgrade and a restart of the daemon. The tool and the daemons run as
 //! processes.
 
 mod support;

@@ -52,7 +52,8 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "it says how many there were:\n{log}");
 }
 
-/// Number of hostile VMMs, and of different files that each one tries to lend: more than the daemon may open.
+/// Number of hostile VMMs, and number of different files that each of them tries to lend. The total exceeds the number
+/// of files that the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
 /// The error number of ENOSPC.
@@ -83,7 +84,7 @@ fn vmms_with_thousands_of_files_leave_descriptors_for_others() {
                 }
             }
             assert!(refused > 0 && refused < FILES, "{refused} of {FILES} files were refused");
-            // Lent memory stays lent. Several parts of one file count as one file. A file that is taken back no longer
+            // Lent memory stays lent. Several parts of one file count as one file. A file that was taken back no longer
             // counts towards the limit.
             let memory = memory_file(2 * 4096, true).unwrap();
             let part = |client: &mut Client, gpa, at| client.dma_map(gpa, 4096, true, Some((memory.as_fd(), at)));
@@ -115,7 +116,7 @@ fn guest_with_repeated_invalid_queues_does_not_flood_log() {
     guest.write(vmm_glue::RegionIndex::Config, 4, &6u16.to_le_bytes());
     assert!(Interface::set_up(&mut guest, 0, u32::MAX));
     for _ in 0..TIMES {
-        // The rings are in unmapped memory, so the crate `virtio_queue` reports an error.
+        // The rings are in memory that is not mapped, so the crate `virtio_queue` reports an error.
         assert!(!Interface::set_up(&mut guest, 1 << 40, u32::MAX));
     }
     guest.leave();

@@ -1,10 +1,12 @@
-//! Host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's sockets.
+//! Tests host processes that are tenants of a card without a VM: gdev's backend `vgpu` connects through the daemon's
+//! sockets.
 
 mod support;
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
 
-use gdev::{Context, Copy, Error, Grid, Image, Params, Place as Memory, Target};
+use gdev::{Context, Copy, Error, Grid, Image, Params, Place as Memory, Segment, SegmentRequest, Target};
 use gdev_crypt::cipher::{CardMin, Cipher};
 use gdev_crypt::key::Key;
 use gdev_crypt::tables::Direction;
@@ -16,7 +18,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 const VMS: &str = "[[vm]]\nname = \"a\"\ncard = \"card0\"\nvram_mib = 64\nchannels = 4\n\
     [[vm]]\nname = \"b\"\ncard = \"card0\"\nvram_mib = 64\n";
 
-/// A kernel that adds a number to each word, and a kernel that stores to an address that a parameter selects.
+/// Two kernels: one adds a number to each word, and one stores to an address that a parameter selects.
 const KERNELS: &str = "
 .kernel add
 .params 16
@@ -197,4 +199,204 @@ fn sectors_encrypted_on_the_card_equal_the_cpu_which_takes_over() {
     let counts = on_card.counts();
     assert_eq!((counts.cpu_bytes, counts.card_failures), (1024 + (256 << 10), 1));
     running.end(Signal::TERM);
+}
+
+/// VMs `a` and `b` of one sharing group, `c` of another, and `d` without the paravirtual interface.
+fn sharing() -> String {
+    let vm = |name: &str, more: &str| {
+        format!("[[vm]]\nname = \"{name}\"\ncard = \"card0\"\nvram_mib = 32\nchannels = 4\n{more}")
+    };
+    let offered = |group: &str| format!("paravirtual = {{ offered = true, group = \"{group}\" }}\n");
+    [CARD.into(), vm("a", &offered("team")), vm("b", &offered("team")), vm("c", &offered("others")), vm("d", "")]
+        .concat()
+}
+
+/// Key and size of the segment that these tests share.
+const KEY: u64 = 0x7365_676d;
+const SEGMENT_BYTES: u64 = 64 << 10;
+
+/// Returns a request for the segment of the group.
+fn of_group(key: u64) -> SegmentRequest {
+    SegmentRequest { group: true, ..SegmentRequest::find(key, SEGMENT_BYTES) }
+}
+
+fn pattern(seed: u64) -> Vec<u8> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..SEGMENT_BYTES).map(|_| random.u8(..)).collect()
+}
+
+/// Returns the contents of a segment.
+fn contents(context: &mut Context, segment: gdev::Memory) -> Vec<u8> {
+    let mut bytes = vec![0; SEGMENT_BYTES as usize];
+    context.read(segment, 0, &mut bytes).expect("a read");
+    bytes
+}
+
+/// Returns the error number of a refused request.
+fn refusal<T: std::fmt::Debug>(result: Result<T, Error>) -> Option<i32> {
+    match result {
+        Err(Error::Driver { source, .. }) => source.raw_os_error(),
+        other => panic!("not refused by the mediator: {other:?}"),
+    }
+}
+
+#[test]
+fn tenants_of_a_group_share_segments_as_the_owner_permits() {
+    const NOT_FOUND: Option<i32> = Some(2);
+    const DENIED: Option<i32> = Some(13);
+    const TOO_LARGE: Option<i32> = Some(34);
+    let place = Place::new(&sharing());
+    let running = place.start(&mut place.daemon());
+    let [mut owner, mut peer, mut other] = ["a", "b", "c"].map(|vm| open(&place.path(&format!("{vm}.sock"))).unwrap());
+    assert_eq!(refusal(peer.segment(of_group(KEY))), NOT_FOUND);
+    let segment = owner.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("a segment");
+    let here = owner.attach(segment, false).expect("the owner's segment");
+    assert_eq!(contents(&mut owner, here), vec![0; SEGMENT_BYTES as usize], "a new segment is zeroed");
+    owner.write(here, 0, &pattern(1)).expect("a write");
+    owner.finish().expect("its end");
+
+    // The peer finds the segment by its key and reads it. It can neither write nor remove the segment.
+    assert_eq!(peer.segment(of_group(KEY)).expect("the segment"), segment);
+    assert_eq!(refusal(peer.attach(segment, false)), DENIED);
+    assert_eq!(refusal(peer.remove(segment)), DENIED);
+    let there = peer.attach(segment, true).expect("the segment, for reading");
+    assert!(contents(&mut peer, there) == pattern(1));
+    assert_eq!(owner.attached(segment).expect("a number"), 2);
+
+    // Guessed keys and numbers find nothing, and a request for more bytes than the segment has is refused.
+    assert_eq!(refusal(peer.segment(of_group(KEY + 1))), NOT_FOUND);
+    assert_eq!(refusal(peer.segment(SegmentRequest::find(KEY, SEGMENT_BYTES))), NOT_FOUND);
+    assert_eq!(refusal(other.segment(of_group(KEY))), NOT_FOUND);
+    for id in 0..=segment.id + 8 {
+        assert_eq!(refusal(other.attach(Segment { id, bytes: SEGMENT_BYTES }, true)), NOT_FOUND, "segment {id}");
+    }
+    assert_eq!(refusal(peer.segment(SegmentRequest { bytes: SEGMENT_BYTES + 1, ..of_group(KEY) })), TOO_LARGE);
+    let larger = peer.attach(Segment { bytes: SEGMENT_BYTES + 1, ..segment }, true);
+    assert!(matches!(larger, Err(Error::Range { .. })), "{larger:?}");
+
+    // A write to a segment that was attached for reading ends that context only.
+    let mut bad = open(&place.path("b.sock")).expect("another context");
+    let theirs = bad.attach(segment, true).expect("the segment, for reading");
+    assert_eq!(owner.attached(segment).expect("a number"), 3);
+    bad.write(theirs, 0, &pattern(2)).expect("a submission");
+    assert!(matches!(bad.finish(), Err(Error::Lost(_))));
+    drop(bad);
+    assert_eq!(owner.attached(segment).expect("a number"), 2, "an ended context has detached its segments");
+    assert!(contents(&mut peer, there) == pattern(1));
+
+    // The CPU has no address of a segment, and a segment is neither freed nor referred to.
+    assert!(matches!(peer.free(there), Err(Error::Unsupported { .. })));
+    assert!(matches!(peer.share(there), Err(Error::Unsupported { .. })));
+    drop((owner, peer, other));
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn detached_segments_are_unreachable() {
+    let place = Place::new(&sharing());
+    let running = place.start(&mut place.daemon());
+    let [mut owner, mut peer] = ["a", "b"].map(|vm| open(&place.path(&format!("{vm}.sock"))).unwrap());
+    let request = SegmentRequest { create: true, group_writes: true, ..of_group(KEY) };
+    let segment = owner.segment(request).expect("a segment");
+    let here = owner.attach(segment, false).expect("the owner's segment");
+    let there = peer.attach(segment, false).expect("the peer's segment");
+    peer.write(there, 0, &pattern(3)).expect("a write");
+    // Detach waits for the write.
+    peer.detach(there).expect("an attached segment");
+    assert!(contents(&mut owner, here) == pattern(3));
+    assert!(matches!(peer.detach(there), Err(Error::Memory(_))));
+    assert!(matches!(peer.write(there, 0, &[1]), Err(Error::Memory(_))));
+    // The address itself is not mapped any longer.
+    let module = peer.load(Image::Sm20(&kernels())).expect("a module");
+    peer.launch(module, "store", Grid::line(1, 1), &Params::new().address(there.address), &[]).expect("a launch");
+    assert!(matches!(peer.finish(), Err(Error::Lost(_))));
+    assert!(contents(&mut owner, here) == pattern(3));
+    // A removed segment has no key. It exists as long as it is attached.
+    drop(peer);
+    let mut peer = open(&place.path("b.sock")).expect("a context");
+    let there = peer.attach(segment, true).expect("the segment");
+    owner.remove(segment).expect("the owner's segment");
+    assert!(peer.segment(of_group(KEY)).is_err() && owner.segment(of_group(KEY)).is_err());
+    owner.detach(here).expect("an attached segment");
+    assert!(contents(&mut peer, there) == pattern(3));
+    peer.detach(there).expect("an attached segment");
+    assert!(peer.attach(segment, true).is_err(), "the segment is freed");
+    drop((owner, peer));
+    running.end(Signal::TERM);
+}
+
+#[test]
+fn vgpu_without_paravirtual_interface_says_how_to_get_segments() {
+    let place = Place::new(&sharing());
+    let running = place.start(&mut place.daemon());
+    let [mut with, mut without] = ["a", "d"].map(|vm| open(&place.path(&format!("{vm}.sock"))).unwrap());
+    assert!(with.has_segments() && !without.has_segments());
+    let error = without.segment(SegmentRequest::create(1, 4096)).expect_err("no segments").to_string();
+    assert!(error.contains("`paravirtual.offered`"), "{error}");
+    // A VM's own segments need no group, and end with the VM's limit.
+    let mut second = open(&place.path("a.sock")).expect("another context");
+    let segment = with.segment(SegmentRequest::create(1, SEGMENT_BYTES)).expect("a segment");
+    let (here, there) = (with.attach(segment, false).expect("it"), second.attach(segment, false).expect("it"));
+    with.write(here, 0, &pattern(4)).expect("a write");
+    with.finish().expect("its end");
+    assert!(contents(&mut second, there) == pattern(4));
+    assert_eq!(refusal(with.segment(SegmentRequest::create(2, 64 << 20))), Some(28), "more than `segments_mib`");
+    drop((with, without, second));
+    running.end(Signal::TERM);
+}
+
+/// Variable with the socket for the process that [`killed_owner_leaves_its_segment_to_the_peers`] kills.
+const OWNER: &str = "GDEV_TEST_OWNER";
+
+#[test]
+fn killed_owner_leaves_its_segment_to_the_peers() {
+    if let Some(socket) = std::env::var_os(OWNER) {
+        own_a_segment(Path::new(&socket));
+    }
+    let place = Place::new(&sharing());
+    let running = place.start(&mut place.daemon());
+    let mut owner = std::process::Command::new(std::env::current_exe().expect("the path of this program"))
+        .args(["killed_owner_leaves_its_segment_to_the_peers", "--exact", "--nocapture"])
+        .env(OWNER, place.path("a.sock"))
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .map(support::Service)
+        .expect("a process");
+    let output = BufReader::new(owner.0.stdout.take().expect("a pipe"));
+    assert!(output.lines().map_while(Result::ok).any(|line| line.contains("owned")), "the owner ended");
+    let mut peer = open(&place.path("b.sock")).expect("a context");
+    let segment = peer.segment(of_group(KEY)).expect("the owner's segment");
+    let there = peer.attach(segment, true).expect("the segment, for reading");
+    assert_eq!(peer.attached(segment).expect("a number"), 2);
+    owner.0.kill().expect("a running process");
+    owner.0.wait().expect("its end");
+
+    // The end of the process resets its vGPU: its attachment ends, and its segment has no key. The peer keeps the segment.
+    let next = (0..30).find_map(|_| open(&place.path("a.sock")).ok());
+    let mut next = next.expect("the next process of the VM");
+    assert_eq!(peer.attached(segment).expect("a number"), 1);
+    assert!(contents(&mut peer, there) == pattern(5));
+    assert!(peer.segment(of_group(KEY)).is_err() && next.segment(of_group(KEY)).is_err());
+    // The key is free for a new segment, which has none of the old data.
+    let again = next.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("another segment");
+    let here = next.attach(again, false).expect("the segment");
+    assert!(again != segment && contents(&mut next, here) == vec![0; SEGMENT_BYTES as usize]);
+    assert_eq!(peer.segment(of_group(KEY)).expect("the new segment"), again);
+    peer.detach(there).expect("an attached segment");
+    assert!(peer.attach(segment, true).is_err(), "the old segment is freed");
+    drop((next, peer));
+    running.end(Signal::TERM);
+}
+
+/// Creates a segment for the peers, and waits until the process is killed.
+fn own_a_segment(socket: &Path) -> ! {
+    let mut context = open(socket).expect("a context");
+    let segment = context.segment(SegmentRequest { create: true, ..of_group(KEY) }).expect("a segment");
+    let memory = context.attach(segment, false).expect("the segment");
+    context.write(memory, 0, &pattern(5)).expect("a write");
+    context.finish().expect("its end");
+    println!("owned");
+    loop {
+        std::thread::park();
+    }
 }

@@ -1,4 +1,4 @@
-//! Kills the daemon while it serves a VMM. The next daemon takes over the connection, with a device in the state after
+//! Kills the daemon while it serves a VMM. The next daemon takes over the connection. Its device is in the state after
 //! a reset.
 
 mod support;
@@ -23,12 +23,13 @@ const CONFIG: u32 = 7;
 const MSI: u32 = 1;
 /// Number of kills while a VMM is busy.
 const KILLS: u32 = 24;
-/// Number of kills that may leave a request without a response. Such a kill happens between the mark of a response and
-/// its sending, which takes a few hundred nanoseconds per request (decision 129).
+/// Number of kills that may leave a request without a response. Such a kill happens between the time at which a
+/// response is marked as sent and the time at which it is sent, which is a few hundred nanoseconds per request
+/// (decision 129).
 const UNANSWERED: u32 = 2;
 /// Time after which a response counts as lost.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// The store's contents for a VMM with one file of memory and one interrupt.
+/// Contents of the store for a VMM with one file of memory and one interrupt.
 const WHOLE: [&str; 6] = ["daemon/admin", "vm/web", "vmm/web", "vmm/web/0", "vmm/web/1", "vmm/web/journal"];
 
 fn connect(place: &Place) -> Client {
@@ -87,7 +88,7 @@ fn served(place: &Place) -> (Manager<'_>, Service, Vmm) {
 /// Tests that one VMM cannot overload the service manager, and that the rate limit loses no data.
 #[test]
 fn vmm_with_repeated_maps_does_not_flood_service_manager() {
-    /// Number of messages in a burst, and time until another message is allowed (`fdstore::pace`).
+    /// Number of messages in a burst, and time until the next message is permitted (`fdstore::pace`).
     const BURST_MESSAGES: u64 = 128;
     const MESSAGE_INTERVAL: Duration = Duration::from_millis(60);
     const MAPPED_GPA: u64 = 0x10_0000;
@@ -138,8 +139,8 @@ fn vmm_survives_daemon_kills_with_reset_device() {
         // PMC_BOOT_0: the device answers.
         assert_eq!(vmm.client.read32(0, 0).unwrap() >> 20, 0x0c0);
     }
-    // The interrupt works. A card without configured interrupts has none pending, so no interrupt has arrived by
-    // itself.
+    // The interrupt works. A card without configured interrupts has no pending interrupt, so no interrupt has arrived
+    // without a cause.
     assert!(wait_event(vmm.msi[0].as_fd(), Duration::ZERO).is_err());
     // The VMM takes back the memory that it lent, and the store is updated.
     assert_eq!(vmm.client.dma_unmap(0x1000, 0x2000).unwrap(), 0x2000);
@@ -148,7 +149,7 @@ fn vmm_survives_daemon_kills_with_reset_device() {
     manager.until_kept(&["daemon/admin", "vm/web", "vmm/web", "vmm/web/journal"]);
     drop(vmm);
     manager.until_kept(&["daemon/admin", "vm/web"]);
-    // The VM's next VMM is a new connection, and does not lose its state.
+    // The VM's next VMM uses a new connection, and does not lose its state.
     let mut vmm = Vmm::new(&place);
     manager.until_kept(&WHOLE);
     assert_eq!(vmm.client.read32(CONFIG, 0).unwrap(), 0x06d8_10de);
@@ -176,7 +177,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
         apertures.iter().for_each(|(_, at, mapped)| mapped.write(*at, b"of the guest that was").unwrap());
         drop(daemon);
         daemon = manager.start();
-        // The device is in the state after reset, and uses the memory that the VMM kept mapped.
+        // The device is in the state after a reset, and uses the memory that the VMM has kept mapped.
         let boot = vmm.client.read32(0, 0);
         let boot = boot.unwrap_or_else(|error| panic!("{error}\n{}", fs::read_to_string(place.path("log")).unwrap()));
         assert_eq!(boot >> 20, 0x0c0);
@@ -184,7 +185,7 @@ fn mapped_apertures_after_kill_show_memory_of_next_device() {
             let mut seen = [1; 21];
             mapped.read(*at, &mut seen).unwrap();
             assert_eq!(seen, [0; 21], "region {region}, death {deaths}");
-            // A new mapping of the device's memory contains the same data.
+            // A new mapping of the device's memory has the same contents.
             let now = vmm.client.map_region(*region).unwrap();
             mapped.write(*at, &[7]).unwrap();
             let mut byte = [0];
@@ -243,7 +244,7 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
             let busy = scope.spawn(|| -> Result<(), ClientError> {
                 while !stop.load(Ordering::Acquire) {
                     asked += 1;
-                    // The sequence number is also checked: a duplicate response does not match the expected number.
+                    // The sequence number is checked, too, so that a duplicate response does not match.
                     assert_eq!(one.client.read32(CONFIG, 0)?, 0x06d8_10de);
                     one.client.write32(CONFIG, 0x10, 0xfc00_0000)?;
                     if maps {
@@ -263,8 +264,8 @@ fn kill_at_any_time_duplicates_no_answer_and_loses_few() {
         });
         match ended {
             Ok(()) => {}
-            // Some descriptors were lost with the daemon before the service manager received them. Their VMM has read
-            // the end of the connection.
+            // The daemon was killed before the service manager received some descriptors. Their VMM has read the end of
+            // the connection.
             Err(ClientError::Closed) if maps => {
                 lost += 1;
                 vmm = None;
@@ -335,7 +336,7 @@ fn invalid_or_orphaned_journal_is_removed_and_others_survive() {
     let kept = |names: &[String]| manager.until_kept(&names.iter().map(String::as_str).collect::<Vec<_>>());
     kept(&all(&names));
     drop(daemon);
-    // The store contains garbage next to and in place of a journal, and for VMs that do not exist.
+    // The store contains garbage: next to a journal, in place of a journal, and for VMs that do not exist.
     let garbage = || memfd_create("garbage", MemfdFlags::CLOEXEC).unwrap();
     manager.wait(|heard| {
         heard.kept.iter_mut().filter(|(name, _)| name == "vmm/web/journal").for_each(|(_, fd)| *fd = garbage());

@@ -1,4 +1,4 @@
-//! A VM migrates between daemons through its client's messages while it works, and as a file with a slow reader.
+//! Migrates a VM between daemons through messages of its client while it works, and as a file with a slow reader.
 
 mod support;
 
@@ -59,7 +59,7 @@ fn vm_goes_from_daemon_to_daemon_in_the_midst_of_its_work() {
     guest.begin();
     guest.driver.guest.set_device_state(STATE_STOP_COPY).unwrap();
     let at = &places[0];
-    // No other operation can use the VM meanwhile.
+    // Meanwhile, no other operation can use the VM.
     for command in [&["daemon", "upgrade"][..], &["vm", "save", "web", at.path("web.vgpu").to_str().unwrap()]] {
         let refused = at.ctl(command);
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
@@ -79,7 +79,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     let mut guest = Guest::new(&place, "web");
     guest.begin();
     guest.check();
-    // The VM's own state is modified below.
+    // The state of this VM is modified below.
     let state = {
         let mut client = connect(&place, "other");
         assert_eq!(client.migration_flags().unwrap(), MIGRATION_STOP_COPY);
@@ -100,7 +100,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
             _ => bytes.insert(at, 0x5a),
         }
         client.set_device_state(STATE_RESUMING).unwrap();
-        // The daemon refuses either the corrupt part or the end of the stream.
+        // The daemon rejects either the corrupt part or the end of the stream.
         let _refused = bytes.chunks(1000).try_for_each(|part| client.migration_write(part));
         client.set_device_state(STATE_RUNNING).unwrap_err();
         assert_eq!(client.device_state().unwrap(), STATE_ERROR, "round {round}");
@@ -129,7 +129,7 @@ fn client_with_invalid_state_gets_failed_device_until_reset() {
     drop(daemon);
 }
 
-/// Sends a request, and reads only the head of its response.
+/// Sends a request, and reads only the header of the response.
 fn ask(place: &Place, head: &str) -> UnixStream {
     let mut stream = UnixStream::connect(place.path("admin.sock")).unwrap();
     stream.set_read_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -166,7 +166,7 @@ fn slow_save_or_restore_client_blocks_no_vm_or_operator() {
     let mut body = Vec::new();
     slow.read_to_end(&mut body).unwrap();
     assert!(body.len() > 14 * MIB as usize, "{} bytes", body.len());
-    // Restoring from a slow client blocks no other VM either.
+    // Restoring from a slow client does not block other VMs, either.
     let file = place.path("web.vgpu");
     place.ctl_json(&["vm", "save", "web", file.to_str().unwrap()]);
     let saved = std::fs::read(&file).unwrap();

@@ -19,7 +19,7 @@ const CARD: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 25
 /// Programs that the commands need in addition to a shell and mediatorctl.
 const TOOLS: [&str; 3] = ["curl", "jq", "python3"];
 
-/// Returns the code blocks with this mark, which contain shell commands or commands for a maintenance window.
+/// Returns the code blocks with this marker: shell commands, or commands for a maintenance window.
 fn blocks(marked: &str) -> Vec<&'static str> {
     TEXT.split(marked).skip(1).map(|rest| rest.split("```").next().unwrap()).collect()
 }
@@ -45,7 +45,7 @@ impl Guest {
         Self { driver, channel, to }
     }
 
-    /// Makes a copy, and checks the result.
+    /// Makes a copy, and checks its result.
     fn work(&mut self) {
         let Self { driver, channel, to } = self;
         driver.submit(channel, &[object(M2MF), m2mf_copy(FROM, TO, PAGE as u32)].concat());
@@ -107,7 +107,7 @@ fn operating_guide_commands_work_as_documented() {
     running.end(Signal::TERM);
 }
 
-/// The daemon's process, which has no parent after an upgrade. It ends with the test.
+/// The daemon's process, which has no parent after an upgrade. The process is killed at the end of the test.
 struct Last<'a>(&'a Place);
 
 impl Drop for Last<'_> {
@@ -154,7 +154,7 @@ fn maintenance_windows_go_as_the_page_says_under_guests_at_work() {
                     }
                 });
             }
-            // TIMEOUT: ends a command that would wait forever. A block takes only seconds.
+            // TIMEOUT: ends a command that would wait forever. A block of commands takes only seconds.
             let output = Command::new("timeout")
                 .args(["120", "bash", "-e", "-o", "pipefail", "-c", &script])
                 .current_dir(folder)

@@ -1,4 +1,4 @@
-//! `mediatord` and `mediatorctl` as processes: start, notification, sockets from a service manager, signals, and
+//! Tests `mediatord` and `mediatorctl` as processes: start, notification, sockets from a service manager, signals, and
 //! invalid input.
 
 mod support;

@@ -1,5 +1,5 @@
-//! Ends the daemon, on request or by a kill at any time, and starts it again. Checks the restored state and the waiting
-//! clients.
+//! Ends the daemon at any time, either on request or with a kill, and starts it again. Checks the restored state and
+//! the waiting clients.
 
 mod support;
 
@@ -107,7 +107,7 @@ fn unwritable_state_folder_is_reported_as_applied_but_unsaved() {
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains("applied but not saved; lost on restart: cannot write"), "{error}");
     assert_eq!(place.ctl_json(&["vm", "list"])["vms"].as_array().unwrap().len(), 1);
-    // The next change saves both changes.
+    // The next save includes both changes.
     fs::remove_dir(place.path("kept/state.json.new")).unwrap();
     place.ctl_json(&["sched", "set", "card0", "--strikes", "9"]);
     running.end(Signal::TERM);
@@ -121,7 +121,7 @@ fn kill_at_any_moment_loses_no_change_that_was_answered() {
     const ROUNDS: u32 = 12;
     let place = Place::with_state(&format!("{CARD}{WEB}"));
     let mut random = fastrand::Rng::with_seed(7);
-    // Weights by VM: acknowledged weights, and weights in flight at the time of the kill.
+    // Weights by VM: weights that were acknowledged, and weights in flight at the time of the kill.
     let mut sure = BTreeMap::from([("web".to_owned(), 100)]);
     let mut cut_short = 0;
     for _ in 0..ROUNDS {
@@ -211,7 +211,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
         manager.until("READY=1");
         manager.until_kept(&["daemon/admin", "vm/web"]);
 
-        // A removed VM loses its socket, both in the folder and in the store.
+        // A removed VM's socket is removed from both the folder and the store.
         assert!(place.ctl(&["vm", "remove", "web"]).status.success());
         assert!(!place.path("web.sock").exists());
         manager.until_kept(&["daemon/admin"]);
@@ -219,7 +219,7 @@ fn clients_connecting_during_restart_are_served_by_next_daemon() {
     }
 }
 
-/// Kills the daemon while writes of a VMM are in its connection. Returns the error that the VMM reads next.
+/// Kills the daemon while a VMM's writes are in its connection. Returns the error that the VMM reads next.
 fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> ClientError {
     let mut vmm = Client::connect(&manager.place.path("web.sock")).unwrap();
     vmm.set_timeout(Some(WAIT_TIMEOUT)).unwrap();
@@ -231,7 +231,7 @@ fn read_after_kill(manager: &Manager<'_>, daemon: Service, kept: bool) -> Client
         vmm.post(7, 0x40, &[0; 4]).unwrap();
     }
     if !kept {
-        // The next daemon finds a journal without an owner, and removes it.
+        // The next daemon finds a journal without an owner, and removes the journal.
         manager.wait(|heard| {
             heard.kept.retain(|(name, _)| name != "vmm/web");
             Some(())

@@ -1,5 +1,5 @@
 //! Changes the shares of a card's time while VMs work, and checks that no waiting or running work is lost. The
-//! operator's tools run as processes, and show and change the sharing.
+//! operator's tools run as processes, which show and change the shares.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn name(index: usize) -> String {
     format!("vm{index}")
 }
 
-/// A guest with a channel for PGRAPH and one for a copy engine.
+/// A guest with one channel for PGRAPH and one for a copy engine.
 struct Worker {
     driver: Driver<RemoteGuest>,
     channels: [Channel; 2],
@@ -92,7 +92,8 @@ impl Drop for End<'_> {
     }
 }
 
-/// Calls `act` while each worker works, on its own thread. The flag is set as soon as one fails or `act` has ended.
+/// Calls `act` while each worker runs on its own thread. The flag is set as soon as one of them fails or `act` has
+/// ended.
 fn while_at_work(workers: &mut [Worker], act: impl FnOnce(&AtomicBool)) {
     let over = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -130,7 +131,7 @@ fn nothing_is_lost_when_policies_and_shares_change_under_load() {
     let running = place.start(&mut place.daemon());
     let admin = Client::new(place.path("admin.sock")).unwrap();
     for (index, weight) in WEIGHTS.iter().enumerate() {
-        // A busy host must not make a submission look hung.
+        // A busy host must not make a submission appear hung.
         let spec = VmSpec { hang_limit_ms: Some(600_000), ..VmSpec::new(&name(index), "card0", VM_MIB) };
         let _: api::Vm = admin.post("/v1/vms", &spec).unwrap();
         good(place.ctl(&["sched", "set-vm", &name(index), "--weight", &weight.to_string()]));
@@ -190,12 +191,12 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
             let recorded = scope.spawn(|| record("2s"));
             thread::sleep(Duration::from_millis(500));
             assert_eq!(record("1s").status.code(), Some(4), "beside another record");
-            // Both changes are in the record.
+            // The record contains both changes.
             good(place.ctl(&["sched", "set-vm", "vm1", "--weight", "300"]));
             good(place.ctl(&["sched", "set", "card0", "--policy", "credit"]));
             let told = good(recorded.join().unwrap());
             assert!(told.contains("events of card0's scheduler in "), "{told}");
-            // Another record is a trace for Perfetto: all VMs work during it, one after the other.
+            // Another record becomes a trace for Perfetto. During this record, all VMs work, one after the other.
             let recorded = scope.spawn(|| good(place.ctl(&traced)));
             thread::sleep(Duration::from_millis(200));
             good(place.ctl(&["memory", "evict", "vm0"]));
@@ -208,7 +209,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
                 let runs = events.iter().filter(|event| event["pid"] == vm && event["name"] == "runs");
                 assert!(runs.clone().count() > 2, "{}: {events:?}", name(index));
                 assert!(runs.clone().all(|event| event["ts"].as_f64().is_some_and(|ts| (0.0..60e6).contains(&ts))));
-                // Work is shown by engine.
+                // The trace shows the work by engine.
                 for engine in ["compute", "copy0"] {
                     assert!(runs.clone().any(|event| event["cat"] == engine), "{}, {engine}: {events:?}", name(index));
                 }
@@ -235,7 +236,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
         uses.map(|one| one["share_percent"].as_f64().unwrap()).sum()
     };
     assert!((share("compute") - 100.0).abs() < 1e-6 && (share("copy0") - 100.0).abs() < 1e-6, "{told}");
-    // Insert a decision that the scheduler does not make.
+    // Insert a decision that the scheduler would not make.
     let (at, line) = text.lines().enumerate().skip(1).find(|(_, line)| line.contains("\"start\"")).unwrap();
     let cut = &line[..line.find(",\"decisions\"").unwrap()];
     fs::write(&file, text.replacen(line, &format!("{cut}}}"), 1)).unwrap();

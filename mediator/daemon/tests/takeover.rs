@@ -1,5 +1,5 @@
-//! Kills either daemon of an upgrade at each step, while a VM has work in flight: the VM continues, or reaches the
-//! state that the operator's guide describes.
+//! Kills one of the daemons in an upgrade at each step, while a VM has work in flight. The VM must continue, or reach
+//! the state that the operator's guide describes.
 
 mod support;
 
@@ -18,7 +18,7 @@ const CARDS: &str = "[[card]]\nname = \"card0\"\nkind = \"simgpu\"\nvram_mib = 1
     [[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 96\n";
 const VM: &str = "[[vm]]\nname = \"web\"\ncard = \"card0\"\nvram_mib = 32\napertures = \"trapped\"\n";
 
-/// Starts a daemon that dies at the point that the file `dies` names. The next daemon does the same.
+/// Starts a daemon that dies at the point named in the file `dies`. The next daemon does the same.
 fn start(manager: &Manager<'_>) -> Service {
     let place = manager.place;
     let mut command = manager.manager.command(Path::new(DAEMON)).unwrap();
@@ -47,7 +47,7 @@ fn all_ended(place: &Place) {
     }
 }
 
-/// The steps at which the next daemon dies, and the first continues unaffected.
+/// The steps at which the next daemon dies and the first daemon continues unaffected.
 const BEFORE_IT_IS_READY: [&str; 4] = ["receiver: started", "receiver: known", "receiver: given", "receiver: made"];
 /// The steps at which the first daemon dies before the next daemon has any state.
 const BEFORE_IT_LETS_GO: [&str; 7] = [
@@ -184,7 +184,7 @@ fn vmm_with_unmappable_memory_is_dropped_and_others_upgrade() {
     guest.check();
     for client in &mut hostile {
         let ended = client.read32(0, 0);
-        // The request may find the connection closed before it is sent.
+        // The connection may be closed before the request is sent.
         let is_closed = match &ended {
             Err(ClientError::Closed) => true,
             Err(ClientError::Io(error)) => error.kind() == std::io::ErrorKind::BrokenPipe,

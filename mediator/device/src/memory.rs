@@ -1,4 +1,4 @@
-//! The client's memory as host memory for a card.
+//! Makes the client's memory available to a card as host memory.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(crate) fn shared_memory(mapping: &Arc<Mapping>) -> Arc<dyn HostMemory> {
 /// Returns a whole mapping as memory for a card. The card may write to it if `writable` is true.
 ///
 /// # Errors
-/// If the mapping is shorter than its own length.
+/// Returns an error if the mapping is shorter than its stated length.
 pub fn memory_of(mapping: &Arc<Mapping>, writable: bool) -> Result<DmaMemory, VolatileMemoryError> {
     DmaMemory::new(shared_memory(mapping), 0, mapping.len(), writable)
 }

@@ -1,21 +1,21 @@
 //! A rate limit for the pages that one VM moves in its mapped apertures.
 //!
-//! One register write or one flush of a guest can move all pages of an aperture. Each page takes the card's lock and
-//! some bandwidth of the card's bus from other VMs. Therefore a VM has a budget of pages, which suffices for the start
-//! of a driver. If the budget is used up, the guest's next move waits in the VM's own thread, without a lock.
+//! One register write or one flush by a guest can move all pages of an aperture. Each page takes the card's lock and
+//! some bandwidth of the card's bus from other VMs. Therefore, each VM has a budget of pages, which is sufficient for
+//! the start of a driver. If the budget is used up, the guest's next move waits in the VM's own thread, without a lock.
 
 /// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times. This is enough
 /// for several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
-/// Growth of the budget in pages per second. It suffices for 64 moves of the window per second, each with 256 pages out
-/// and 256 pages in.
+/// Growth of the budget in pages per second. This rate permits 64 moves of the window per second, each with 256 pages
+/// out and 256 pages in.
 const PAGES_PER_SECOND: u64 = 1 << 15;
-/// Maximum wait for one move, in ns. A move of all apertures charges less.
+/// Maximum wait for one move, in ns. A move of all apertures costs less than this.
 // TIMEOUT: QEMU gives up on a request that gets no response within 5 s, and a daemon's upgrade waits for 4 s.
 const MAX_WAIT_NS: u64 = 2_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// A VM's budget. One move may exceed it.
+/// A VM's budget. A single move may exceed the budget.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Pace {
     /// Time at which the budget is full if no more pages move, in ns.
@@ -55,7 +55,7 @@ mod tests {
             moved += 512;
         }
         assert!((BURST_PAGES..=BURST_PAGES + 512).contains(&moved), "{moved}");
-        // For ten seconds the guest moves its window as often as the budget allows.
+        // For ten seconds the guest moves its window as often as the budget permits.
         let (mut now, mut moves) = (0, 0);
         while now < 10 * SECOND_NS {
             now = pace.wait_until(now).unwrap_or(now);

@@ -59,7 +59,7 @@ pub enum DeviceError {
     /// A memory limit prevents the creation.
     #[error(transparent)]
     Shortage(Shortage),
-    /// The card's owner refuses.
+    /// The card's owner rejects the creation.
     #[error(transparent)]
     Host(ManagerError),
     /// A value in the device's description is out of range.
@@ -71,7 +71,7 @@ pub enum DeviceError {
     /// The size of the card's ROM is not valid for a PCI function.
     #[error(transparent)]
     Rom(#[from] BadRom),
-    /// The operating system refuses an event descriptor or a thread.
+    /// The operating system cannot provide an event descriptor or a thread.
     #[error(transparent)]
     Io(#[from] io::Error),
 }

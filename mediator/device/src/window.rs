@@ -1,5 +1,5 @@
-//! Host memory behind a part of an aperture. It is either a file that is mapped by the VMM, by this process and for the
-//! card, or pages that a Xen domain has mapped.
+//! Host memory behind a part of an aperture. The memory is either a file that is mapped by the VMM, by this process and
+//! for the card, or pages that a Xen domain has mapped.
 
 use super::memory::shared_memory;
 use card::{DmaMemory, HostMemory};
@@ -24,18 +24,18 @@ static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 pub struct WindowMemory {
     file: Arc<OwnedFd>,
     region: Arc<dyn HostMemory>,
-    /// Set if the memory belongs to the file, and does not consist of pages that a client has lent.
+    /// True if the memory belongs to the file; false if it consists of pages that a client has lent.
     is_files: bool,
     area: MmapArea,
     iova: Iova,
 }
 
 impl WindowMemory {
-    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write it. `name` appears
-    /// in `/proc`.
+    /// Creates zeroed memory for bytes `start` to `end` of an aperture. The card can read and write this memory. `name`
+    /// appears in `/proc`.
     ///
     /// # Errors
-    /// If the host has too little memory, or the card has no I/O addresses left.
+    /// Returns an error if the host has too little memory, or the card has no I/O addresses left.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
         let file =
             region_memory(name, end).map_err(|error| ManagerError::host("no memory file for an aperture", error))?;
@@ -45,7 +45,7 @@ impl WindowMemory {
     /// Maps the same memory for another card, or for the same card a second time; existing mappings remain valid.
     ///
     /// # Errors
-    /// If the card refuses the memory, or has no I/O addresses left.
+    /// Returns an error if the card rejects the memory, or has no I/O addresses left.
     pub fn on(&self, host: &ManagedCard) -> Result<Self, ManagerError> {
         let Self { file, region, is_files, area, iova } = self;
         let (file, region) = (Arc::clone(file), Arc::clone(region));
@@ -69,7 +69,7 @@ impl WindowMemory {
     /// The caller reserves these addresses.
     ///
     /// # Errors
-    /// If the file does not contain this memory, or the card refuses it.
+    /// Returns an error if the file does not contain this memory, or the card rejects it.
     pub fn of_file(host: &ManagedCard, file: OwnedFd, start: u64, end: u64, iova: Iova) -> Result<Self, ManagerError> {
         let window = Self { iova, ..Self::checked(Arc::new(file), start, end)? };
         window.lend(host)?;
@@ -79,7 +79,7 @@ impl WindowMemory {
     /// Maps the memory in `file` for the same part of the aperture, at unused I/O addresses, and zeroes it.
     ///
     /// # Errors
-    /// If the file does not contain this memory, or the card refuses it.
+    /// Returns an error if the file does not contain this memory, or the card rejects it.
     pub fn taken(&self, host: &ManagedCard, file: Arc<OwnedFd>) -> Result<Self, ManagerError> {
         let MmapArea { offset, size } = self.area;
         let window = Self::checked(file, offset, offset + size)?.placed(host)?;
@@ -90,7 +90,7 @@ impl WindowMemory {
         Ok(window)
     }
 
-    /// Returns the memory of a file from another process. It is not mapped for a card yet.
+    /// Returns the memory in a file from another process. The memory is not mapped for a card yet.
     fn checked(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let look = |error| ManagerError::host("the state of an aperture's memory file cannot be read", error);
         let (seals, stat) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?);
@@ -104,7 +104,7 @@ impl WindowMemory {
         Self::mapped(file, start, end)
     }
 
-    /// Returns the memory of a file. It is not mapped for a card yet.
+    /// Returns the memory of a file. The memory is not mapped for a card yet.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
         let own = file
             .try_clone()
@@ -152,11 +152,12 @@ impl WindowMemory {
         }
     }
 
-    /// Replaces the file with pages that the client has lent, also for the card. The memory must be unused, and the
-    /// card must not access it. The new pages are zeroed.
+    /// Replaces the file with pages that the client has lent, both for this process and for the card. The memory must
+    /// be unused, and the card must not access it. The new pages are zeroed.
     ///
     /// # Errors
-    /// If the number of pages differs, or the card refuses them. In both cases nothing changes.
+    /// Returns an error if the number of pages differs, or if the card rejects the pages. In both cases nothing
+    /// changes.
     pub fn replace(&mut self, host: &ManagedCard, pages: &Arc<Mapping>) -> Result<(), ManagerError> {
         if u64::try_from(pages.len()) != Ok(self.area.size) {
             let error = io::Error::other(format!("{:#x} bytes for {:#x}", pages.len(), self.area.size));
@@ -176,14 +177,14 @@ impl WindowMemory {
         })
     }
 
-    /// Zeroes all memory, including the client's writes to unmapped parts. The card must not access the memory
+    /// Zeroes all memory, including data that the client wrote to unmapped parts. The card must not access the memory
     /// meanwhile.
     ///
-    /// The memory is zeroed in place, because unmapping and mapping with an IOMMU takes a call per page, and QEMU waits
-    /// only 5 s for a reset.
+    /// The memory is zeroed in place. Unmapping and mapping it again with an IOMMU would need a call per page, and QEMU
+    /// waits only 5 s for a reset.
     ///
     /// # Errors
-    /// If the file cannot report which parts were written.
+    /// Returns an error if the file cannot report which of its parts were written.
     pub fn blank(&self, host: &ManagedCard) -> Result<(), ManagerError> {
         barrier(host);
         if !self.is_files {

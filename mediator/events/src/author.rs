@@ -1,5 +1,5 @@
-//! The author of a change. The author follows a request from the connection to the threads that work for it, so that
-//! the code in between need not pass the author as an argument.
+//! The author of a change. The author follows a request from the connection to the threads that work on it, so that the
+//! code in between does not have to pass the author as an argument.
 
 use std::cell::RefCell;
 
@@ -35,7 +35,7 @@ pub fn client(uid: Option<u32>, pid: Option<i32>) -> Author {
     Author { kind: AuthorKind::Client, uid, pid, program }
 }
 
-/// Returns the author of the changes that this thread makes. This is the daemon, unless [`acting`] names another
+/// Returns the author of the changes that this thread makes. The author is the daemon, unless [`acting`] names another
 /// author.
 pub(crate) fn current() -> Author {
     OF_THREAD.with_borrow(Clone::clone).unwrap_or_else(daemon)
@@ -57,13 +57,13 @@ pub fn acting<T>(author: Author, work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// Returns the author of the request that this task serves, for [`acting`] on another thread.
+/// Returns the author of the request that this task serves, to be passed to [`acting`] on another thread.
 #[must_use]
 pub fn of_request() -> Author {
     OF_REQUEST.try_with(Clone::clone).unwrap_or_else(|_| daemon())
 }
 
-/// Serves a request of the given author.
+/// Serves a request on behalf of the given author.
 pub(crate) async fn requesting<T>(author: Author, serve: impl Future<Output = T>) -> T {
     OF_REQUEST.scope(author, serve).await
 }

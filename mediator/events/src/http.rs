@@ -1,4 +1,5 @@
-//! `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each request.
+//! Serves `GET /v1/events`: a page, a page after a wait, or a stream of pages. Also determines the author of each
+//! request.
 //!
 //! A follower has a cursor and at most one page in flight. If a follower reads too slowly, the log drops events that
 //! the follower has not read. Its next page then contains the number of lost events.
@@ -34,7 +35,7 @@ const MAX_LIMIT: usize = 1024;
 /// Maximum time to wait for an event, in seconds.
 const MAX_WAIT_S: u64 = 60;
 /// Time limit for a follower to accept a page.
-// TIMEOUT: a terminal's output may be stopped. The follower then sends a new request with its cursor.
+// TIMEOUT: a terminal's output may be stopped. The follower can then send a new request with its cursor.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// State of the route.
@@ -44,13 +45,13 @@ struct Served {
     followers: Arc<Semaphore>,
 }
 
-/// Returns the route. Each call has its own limit of followers, so that readers cannot use up the operator's share.
+/// Returns the route. Each call has its own limit on followers, so that readers cannot use up the operator's share.
 pub fn router<S: Clone + Send + Sync + 'static>(log: Arc<Log>) -> Router<S> {
     let served = Served { log, followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)) };
     Router::new().route("/v1/events", get(events)).with_state(served)
 }
 
-/// Serves a request whose client is its author, for [`author::of_request`].
+/// Serves a request, with its client as the author for [`author::of_request`].
 pub async fn with_author(request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<ConnectInfo<Peer>>();
     let author = peer.map_or_else(author::daemon, |ConnectInfo(Peer { uid, pid })| author::client(*uid, *pid));
@@ -120,7 +121,7 @@ async fn events(
         return Ok(([(header::CONTENT_TYPE, "application/jsonl")], body).into_response());
     }
     let mut news = log.news();
-    // Finds an event that was added after the first page.
+    // Find an event that was added after the first page.
     let seen = log.page(Some(&page.next), limit)?;
     if seen.events.is_empty() && !news.borrow_and_update().closed {
         let _timeout = tokio::time::timeout(Duration::from_secs(wait_s), news.changed()).await;

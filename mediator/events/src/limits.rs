@@ -15,7 +15,7 @@ pub(crate) const BURST: u32 = 5;
 /// Maximum number of open windows. Beyond this number, events of other subjects are only counted.
 const MAX_WINDOWS: usize = 1024;
 
-/// A window of one kind and subject.
+/// A time window for events of one kind about one subject.
 #[derive(Debug, Default)]
 struct Window {
     since: Duration,

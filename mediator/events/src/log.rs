@@ -102,7 +102,7 @@ impl Log {
     /// Returns up to `limit` events after a cursor, or starting with the oldest event.
     ///
     /// # Errors
-    /// If the text is not a cursor, or is after the last event.
+    /// Returns an error if the text is not a cursor, or is after the last event.
     pub fn page(&self, after: Option<&str>, limit: usize) -> Result<EventPage, BadCursor> {
         let after: Option<Cursor> = after.map(str::parse).transpose()?;
         let books = self.books.lock();
@@ -157,7 +157,7 @@ impl Log {
         self.tell(&books);
     }
 
-    /// Creates the log that an earlier daemon has handed over. Unreadable events count as lost.
+    /// Creates the log that an earlier daemon has handed over. Events that cannot be read count as lost.
     #[must_use]
     pub fn restored(saved: SavedLog) -> Self {
         let SavedLog { epoch, count, events } = saved;

@@ -18,7 +18,8 @@ use crate::event::NewEvent;
 const LONG_OVERRUN: Duration = Duration::from_secs(1);
 /// Minimum duration of a wait that causes an event.
 const LONG_WAIT: Duration = Duration::from_secs(5);
-/// A quarantine with at most this remaining time at the last state counts as ended by its time limit.
+/// Tolerance in ms: a quarantine whose remaining time was at most this long at the last state counts as ended by its
+/// time limit.
 const QUARANTINE_SLACK_MS: u64 = 3000;
 /// Maximum number of clients named in one text.
 const MAX_NAMED: usize = 4;
@@ -79,7 +80,7 @@ struct Known {
 /// Compares states of the daemon.
 #[derive(Debug, Default)]
 pub struct Observer {
-    /// False before the first state. Objects of the first state are not compared with earlier ones.
+    /// False before the first state. Objects in the first state are not compared with an earlier state.
     started: bool,
     known: BTreeMap<Subject, Known>,
     /// Names of failed cards.
@@ -166,7 +167,7 @@ fn sights(states: &States) -> Vec<(Subject, Sight)> {
     vms.chain(tenants).collect()
 }
 
-/// Returns the increase of a count. A count that is lower than before has restarted from zero, with a new owner.
+/// Returns the increase of a count. A count that is lower than before has restarted from zero under a new owner.
 fn increase(before: u64, now: u64) -> u64 {
     now.checked_sub(before).unwrap_or(now)
 }

@@ -139,7 +139,7 @@ mod tests {
         (1..3000).for_each(|number| shelf.add(event(number, "a", 4000)));
         shelf.audit();
         assert!(shelf.events.len() < 600 && shelf.bytes > MAX_BYTES / 2, "{}", shelf.events.len());
-        // A single event that is too large displaces all others, and is then dropped itself.
+        // A single event that is too large displaces all other events, and is then dropped itself.
         shelf.add(event(3000, "b", MAX_BYTES));
         shelf.audit();
     }

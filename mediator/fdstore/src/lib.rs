@@ -1,11 +1,11 @@
-//! The service manager's file descriptor store. It keeps descriptors of VMMs, so that VMMs keep their devices if the
-//! daemon is killed.
+//! The service manager's file descriptor store. The store keeps descriptors of VMMs, so that VMMs keep their devices if
+//! the daemon is killed.
 //!
-//! The store keeps the connection of each VMM. Otherwise the kernel would reset a connection with unread data when the
-//! daemon is killed, which QEMU does not survive ([`vmm_glue::socket::end`]). If enough room is left, the store also
-//! keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`). With these, the next
-//! daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that the VMM notices
-//! the loss.
+//! The store keeps the connection of each VMM. Otherwise, when the daemon is killed, the kernel would reset a
+//! connection that has unread data, which QEMU does not survive ([`vmm_glue::socket::end`]). If enough room is left,
+//! the store also keeps the VMM's journal and the descriptors that the journal refers to (`vmm_glue::journal`). With
+//! these, the next daemon resumes the connection. A connection that the next daemon cannot resume is closed, so that
+//! the VMM notices the loss.
 //!
 //! Parts: [`Store`] and its keepers, which add descriptors; `pace`, which limits the rate of messages to the service
 //! manager; [`Left`], descriptors from an earlier run; [`names`].
@@ -35,8 +35,8 @@ use pace::Pace;
 /// Environment variable in which the service manager passes the number of descriptors that it can keep (systemd 254 and
 /// newer).
 const CAPACITY: &str = "FDSTORE";
-/// Number of descriptors that journals must leave free: two sockets of the daemon, and the socket and the connection of
-/// each virtual machine.
+/// Number of descriptors that journals must leave free: two for sockets of the daemon, and two for the socket and the
+/// connection of each virtual machine.
 const RESERVED_DESCRIPTORS: usize = 2 + 2 * MAX_VMS;
 /// Mask of all descriptors of a journal that the store can contain; see [`bit`].
 const ALL: u32 = (1 << (SLOTS + 1)) - 1;
@@ -52,8 +52,8 @@ pub struct Store {
 }
 
 impl Store {
-    /// Returns the store that the environment describes. `followed` means that this process takes over from another
-    /// one.
+    /// Returns the store that the environment describes. `followed` is true if this process takes over from another
+    /// process.
     #[must_use]
     pub fn found(followed: bool) -> Self {
         let capacity = std::env::var(CAPACITY).ok().and_then(|count| count.parse::<usize>().ok()).unwrap_or(0);
@@ -80,7 +80,7 @@ impl Store {
     }
 
     /// Returns the keeper for the VMM of a virtual machine. `before` is the set of descriptors that an earlier run has
-    /// stored for it ([`Left::held`]).
+    /// stored for this VMM ([`Left::held`]).
     #[must_use]
     pub fn keeper(&self, vm: &str, before: Option<u32>) -> Option<Arc<dyn Keeper>> {
         if !self.there {
@@ -107,7 +107,7 @@ impl Store {
 #[derive(Debug)]
 struct InStore {
     vm: String,
-    /// Mask of the descriptors that are stored, or may be.
+    /// Mask of the descriptors that are stored or may be stored.
     held: AtomicU32,
     /// Mask of the descriptors that count towards the limit.
     counted: AtomicU32,
@@ -123,7 +123,7 @@ impl InStore {
 
 impl Keeper for InStore {
     fn keep(&self, connection: BorrowedFd<'_>) {
-        // Wait for two messages, because a VMM may connect repeatedly.
+        // Wait until two messages are permitted, because a VMM may connect repeatedly.
         self.pace.wait();
         self.pace.wait();
         store(&self.connection(), connection);
@@ -174,7 +174,7 @@ impl Keeper for InStore {
 
 impl Drop for InStore {
     fn drop(&mut self) {
-        // Another process may continue with the stored descriptors, so only release this process's share of the
+        // Another process may continue to use the stored descriptors, so release only this process's share of the
         // capacity.
         let counted = usize::try_from(self.counted.load(Ordering::Relaxed).count_ones()).unwrap_or(0);
         self.room.fetch_add(counted, Ordering::Relaxed);
@@ -229,7 +229,7 @@ impl Left {
     /// Duplicates all descriptors, if a connection and its journal exist.
     ///
     /// # Errors
-    /// If this process has reached its limit of descriptors.
+    /// Returns an error if this process has reached its limit on descriptors.
     pub fn remains(&self) -> Option<std::io::Result<Remains>> {
         let connection = self.connection.as_ref()?;
         self.kept.iter().any(|(what, _)| *what == Kept::Journal).then(|| {

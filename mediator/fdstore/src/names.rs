@@ -14,7 +14,7 @@ pub const STORED_ADMIN: &str = "daemon/admin";
 /// Name of the read-only socket.
 pub const STORED_READ_ONLY: &str = "daemon/admin-read";
 
-/// Returns true if a socket with this name comes from the store.
+/// Returns true if a socket with this name is in the store.
 pub fn is_stored(name: &str) -> bool {
     name.contains('/')
 }

@@ -1,7 +1,7 @@
 //! Limits the rate of messages that the daemon sends to the service manager because of one VMM. Without the limit, a
-//! VMM that constantly maps and unmaps memory would keep the service manager of the whole host busy.
+//! VMM that constantly maps and unmaps memory would keep the host's service manager busy.
 //!
-//! No message is dropped, because the next daemon could then not resume the VMM. Only a VMM that exceeds the limit
+//! No message is dropped, because the next daemon could then not resume the VMM. Instead, a VMM that exceeds the limit
 //! waits.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -33,11 +33,11 @@ impl Bucket {
         let passed = now.saturating_duration_since(self.filled).as_millis() / MESSAGE_INTERVAL.as_millis();
         let new = u32::try_from(passed).unwrap_or(u32::MAX).min(BURST_MESSAGES);
         self.left = self.left.saturating_add(new).min(BURST_MESSAGES);
-        // A full bucket drops the rest of an interval.
+        // If the bucket is full, the rest of an interval is dropped.
         self.filled = if self.left == BURST_MESSAGES { now } else { self.filled + MESSAGE_INTERVAL * new };
     }
 
-    /// Takes one message, or returns the time until the next one is permitted.
+    /// Takes one message, or returns the time until the next message is permitted.
     fn take(&mut self, now: Instant) -> Result<(), Duration> {
         self.fill(now);
         match self.left.checked_sub(1) {

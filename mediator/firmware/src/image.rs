@@ -14,7 +14,7 @@ pub(crate) const FILE_BYTES_MAX: u64 = (HEADER_BYTES + 4 * (CODE_WORDS_MAX + DAT
 /// Reason why bytes are not an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImageError {
-    /// The bytes do not start like an image.
+    /// The bytes do not begin with the magic number of an image.
     #[error("this is not an image of falcon firmware: it does not begin with {:?}", String::from_utf8_lossy(&MAGIC))]
     Form,
     /// The image names an unknown falcon.
@@ -69,7 +69,7 @@ impl Image {
     /// page.
     ///
     /// # Errors
-    /// [`ImageError::Size`] if a part is too long, or the code is missing.
+    /// [`ImageError::Size`] if a part is too long, or if the code is missing.
     pub fn new(falcon: Falcon, code: &[u32], data: &[u32]) -> Result<Self, ImageError> {
         let used = code.iter().rposition(|word| *word != 0).map_or(0, |last| last + 1);
         let code = code.get(..used).unwrap_or_default();

@@ -21,7 +21,7 @@ impl Inbox {
     /// Creates an inbox. A separate thread adds the images to `store`, and ends with the last copy of the inbox.
     ///
     /// # Errors
-    /// If the thread cannot be created.
+    /// Returns an error if the thread cannot be created.
     pub fn for_store(store: Store) -> std::io::Result<Self> {
         let (sender, receiver) = sync_channel(WAITING_MAX);
         std::thread::Builder::new().name("firmware".into()).spawn(move || record(&store, &receiver))?;

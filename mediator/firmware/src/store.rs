@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Maximum number of images that are not approved. It is limited because guests determine the contents.
+/// Maximum number of images that are not approved. The size is limited because guests determine the contents.
 const CANDIDATES_MAX: usize = 32;
 /// Suffix of images' names.
 const SUFFIX: &str = ".falcon";
@@ -118,7 +118,7 @@ impl Store {
         Ok(entries)
     }
 
-    /// Adds an image as a candidate. Returns true if it is new.
+    /// Adds an image as a candidate. Returns true if the image is new.
     ///
     /// # Errors
     /// [`StoreError::Full`] and [`StoreError::File`].

@@ -25,7 +25,7 @@ pub enum Error {
     /// The package exceeds a limit.
     #[error("{0} cannot be handed over: {1} are more than {2}")]
     TooMuch(&'static str, u64, u64),
-    /// The operating system refused an operation.
+    /// The operating system reported an error.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
 }

@@ -5,13 +5,15 @@
 //!    [`Sender::meet`]).
 //! 2. The sender saves its state for this receiver and sends it ([`Sender::give`], [`Receiver::take`]). The sender
 //!    still owns the state.
-//! 3. The receiver rebuilds everything without accessing the objects that the state describes. It then reports that it
-//!    is ready, or the reason why it refuses ([`Receiver::ready`], [`Receiver::refuse`], [`Sender::await_ready`]).
+//! 3. The receiver rebuilds everything without accessing the objects that the state describes. The receiver then
+//!    reports that it is ready, or the reason why it rejects the package ([`Receiver::ready`], [`Receiver::refuse`],
+//!    [`Sender::await_ready`]).
 //! 4. The sender gives up ownership and notifies the receiver ([`Sender::let_go`]), which then owns everything
 //!    ([`Receiver::wait`]).
 //!
-//! If the receiver refuses, does not respond in time, ends, or cannot read the state before step 4, the sender can
-//! continue as before. Neither process trusts data that it receives: sizes are bounded, and contents are checked.
+//! If the receiver rejects the package, does not respond in time, ends, or cannot read the state before step 4, the
+//! sender can continue as before. Neither process trusts the data that it receives: sizes are bounded, and contents are
+//! checked.
 //!
 //! The crate does not interpret the package, and does not start processes.
 
@@ -42,7 +44,7 @@ pub struct Introduction {
     pub reads: Vec<Known>,
 }
 
-/// The upgrade in which a daemon has taken over.
+/// Record of the upgrade in which a daemon has taken over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Takeover {
     /// Time for which virtual machines waited.

@@ -17,7 +17,7 @@ impl Receiver {
     /// Introduces this process to the sender at the other end of a `SOCK_SEQPACKET` socket.
     ///
     /// # Errors
-    /// If the sender has ended.
+    /// Returns an error if the sender has ended.
     pub fn connect(socket: OwnedFd, introduction: &Introduction) -> Result<Self, Error> {
         let wire = Wire::new(socket);
         wire.send(&Message::Hello(introduction.clone()), &[])?;
@@ -27,7 +27,7 @@ impl Receiver {
     /// Sends a refusal in place of the introduction, so that the sender does not wait.
     ///
     /// # Errors
-    /// If the sender has ended.
+    /// Returns an error if the sender has ended.
     pub fn decline(socket: OwnedFd, why: &str) -> Result<(), Error> {
         Wire::new(socket).send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
@@ -35,7 +35,7 @@ impl Receiver {
     /// Waits for the package, for at most `limit`. The sender still owns it.
     ///
     /// # Errors
-    /// If no package arrives, or its contents differ from its announcement.
+    /// Returns an error if no package arrives, or its contents differ from its announcement.
     pub fn take(&self, limit: Duration) -> Result<Package, Error> {
         let awaits = "before it sent anything";
         let (message, fds) = self.0.receive(limit, awaits)?;
@@ -66,7 +66,7 @@ impl Receiver {
     /// Reports that everything has been rebuilt.
     ///
     /// # Errors
-    /// If the sender has ended or has closed the connection.
+    /// Returns an error if the sender has ended or has closed the connection.
     pub fn ready(&self) -> Result<(), Error> {
         self.0.send(&Message::Ready, &[])
     }
@@ -74,15 +74,15 @@ impl Receiver {
     /// Sends the reason for refusing the package.
     ///
     /// # Errors
-    /// If the sender has ended or has closed the connection.
+    /// Returns an error if the sender has ended or has closed the connection.
     pub fn refuse(self, why: &str) -> Result<(), Error> {
         self.0.send(&Message::Refused(why.chars().take(REASON_MAX).collect()), &[])
     }
 
-    /// Waits until this process owns everything, for at most `limit`. After a failure, it owns nothing.
+    /// Waits until this process owns everything, for at most `limit`. If the wait fails, this process owns nothing.
     ///
     /// # Errors
-    /// If the sender does not give up ownership.
+    /// Returns an error if the sender does not give up ownership.
     pub fn wait(self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it released the cards")? {
             (Message::Yours, _) => Ok(()),

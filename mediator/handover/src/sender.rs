@@ -15,7 +15,7 @@ impl Sender {
     /// within `limit`.
     ///
     /// # Errors
-    /// If the process does not introduce itself, or is not a receiver.
+    /// Returns an error if the process does not introduce itself, or is not a receiver.
     pub fn meet(socket: OwnedFd, limit: Duration) -> Result<(Self, Introduction), Error> {
         let wire = Wire::new(socket);
         match wire.receive(limit, "before it identified itself")? {
@@ -27,7 +27,7 @@ impl Sender {
     /// Sends the package. The sender still owns its contents.
     ///
     /// # Errors
-    /// If the package is too large, or the receiver does not accept it.
+    /// Returns an error if the package is too large, or the receiver does not accept it.
     pub fn give(&self, package: &Package) -> Result<(), Error> {
         package.check()?;
         let Package { file, descriptors } = package;
@@ -42,10 +42,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the receiver has rebuilt everything, for at most `limit`. The sender still owns everything.
+    /// Waits for at most `limit` until the receiver has rebuilt everything. The sender still owns everything.
     ///
     /// # Errors
-    /// If the receiver refuses, has ended, or takes longer.
+    /// Returns an error if the receiver rejects the package, has ended, or takes longer.
     pub fn await_ready(&self, limit: Duration) -> Result<(), Error> {
         match self.0.receive(limit, "before it was ready")? {
             (Message::Ready, _) => Ok(()),
@@ -53,10 +53,10 @@ impl Sender {
         }
     }
 
-    /// Notifies the receiver, which is ready, that it now owns everything.
+    /// Notifies the receiver, which has reported that it is ready, that it now owns everything.
     ///
     /// # Errors
-    /// If the receiver has ended.
+    /// Returns an error if the receiver has ended.
     pub fn let_go(self) -> Result<(), Error> {
         self.0.send(&Message::Yours, &[])
     }

@@ -20,10 +20,10 @@ const MAGIC: [u8; 4] = *b"GPUH";
 pub(crate) const PROTOCOL: u32 = 1;
 /// Maximum number of descriptors per message. The kernel accepts 253.
 pub(crate) const MAX_DESCRIPTORS: usize = 128;
-/// Maximum length of a message in bytes. The names of one batch of descriptors determine it.
+/// Maximum length of a message in bytes. The maximum results from the names in one batch of descriptors.
 const MESSAGE_MAX: usize = 64 << 10;
 /// Time limit for the other process to read messages.
-// TIMEOUT: the other process only has to receive the messages, and even on a busy host this takes less time.
+// TIMEOUT: the other process only has to receive the messages, which takes less time even on a busy host.
 const SEND_LIMIT: Duration = Duration::from_secs(10);
 
 /// A message.

@@ -1,4 +1,4 @@
-//! Users and groups by name or number, for the ownership of sockets.
+//! Resolves users and groups, by name or number, for the ownership of sockets.
 
 use nix::unistd::{Group, User};
 use vmm_glue::socket::SocketOptions;

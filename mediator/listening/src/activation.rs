@@ -49,8 +49,8 @@ pub enum ActivationError {
     },
 }
 
-/// Takes the descriptors of the service manager. Must be called only once, and early: a second call would use the same
-/// numbers.
+/// Takes the descriptors of the service manager. Must be called early and only once, because a second call would use
+/// the same numbers.
 ///
 /// # Errors
 /// See [`ActivationError`] for all reasons.
@@ -70,7 +70,7 @@ pub fn take() -> Result<Activated, ActivationError> {
 /// # Safety
 /// The descriptor must be open and must not have another owner.
 unsafe fn take_number(fd: RawFd) -> OwnedFd {
-    // SAFETY: callers of this function fulfil the same requirement.
+    // SAFETY: the caller of this function fulfils the same requirement.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
@@ -115,7 +115,7 @@ impl Activated {
     /// Checks that all sockets listen.
     ///
     /// # Errors
-    /// If a socket does not have a virtual machine; the error contains the socket's name.
+    /// Returns an error if a socket does not have a virtual machine; the error contains the socket's name.
     pub fn check(&self) -> Result<(), ActivationError> {
         let mut all = self.listeners.iter().chain(&self.stored);
         let other =

@@ -1,6 +1,6 @@
 //! Limits on this process's descriptors, which all virtual machines and the operator share.
 //!
-//! A VMM makes the daemon keep a descriptor for each file whose memory it lends. Therefore each VM has a fixed part of
+//! A VMM makes the daemon keep a descriptor for each file whose memory it lends. Therefore, each VM has a fixed part of
 //! the process's descriptors, which is calculated for the maximum number of VMs. The rest is for cards, sockets and the
 //! admin API.
 
@@ -10,11 +10,12 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 /// Number of descriptors for cards, listening sockets, connections of the admin API, and files that are read briefly.
 const RESERVED_DESCRIPTORS: u64 = 1024;
 /// Number of descriptors of a VM in addition to its memory files: its socket and connections, its own events, its
-/// mappings, its journal, and 8 sets of 16 that wait for their message.
+/// mappings, its journal, and 8 sets of 16 descriptors that wait for their message.
 const OF_VM: u64 = 160;
-/// Maximum number of memory files per VM. QEMU uses one for each memory backend.
+/// Maximum number of memory files per VM. QEMU uses one memory file for each memory backend.
 const FILES_MAX: u64 = 512;
-/// Minimum number of memory files per VM, even if few descriptors are available. It suffices for a VMM that boots.
+/// Minimum number of memory files per VM, even if few descriptors are available. This number is sufficient for a VMM to
+/// boot.
 const FILES_MIN: u64 = 16;
 /// Number of copies of each descriptor during an upgrade: one in this daemon and one in the next.
 const COPIES: u64 = 2;

@@ -2,7 +2,7 @@
 //! same folder. Such a folder must therefore belong to only one tenant or VM.
 //!
 //! The daemon creates and removes each folder that has the name of its tenant or VM (`config::own_folder`). Only
-//! programs that have at most the daemon's rights access the folder.
+//! programs that have at most the daemon's privileges access the folder.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, symlink};
@@ -28,7 +28,7 @@ pub struct FolderError {
 /// Creates the exclusive folder for the socket of a tenant or VM, if the socket's path has such a folder.
 ///
 /// # Errors
-/// If the folder cannot be created, or belongs to another user.
+/// Returns an error if the folder cannot be created, or belongs to another user.
 pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderError> {
     let Some(own) = own_folder(name, socket, socket_dir) else { return Ok(()) };
     let failed = |what| FolderError { name: name.to_owned(), what };
@@ -44,8 +44,8 @@ pub fn make(name: &str, socket: &Path, socket_dir: &Path) -> Result<(), FolderEr
     Ok(())
 }
 
-/// Removes the exclusive folder for the socket of a tenant or VM, together with sockets that a killed process has left
-/// in the folder.
+/// Removes the exclusive folder for the socket of a tenant or VM, together with the sockets that a killed process has
+/// left there.
 pub fn remove(name: &str, socket: &Path, socket_dir: &Path) {
     let Some(own) = own_folder(name, socket, socket_dir) else { return };
     let (earlier, target) = earlier(name, socket_dir);
@@ -117,8 +117,8 @@ fn is_socket(path: &Path) -> bool {
 /// Checks the folder of sockets: other users must not be able to create files in it.
 ///
 /// # Errors
-/// If other users can create files in the folder, because they could then replace the sockets of other users and of the
-/// daemon.
+/// Returns an error if other users can create files in the folder. These users could then replace the sockets of other
+/// users and of the daemon.
 pub fn check(socket_dir: &Path) -> Result<(), String> {
     use std::os::unix::fs::MetadataExt;
     // A missing folder is reported when the first socket is created.

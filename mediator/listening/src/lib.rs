@@ -42,15 +42,15 @@ pub struct Listening {
     pub path: Option<SocketPath>,
 }
 
-/// The path of a socket that the daemon created. It is removed on drop, unless the service manager has stored the
-/// socket.
+/// The path of a socket that the daemon created. The socket is removed on drop, unless the service manager has stored
+/// it.
 #[derive(Debug)]
 pub struct SocketPath {
     path: PathBuf,
     bound: Option<BoundPath>,
     /// Name in the store, if the socket has a copy in the store.
     stored: Option<String>,
-    /// True while this process is responsible for removing the path.
+    /// True while this process must remove the path.
     ours: Arc<AtomicBool>,
 }
 
@@ -81,8 +81,8 @@ impl Drop for SocketPath {
 /// Sources of listening sockets.
 #[derive(Debug, Default)]
 pub struct Sockets {
-    /// Sockets of units. They belong to the service manager, and become available again when their virtual machine is
-    /// removed.
+    /// Sockets of units. These sockets belong to the service manager, and become available again when their virtual
+    /// machine is removed.
     units: HashMap<String, UnixListener>,
     /// Unclaimed sockets of an earlier run.
     stored: Mutex<rank::Sockets, HashMap<String, UnixListener>>,
@@ -96,16 +96,16 @@ pub struct Sockets {
 }
 
 impl Sockets {
-    /// Creates the sources from the service manager's sockets, and from its store if it has one. Connections of VMMs
-    /// that an earlier run served and this run does not serve are closed, so that the VMMs notice this even if this run
+    /// Creates the sources from the service manager's sockets, and from its store if it has one. Closes connections of
+    /// VMMs that an earlier run served and this run does not serve, so that the VMMs notice this even if this run
     /// fails.
     #[must_use]
     pub fn new(activated: Activated) -> Self {
         Self { ours: Arc::new(AtomicBool::new(true)), store: Store::found(false), ..Self::handed(activated) }
     }
 
-    /// Creates the sources from the sockets of another daemon. That daemon continues to use them unless [`Self::own`]
-    /// is called.
+    /// Creates the sources from the sockets of another daemon. The other daemon continues to use them until
+    /// [`Self::own`] is called.
     #[must_use]
     pub fn handed(Activated { listeners, stored, left }: Activated) -> Self {
         let (stored, left) = (Mutex::new(stored), Mutex::new(left));
@@ -152,7 +152,7 @@ impl Sockets {
     /// Returns the admin socket.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn admin(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(ADMIN, STORED_ADMIN.to_owned(), path, rights)
     }
@@ -160,7 +160,7 @@ impl Sockets {
     /// Returns the read-only socket of the admin API.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn read_only(&self, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(READ_ONLY, STORED_READ_ONLY.to_owned(), path, rights)
     }
@@ -168,7 +168,7 @@ impl Sockets {
     /// Returns the socket of a virtual machine.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn of_vm(&self, name: &str, path: &Path, rights: &SocketOptions) -> Result<Listening, BindError> {
         self.listen(name, format!("{OF_VM}{name}"), path, rights)
     }
@@ -182,7 +182,7 @@ impl Sockets {
             })?;
             return Ok(Listening { listener: copy, path: None });
         }
-        // A stored socket with another path is closed, and its path removed.
+        // Close a stored socket that has another path, and remove its path.
         let earlier = self.stored.lock().remove(&stored);
         let adopted = earlier.and_then(|listener| Some((socket::adopt(&listener)?, listener)));
         let adopted = match adopted {

@@ -54,11 +54,11 @@ fn run(scheduler: impl Scheduler + 'static, body: fn()) -> usize {
     Runner::new(scheduler, config).run(body)
 }
 
-/// Runs `body` under `count` schedules (times the factor in the environment). Half of the schedules choose threads at
-/// random; the other half uses PCT, which finds failures that require few but unlikely thread switches.
+/// Runs `body` with `count` schedules, multiplied by the factor in the environment. Half of the schedules choose
+/// threads at random. The other half uses PCT, which finds failures that need few but unlikely thread switches.
 ///
 /// # Panics
-/// If `body` panics, if its threads wait for each other, or if a schedule does not end.
+/// Panics if `body` panics, if its threads wait for each other, or if a schedule does not end.
 pub fn try_schedules(count: usize, body: fn()) {
     let times = std::env::var(TIMES).ok().map_or(1, |times| times.parse().expect("a number"));
     let half = count.div_ceil(2) * times;

@@ -1,6 +1,6 @@
 //! The mediator's locks. Each lock has a rank, which is its position in the order in which a thread takes locks
-//! ([`rank`]). In debug builds, taking a lock out of order panics, and so does waiting while a VM's or a card's lock is
-//! held. The hold times of these two kinds are always measured ([`holds`]).
+//! ([`rank`]). In debug builds, taking a lock out of order causes a panic, and so does waiting while a VM's lock or a
+//! card's lock is held. The hold times of these two kinds are always measured ([`holds`]).
 //!
 //! The underlying locks are `parking_lot`'s or, in tests, those of a checker that controls the scheduling of threads
 //! (`checked`, with the feature `checked`).
@@ -45,7 +45,8 @@ pub trait Locks: 'static {
     /// Takes the lock if it is free.
     fn try_lock<T>(mutex: &Self::Mutex<T>) -> Option<Self::Guard<'_, T>>;
 
-    /// Calls `act` with this thread's held locks. Does nothing if the thread is ending and holds no locks.
+    /// Calls `act` with the set of locks that this thread holds. Does nothing if the thread is ending and holds no
+    /// locks.
     fn with_held(act: impl FnOnce(&HeldRanks));
 }
 
@@ -87,7 +88,7 @@ pub struct Mutex<K: Rank, T, L: Locks = Real> {
     rank: PhantomData<fn() -> K>,
 }
 
-/// A hold that is being measured.
+/// A measurement of one hold.
 struct Hold<'a> {
     share: &'a Share,
     since: Ticks,
@@ -128,11 +129,11 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// In debug builds, if this thread holds a lock of this rank or a later rank.
+    /// In debug builds, if this thread holds a lock of the same rank or a later rank.
     #[track_caller]
     pub fn lock(&self) -> Guard<'_, K, T, L> {
         if cfg!(debug_assertions) {
-            // Checked before the wait, so that a deadlock is reported as an error.
+            // Check before the wait, so that a deadlock is reported as an error.
             L::with_held(HeldRanks::take::<K>);
         }
         self.guard(L::lock(&self.raw), Location::caller())
@@ -151,7 +152,7 @@ impl<K: Rank, T, L: Locks> Mutex<K, T, L> {
         Some(self.guard(raw, Location::caller()))
     }
 
-    /// Returns the hold times of this lock. They are empty if holds are not measured.
+    /// Returns the hold times of this lock. The result is empty if holds are not measured.
     #[must_use]
     pub fn holds(&self) -> Holds {
         self.share.as_ref().map(Share::holds).unwrap_or_default()
@@ -185,7 +186,7 @@ impl<'a, K: Rank, T: 'a, L: Locks> Guard<'a, K, T, L> {
 }
 
 impl<'a, K: Rank, T: 'a> Guard<'a, K, T, Real> {
-    /// Lets a waiting thread take the lock first, and then takes the lock again. This costs almost nothing if no thread
+    /// Releases the lock for a waiting thread, and then takes the lock again. This costs almost nothing if no thread
     /// waits.
     pub fn give_way(&mut self) {
         self.record();
@@ -230,7 +231,7 @@ impl Condvar {
         self.0.notify_all();
     }
 
-    /// Releases the lock, waits to be woken, and takes it again.
+    /// Releases the lock, waits until it is woken, and takes the lock again.
     ///
     /// # Panics
     /// In debug builds, if this thread holds another lock whose holder must not wait.

@@ -1,7 +1,7 @@
 //! Measures how long locks are held. Records counts in buckets of an eighth of an octave, the maximum, the sum, and the
 //! source locations of long holds.
 //!
-//! For benchmarks, the holder's processor time can also be measured ([`measure_work`]). Time for which a busy host
+//! For benchmarks, the processor time of the holder can also be measured ([`measure_work`]). Time for which a busy host
 //! suspends the holder counts as hold time, but not as processor time.
 //!
 //! Each lock has its own meter, which only the lock's holder writes. Readers sum all meters of a kind, including the
@@ -21,8 +21,8 @@ const STEPS_LOG2: u32 = BUCKETS_PER_OCTAVE.trailing_zeros();
 const OCTAVES: u32 = 40;
 const BUCKETS: usize = ((OCTAVES - STEPS_LOG2 + 1) as usize) * BUCKETS_PER_OCTAVE as usize;
 
-/// Holds longer than this, in ns, are counted by source location. Such holds are rare (about one in thousands), and the
-/// number of locations is bounded by the source code.
+/// Duration in ns above which holds are counted by source location. Such holds are rare (about one in thousands), and
+/// the source code limits the number of locations.
 const LONG_NS: u64 = 50_000;
 
 /// Source location where a lock was taken.
@@ -139,8 +139,8 @@ impl Holds {
         self.sum_ns
     }
 
-    /// Returns a duration in ns that `permille` of 1000 holds do not exceed, rounded up by at most an eighth. Returns 0
-    /// if no holds were recorded.
+    /// Returns the duration in ns that `permille` thousandths of the holds do not exceed, rounded up by at most an
+    /// eighth. Returns 0 if no holds were recorded.
     #[must_use]
     pub fn at(&self, permille: u64) -> u64 {
         let wanted = self.count().saturating_mul(permille).div_ceil(1000).max(1);
@@ -152,7 +152,7 @@ impl Holds {
         found.map_or(0, |bucket| upper(bucket).min(self.longest_ns))
     }
 
-    /// Returns the number of holds of at most `ns`. May omit holds that are shorter than `ns` by up to an eighth.
+    /// Returns the number of holds of at most `ns`. May omit holds that are up to an eighth shorter than `ns`.
     #[must_use]
     pub fn at_most(&self, ns: u64) -> u64 {
         self.counts.iter().enumerate().take_while(|(index, _)| upper(*index) <= ns).map(|(_, count)| count).sum()
@@ -163,8 +163,8 @@ impl Holds {
         self.long.iter().map(|(place, long)| (*place, *long))
     }
 
-    /// Returns the holds since `earlier`. The longest hold is rounded up by at most an eighth, unless it is the overall
-    /// longest.
+    /// Returns the holds since `earlier`. The longest hold of a location is rounded up by at most an eighth, unless it
+    /// is the overall longest hold.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let counts: Vec<u64> =
@@ -206,8 +206,8 @@ struct Kind {
 /// True if the processor time of holders is measured.
 static WORK: AtomicBool = AtomicBool::new(false);
 
-/// Enables the measurement of processor time for holds that start from now on. It takes a system call at each end of a
-/// hold.
+/// Enables the measurement of processor time for holds that start from now on. The measurement needs a system call at
+/// each end of a hold.
 pub fn measure_work() {
     WORK.store(true, Ordering::Relaxed);
 }
@@ -224,7 +224,7 @@ pub(crate) fn work() -> Option<u64> {
 static KINDS: [Mutex<Kind>; Measured::ALL.len()] =
     [const { Mutex::new(Kind { live: Vec::new(), gone: None }) }; Measured::ALL.len()];
 
-/// A lock's own part of the measurement, which ends with the lock.
+/// A lock's own part of the measurement, which is dropped together with the lock.
 #[derive(Debug)]
 pub(crate) struct Share {
     kind: Measured,

@@ -16,7 +16,7 @@ struct Holding {
 #[derive(Debug, Default)]
 pub struct HeldRanks {
     now: RefCell<Vec<Holding>>,
-    /// Positions of all ranks that were ever taken, and how many times.
+    /// Positions of all ranks that were ever taken, with the number of times that each was taken.
     taken: RefCell<Vec<(u8, u64)>>,
 }
 
@@ -28,7 +28,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// If a lock of this rank or a later rank is held.
+    /// Panics if a lock of this rank or a later rank is held.
     pub(crate) fn take<K: Rank>(&self) {
         let mut held = self.now.borrow_mut();
         if let Some(above) = held.iter().find(|above| above.position >= K::POSITION) {
@@ -57,7 +57,7 @@ impl HeldRanks {
     }
 
     /// # Panics
-    /// If a lock whose holder must not wait is held, except a lock at position `but`.
+    /// Panics if this thread holds a lock whose holder must not wait, except a lock at position `but`.
     pub(crate) fn wait(&self, but: Option<u8>) {
         let name = self.now.borrow().iter().find(|one| !one.may_wait && Some(one.position) != but).map(|one| one.name);
         if let Some(name) = name {

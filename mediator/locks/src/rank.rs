@@ -1,19 +1,20 @@
 //! The lock order of the mediator, as a table.
 
-/// The rank of a lock. A thread takes locks only in ascending order of rank, and never holds two locks of the same
+/// The rank of a lock. A thread takes locks only in ascending order of rank, and never holds two locks with the same
 /// rank.
 pub trait Rank: 'static {
     /// Position in the following table.
     const POSITION: u8;
     /// Name for messages.
     const NAME: &'static str;
-    /// True if the lock's holder may wait for the card, a VMM or another thread. False for all ranks after [`Moving`].
+    /// True if the holder of the lock may wait for the card, a VMM or another thread. False for all ranks after
+    /// [`Moving`].
     const MAY_WAIT: bool;
     /// The measurement to which such locks contribute, if any.
     const MEASURED: Option<Measured>;
 }
 
-/// Locks whose holds are measured.
+/// Locks whose hold times are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Measured {
     /// Locks of VMs.
@@ -57,7 +58,7 @@ macro_rules! ranks {
             }
         )*
 
-        /// Names of all ranks, in the order in which they are taken.
+        /// Names of all ranks, in the order in which their locks are taken.
         pub const ORDER: &[&str] = &[$(stringify!($name)),*];
     };
 }
@@ -70,7 +71,7 @@ ranks! {
     /// Daemon: held while a change is sent to the owner of one CUDA card, which may respond slowly. A thread that waits
     /// for this lock holds no other lock.
     CudaChanging, true, None;
-    /// Daemon: held while the daemon's state is compared with the last one, to find events.
+    /// Daemon: held while the daemon's state is compared with its previous state, to find events.
     Observing, true, None;
     /// Daemon: held while changes are written to the file that outlives the daemon.
     OverrideStore, true, None;
@@ -78,7 +79,8 @@ ranks! {
     Daemon, true, None;
     /// Daemon: sockets that are handed over from one process to the next.
     Sockets, true, None;
-    /// Daemon: the user of a card, which is the mediator or a passthrough VM. Held while a card is opened or closed.
+    /// Daemon: the user of a card, which is either the mediator or a passthrough VM. Held while a card is opened or
+    /// closed.
     Ownership, true, None;
     /// Daemon: a card's memory settings.
     MemorySettings, false, None;
@@ -88,7 +90,7 @@ ranks! {
     Relay, true, None;
     /// Owner: held while one VM's memory moves, so that only one VM's memory moves at a time.
     Moving, true, None;
-    /// One VM: its vGPU and its side of the card.
+    /// One VM: its vGPU, and its part of the card's state.
     Vm, false, Some(Measured::Vm);
     /// Owner: the card's state.
     Card, false, Some(Measured::Card);
@@ -96,13 +98,13 @@ ranks! {
     Inbox, false, None;
     /// One VM: its last status. Held only briefly.
     StatusCell, false, None;
-    /// Owner: set if the thread that moves memory was woken.
+    /// Owner: flag that is set when the thread that moves memory is woken.
     Wakeup, false, None;
     /// One VM: registers and control queue of its CUDA function. Held for one access or one command.
     CudaFunction, false, None;
     /// One VM: programs that use its CUDA function.
     CudaPrograms, false, None;
-    /// Handles of threads, taken out to join them.
+    /// Handles of threads, which are taken out of the lock to join the threads.
     Threads, false, None;
     /// Daemon: path of a VM's socket, which is removed with the VM.
     SocketPath, false, None;
@@ -114,7 +116,7 @@ ranks! {
     Failure, false, None;
     /// Passthrough: level of the interrupt line.
     Level, false, None;
-    /// Log of events. A thread that adds an event may hold any of the locks above.
+    /// Log of events. A thread that adds an event may hold any of the preceding locks.
     Events, false, None;
     /// Log: numbers of events by their origin. A thread that logs may hold any lock.
     Log, false, None;

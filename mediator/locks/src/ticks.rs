@@ -1,5 +1,5 @@
-//! A clock for lock holds, which is read twice per hold. It is the processor's time stamp counter if the kernel itself
-//! uses this counter, and the kernel's clock otherwise.
+//! A clock for lock holds, which is read twice per hold. The clock is the processor's time stamp counter if the kernel
+//! itself uses this counter, and the kernel's clock otherwise.
 
 // UNSAFETY: reads the time stamp counter, which every processor of this architecture has. All other code in this module
 // is safe.
@@ -86,7 +86,7 @@ fn measured() -> Option<u64> {
     None
 }
 
-/// Compares the counter with the kernel's clock, if the kernel uses the counter.
+/// Compares the counter with the kernel's clock if the kernel uses the counter.
 #[cfg(target_arch = "x86_64")]
 fn measured() -> Option<u64> {
     if std::fs::read_to_string(SOURCE).ok()?.trim() != "tsc" {
@@ -123,7 +123,7 @@ mod tests {
         let least = ns(inside.elapsed());
         let told = then.elapsed_ns();
         let most = ns(outside.elapsed());
-        // A part in a thousand is permitted, which is ten times the inaccuracy of the comparison.
+        // A deviation of one part in a thousand is permitted, which is ten times the inaccuracy of the comparison.
         assert!(told >= least - least / 1000 && told <= most + most / 1000, "{told} ns of {least} to {most}");
     }
 

@@ -1,10 +1,11 @@
-//! Logs: `tracing` to standard error, and a limit on the lines that tenants and clients can make the daemon write.
+//! Logs: sends `tracing` events to standard error, and limits the lines that tenants and clients can make the daemon
+//! write.
 //!
 //! Every event is limited, regardless of its level. Events of one VM have a bucket for each call site and VM: a burst
-//! of `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. Such an event is in a span named
-//! `VM_SPAN`, which every thread enters that works for a VM, or has a field named `vm`. All other events have a bucket
-//! of `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of crates
-//! that use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
+//! of `BURST_EVENTS` events passes, and after that one event per `REFILL_INTERVAL`. Such an event is either in a span
+//! named `VM_SPAN`, which every thread that works for a VM enters, or has a field named `vm`. All other events have a
+//! bucket of `BURST_OF_ALL` for each call site, because a socket client or a card can cause some of them. Records of
+//! crates that use `log` share one call site for each level. Suppressed events are counted in [`suppressed`], and
 //! [`tell_suppressed`] logs their number by origin.
 //!
 //! The crate does not select the logged events, and does not store them.
@@ -28,7 +29,7 @@ use tracing_subscriber::{Layer, fmt};
 use config::LogFormat;
 use config::check::parse_filter;
 
-/// Name of the span of a virtual machine's threads. Its field `name` is the name of the virtual machine.
+/// Name of the span that threads of a virtual machine enter. Its field `name` is the name of the virtual machine.
 pub(crate) const VM_SPAN: &str = "vm";
 /// Environment variable that overrides the configured filter.
 pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
@@ -36,8 +37,8 @@ pub(crate) const FILTER_VARIABLE: &str = "MEDIATORD_LOG";
 pub(crate) const BURST_EVENTS: u32 = 10;
 /// Interval at which one further event may pass after a burst.
 pub const REFILL_INTERVAL: Duration = Duration::from_secs(5);
-/// Number of events of one call site without a virtual machine that pass in a burst. It is large because an operator
-/// may add many virtual machines at a time.
+/// Number of events of one call site without a virtual machine that pass in a burst. The number is large because an
+/// operator may add many virtual machines at once.
 pub(crate) const BURST_OF_ALL: u32 = 200;
 /// Maximum number of remembered pairs of call site and virtual machine. Beyond this number, events of other pairs are
 /// suppressed until a bucket is full again.
@@ -60,7 +61,7 @@ pub fn suppressed() -> u64 {
 /// Sends the process's logs to standard error. `FILTER_VARIABLE` overrides `filter` if it is set and valid.
 ///
 /// # Errors
-/// If a subscriber is already installed.
+/// Returns an error if a subscriber is already installed.
 pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     let from_environment = std::env::var(FILTER_VARIABLE).ok().and_then(|filter| parse_filter(&filter).ok());
     let filter = from_environment.or_else(|| parse_filter(filter).ok()).unwrap_or_else(|| EnvFilter::new("info"));
@@ -73,15 +74,15 @@ pub fn init(filter: &str, format: LogFormat) -> Result<(), TryInitError> {
     tracing_subscriber::registry().with(filter).with(output.with_filter(limit)).try_init()
 }
 
-/// Logs the number of events that were suppressed since the last call: a line for each call site and virtual machine,
-/// and a sum for the rest.
+/// Logs the number of events suppressed since the last call: a line for each call site and virtual machine, and the sum
+/// of the rest.
 pub fn tell_suppressed() {
     if let Some(limit) = LIMIT.get() {
         limit.tell();
     }
 }
 
-/// A token bucket, which is initially full and gets one token per interval.
+/// A token bucket, which is full at first and gets one token per interval.
 #[derive(Clone, Debug)]
 struct Bucket {
     burst: u32,
@@ -119,7 +120,7 @@ impl Bucket {
         some
     }
 
-    /// Returns true if the bucket equals a new bucket.
+    /// Returns true if the bucket is in the state of a new bucket.
     fn is_idle(&mut self, now: Instant) -> bool {
         self.refill(now);
         self.tokens == self.burst && self.held_back == 0
@@ -142,7 +143,7 @@ struct Books {
     buckets: HashMap<(Identifier, Whose), Bucket>,
     /// Names of the virtual machines of spans.
     names: HashMap<Id, String>,
-    /// Number of events that were suppressed for lack of a bucket and not reported yet.
+    /// Number of events that were suppressed because no bucket was available, and that were not reported yet.
     unknown: u64,
     /// Time of the last search for unneeded buckets, which is slow.
     swept: Option<Instant>,
@@ -179,8 +180,8 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the events that were suppressed since the last call: by call site and virtual machine, and the number of
-    /// the rest.
+    /// Takes the suppressed events since the last call: their number by call site and virtual machine, and the number
+    /// of the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);
@@ -306,7 +307,7 @@ mod tests {
         }
     }
 
-    /// Calls `act` with a limited subscriber. Returns the subscriber's output, and the limit.
+    /// Calls `act` with a subscriber that has a limit. Returns the subscriber's output, and the limit.
     fn logged(act: impl FnOnce()) -> (Lines, GuestLimit) {
         let (lines, limit) = (Lines::default(), GuestLimit::default());
         let output = fmt::layer().with_ansi(false).with_writer(lines.clone()).with_filter(limit.clone());

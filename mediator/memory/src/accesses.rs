@@ -1,4 +1,4 @@
-//! Records of how often work accesses each chunk of a VM. They are profiles for `victims = "profiled"`.
+//! Records of how often work accesses each chunk of a VM. The records are profiles for `victims = "profiled"`.
 //!
 //! Only the software card counts accesses: it reports the bursts of its engines. With other cards, a record counts the
 //! submissions that refer to a chunk's memory, which misses accesses by kernels through pointers.
@@ -78,8 +78,8 @@ impl Memory {
         true
     }
 
-    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM was removed
-    /// meanwhile.
+    /// Ends a VM's record and returns it; `None` if no record is running, for example because the VM was removed in the
+    /// meantime.
     pub fn end_accesses(&mut self, now: u64, vm: TenantId) -> Option<Accesses> {
         self.take_accesses(now);
         self.vram.records.0.remove(&vm)

@@ -87,8 +87,8 @@ impl Divider {
 }
 
 impl Memory {
-    /// Returns the moves that are due, beginning with those for the mediator itself. `done` is the work that a VM has
-    /// completed since it was added, and `weight` is the weight of its time.
+    /// Returns the moves that are due, beginning with those for the mediator itself. `done` returns the work that a VM
+    /// has completed since it was added, and `weight` returns the weight of its time.
     pub fn plan(
         &mut self,
         now: u64,
@@ -185,7 +185,7 @@ impl Memory {
         by_vm(self.possible(steps, now))
     }
 
-    /// Returns the time until more moves may be due, unless an event occurs first.
+    /// Returns the time until more moves may be due if no event occurs first.
     pub fn next_plan(&self) -> Option<Duration> {
         self.divider.machine.next_round_ns(&self.vram.chunks).map(Duration::from_nanos)
     }
@@ -193,7 +193,7 @@ impl Memory {
     /// Changes the settings for dividing the card's memory.
     ///
     /// # Errors
-    /// If the reserve is not available. The settings are then unchanged.
+    /// Returns an error if the reserve is not available. The settings are then unchanged.
     pub fn set_division(&mut self, division: &Division) -> Result<(), vram::Error> {
         self.vram.chunks.set_reserve(division.reserve)?;
         self.vram.watches = division.balance.policy == VictimPolicy::Clock;
@@ -207,7 +207,7 @@ impl Memory {
     /// Changes the limits of a VM. Memory above the new limits is evicted, not lost.
     ///
     /// # Errors
-    /// If the limits cannot be guaranteed. The limits are then unchanged.
+    /// Returns an error if the limits cannot be guaranteed. The limits are then unchanged.
     pub fn set_limits(&mut self, vm: TenantId, limits: vram::Limits) -> Result<(), vram::Error> {
         self.vram.chunks.set_limits(vm, limits)?;
         self.vram.wakeup.ring();
@@ -217,7 +217,7 @@ impl Memory {
     /// Sets a hint about a range of a VM's memory.
     ///
     /// # Errors
-    /// If the range does not belong to the VM, or the pinned memory would exceed the guarantee.
+    /// Returns an error if the range does not belong to the VM, or the pinned memory would exceed the guarantee.
     pub fn hint(&mut self, vm: TenantId, address: GuestVramAddr, len: u64, hint: Hint) -> Result<(), PinError> {
         let Self { vram, divider, .. } = self;
         let (balancer, chunks) = (divider.machine.residency.balancer_mut(), &vram.chunks);

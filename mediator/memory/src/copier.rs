@@ -1,8 +1,8 @@
-//! The mediator's own channels, one per copy engine. They move chunks between the card and host memory, and zero card
-//! memory.
+//! The mediator's own channels, one per copy engine. These channels move chunks between the card and host memory, and
+//! zero card memory.
 //!
-//! Like a guest's channels, these channels are on the card and share its engines. They belong to a pseudo-VM that
-//! represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
+//! Like a guest's channels, these channels are on the card and share its engines. The mediator's channels belong to a
+//! pseudo-VM that represents the mediator. The scheduler does not manage them, because VMs wait for their copies.
 
 use super::own_space::{OwnSpace, va};
 use super::vram::CardVram;
@@ -36,7 +36,8 @@ const PUSH_BYTES: u64 = 2 * SMALL_PAGE;
 const MAX_SUBMISSIONS_IN_FLIGHT: usize = 2;
 /// Size of a submission's part of the push buffer in bytes.
 const SUBMISSION_BYTES: u64 = PUSH_BYTES / MAX_SUBMISSIONS_IN_FLIGHT as u64;
-/// Maximum number of pieces per submission. It is small, so that the first chunks are complete long before the last.
+/// Maximum number of pieces per submission. The number is small, so that the first chunks are complete long before the
+/// last.
 const MAX_PIECES_PER_SUBMISSION: usize = 8;
 const _: () = assert!(MAX_PIECES_PER_SUBMISSION as u64 <= (SUBMISSION_BYTES / 4 - FIRST_WORDS) / PIECE_WORDS);
 /// Log2 of the number of entries in a lane's ring.
@@ -143,7 +144,7 @@ impl Copier {
     /// Binds a channel on each copy engine. `pool` provides page tables and push buffers.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not respond.
+    /// Returns an error if the card has too little memory or too few channels, or does not respond.
     pub fn new(vram: &mut CardVram, channels: &mut Channels, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let space = OwnSpace::new(vram, pool)?;
         channels.add_vm(COPIER, OBJECTS.len() as u32);
@@ -170,7 +171,7 @@ impl Copier {
         Ok(copier)
     }
 
-    /// Allows the card to schedule the channels.
+    /// Permits the card to schedule the channels.
     fn start(&self, vram: &mut CardVram, channels: &mut Channels) {
         let list = self.channels();
         let mut own = Parts { card: &mut vram.memory, guest: &mut NoMemory };
@@ -191,7 +192,7 @@ impl Copier {
     /// Binds the channels again. None of them may be bound. Their queued copies are dropped.
     ///
     /// # Errors
-    /// If the card has no free channels or does not respond. The state is then unchanged.
+    /// Returns an error if the card has no free channels or does not respond. The state is then unchanged.
     pub fn revive(&mut self, vram: &mut CardVram, channels: &mut Channels) -> Result<(), ManagerError> {
         self.rests = 1 << self.breaks.min(RESTS_MAX_LOG2);
         self.waiting.clear();
@@ -240,7 +241,7 @@ impl Copier {
     /// job.
     ///
     /// # Errors
-    /// If the engines have failed.
+    /// Returns an error if the engines have failed.
     pub fn submit(
         &mut self,
         vram: &mut CardVram,

@@ -57,7 +57,7 @@ pub enum ManagerError {
     /// The memory that should be mapped for the card is invalid.
     #[error("memory for the card: {0}")]
     Memory(#[from] VolatileMemoryError),
-    /// The host refused a descriptor, a timer, a thread, or a mapping.
+    /// The host did not provide a descriptor, a timer, a thread, or a mapping.
     #[error("{what}: {source}")]
     Host {
         /// The request.
@@ -66,7 +66,7 @@ pub enum ManagerError {
         #[source]
         source: io::Error,
     },
-    /// The chunk table refused the request.
+    /// The chunk table rejected the request.
     #[error(transparent)]
     Chunks(#[from] vram::Error),
     /// A pool of the card's memory may not grow further.
@@ -84,7 +84,7 @@ pub enum ManagerError {
     /// A channel does not leave its engines.
     #[error(transparent)]
     Stuck(#[from] Stuck),
-    /// A doorbell of the mediator's own channel was refused.
+    /// A doorbell of the mediator's own channel was rejected.
     #[error("the mediator's own channel: {0}")]
     OwnDoorbell(#[from] DoorbellError),
     /// The mediator's own ring cannot be fetched.
@@ -152,7 +152,7 @@ impl From<StreamError> for ManagerError {
 }
 
 impl ManagerError {
-    /// Creates the error for a request that the host refused. `what` names the request.
+    /// Creates the error for a failed request to the host. `what` names the request.
     #[must_use]
     pub fn host(what: &'static str, source: impl Into<io::Error>) -> Self {
         Self::Host { what, source: source.into() }

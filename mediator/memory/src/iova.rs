@@ -17,11 +17,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use vram::TenantId;
 
-/// First address to allocate. Address 0 stays unused, so that null pointers are invalid.
+/// First address to allocate. Address 0 stays unused, so that a null pointer is never a valid address.
 const FIRST_IOVA: u64 = 2 << 20;
-/// Alignment of regions. With it, large pages stay large for any alignment that the guest chooses.
+/// Alignment of regions. With this alignment, large pages stay large for any alignment that the guest chooses.
 const ALIGN: u64 = 2 << 20;
-/// The part of the space that VMs share. It may also contain ranges of the mediator. VMs' ranges are never below it.
+/// The part of the space that VMs share. This part may also contain ranges of the mediator. VMs' ranges are never below
+/// it.
 const SHARED: Range<u64> = 128 << 30..1 << BUS_BITS;
 /// Number of bytes of bus addresses for all VMs together.
 pub const SHARED_BYTES: u64 = SHARED.end - SHARED.start;
@@ -86,8 +87,8 @@ impl IovaSpace {
     /// Sets or changes a VM's share. Memory that is already lent stays lent.
     ///
     /// # Errors
-    /// If too few addresses are free for the guarantee. The error is the largest possible guarantee in bytes, and the
-    /// share is unchanged.
+    /// Returns an error if too few addresses are free for the guarantee. The error is the largest possible guarantee in
+    /// bytes, and the share is unchanged.
     pub fn set_share(&mut self, vm: TenantId, share: RamShare) -> Result<(), u64> {
         let before = self.vms.get_mut(&vm).and_then(|part| part.window.take());
         let kept = before.as_ref().is_some_and(|window| window.end - window.start == share.guarantee);
@@ -146,10 +147,10 @@ impl IovaSpace {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Allocates `len` bytes for a VM, in its window or outside all windows, like [`Self::allocate`].
+    /// Allocates `len` bytes for a VM, in its window or outside all windows, in the same way as [`Self::allocate`].
     ///
     /// # Errors
-    /// If the VM's quota or the space is used up.
+    /// Returns an error if the VM's quota or the space is used up.
     pub fn allocate_for(&mut self, vm: TenantId, len: u64, like: u64) -> Result<Iova, NoIova> {
         let (share, charged) = self.share_and_charged(vm);
         let charged = charge(len).and_then(|bytes| charged.checked_add(bytes)).filter(|sum| *sum <= share.quota);
@@ -287,7 +288,7 @@ mod tests {
         let left = space.set_share(TenantId(5), share(1000, 1000));
         space.set_share(TenantId(4), share(900, 900)).unwrap_err();
         assert_eq!(space.set_share(TenantId(5), share(1000, 1000)), left);
-        // Setting a guarantee either succeeds, or is refused and leaves the old one valid.
+        // Setting a guarantee either succeeds, or fails and leaves the old one valid.
         space.set_share(TenantId(2), share(600, 600)).unwrap();
         let most = space.set_share(TenantId(1), share(512, 512)).unwrap_err();
         assert!(most < 300 << 30, "{most:#x}");

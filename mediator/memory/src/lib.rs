@@ -58,9 +58,9 @@ use nvspec::addr::Iova;
 use segments::Segments;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum card memory in bytes for page tables, code and push buffers of the mediator's own channels. They share
-/// chunks, because separate large chunks would waste memory. A card of 6 GiB with as much host memory needs less than 3
-/// MiB.
+/// Maximum card memory in bytes for page tables, code and push buffers of the mediator's own channels. The channels
+/// share chunks, because separate large chunks would waste memory. A card of 6 GiB with as much host memory needs less
+/// than 3 MiB.
 pub(crate) const OWN_BYTES: u64 = 64 << 20;
 
 /// A card's memory and its owners.
@@ -71,7 +71,7 @@ pub struct Memory {
     barrier: Iova,
     /// Card memory for the mediator's own channels.
     own: PagePool,
-    /// Channels that move memory. They exist if memory can move anywhere or if they zero memory.
+    /// Channels that move memory. These channels exist if memory can move anywhere or if they zero memory.
     copier: Option<Copier>,
     /// Divides the memory among the VMs.
     divider: Divider,
@@ -113,7 +113,7 @@ impl Memory {
         &self.vram
     }
 
-    /// Like [`Self::vram`], mutable.
+    /// Same as [`Self::vram`], mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
@@ -128,7 +128,7 @@ impl Memory {
         &self.iova
     }
 
-    /// Like [`Self::iova`], mutable.
+    /// Same as [`Self::iova`], mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }
@@ -143,11 +143,11 @@ impl Memory {
         &self.own
     }
 
-    /// Binds the channels that move memory. They are needed if a VM's memory can move, or if they zero the card's
-    /// memory.
+    /// Binds the channels that move memory. The channels are needed if a VM's memory can move, or if they zero the
+    /// card's memory.
     ///
     /// # Errors
-    /// If the card has too little memory or too few channels, or does not respond.
+    /// Returns an error if the card has too little memory or too few channels, or does not respond.
     pub fn start_copier(&mut self, channels: &mut Channels, zeroes: bool) -> Result<(), ManagerError> {
         let Self { vram, own, copier, .. } = self;
         if zeroes || vram.has_host_memory() {
@@ -161,7 +161,7 @@ impl Memory {
         self.copier.as_ref()
     }
 
-    /// Like [`Self::copier`], mutable, together with the memory that it moves.
+    /// Same as [`Self::copier`], mutable, together with the memory that it moves.
     pub fn vram_and_copier(&mut self) -> (&mut CardVram, Option<&mut Copier>) {
         (&mut self.vram, self.copier.as_mut())
     }
@@ -211,7 +211,7 @@ impl Memory {
     /// Takes back a VM's memory, and drops the records about the VM.
     ///
     /// # Errors
-    /// If the VM does not exist.
+    /// Returns an error if the VM does not exist.
     pub fn destroy_vm(&mut self, vm: TenantId) -> Result<(), ::vram::Error> {
         self.vram.chunks.destroy_vm(vm)?;
         self.divider.machine.residency.forget(vm);

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use tenancy::Holds;
 use vram::{GuestVramAddr, Step, TenantId};
 
-/// Outcome of a move of a VM's memory.
+/// Result of moving a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Relocated {
     /// Number of chunks that moved.

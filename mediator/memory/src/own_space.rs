@@ -1,7 +1,8 @@
-//! The mediator's own GPU address space. It maps all of the card's memory, and the host memory for guests' chunks.
+//! The mediator's own GPU address space. This address space maps all of the card's memory, and the host memory for
+//! guests' chunks.
 //!
-//! Only the mediator's own channels use the space. It maps everything with large pages, except the work areas of the
-//! channels.
+//! Only the mediator's own channels use the space. The space maps everything with large pages, except the work areas of
+//! the channels.
 
 use super::vram::CardVram;
 use crate::ManagerError;
@@ -47,7 +48,7 @@ impl OwnSpace {
     /// Creates a space that maps all of the card's memory and the host slots.
     ///
     /// # Errors
-    /// If the card has no memory for the tables or does not respond.
+    /// Returns an error if the card has no memory for the tables or does not respond.
     pub fn new(vram: &mut CardVram, pool: &mut PagePool) -> Result<Self, ManagerError> {
         let (bytes, slots) = (vram.memory.vram_bytes(), vram.pinned.range());
         for (what, bytes, most) in
@@ -74,10 +75,10 @@ impl OwnSpace {
     }
 
     /// Maps a page of a channel's work area or images, given its index after [`HOST_VA_BASE`], its address, and its
-    /// rights.
+    /// access rights.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub(crate) fn map_work(
         &mut self,
         vram: &mut CardVram,
@@ -93,7 +94,7 @@ impl OwnSpace {
     /// Unmaps a page of a channel's work area or images.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn unmap_work(&mut self, vram: &mut CardVram, index: u32) -> Result<(), ManagerError> {
         self.stale = true;
         Ok(vram.memory.write(self.work.offset(u64::from(index) * ENTRY_BYTES), &[0; ENTRY_BYTES as usize])?)
@@ -102,7 +103,7 @@ impl OwnSpace {
     /// Flushes the card's TLBs if any entry has changed.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn flush(&mut self, vram: &mut CardVram) -> Result<(), ManagerError> {
         if std::mem::take(&mut self.stale) {
             vram.memory.invalidate(self.directory, false)?;

@@ -62,7 +62,7 @@ pub fn allocate_parallel(wanted: &[Wanted]) -> Vec<Result<DmaMemory, ManagerErro
 /// Returns `bytes` zeroed bytes whose pages the host has allocated. This takes time, so do not hold a lock.
 ///
 /// # Errors
-/// If the host has too little memory.
+/// Returns an error if the host has too little memory.
 pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
     let refused = |why: String| ManagerError::Pinned { bytes, why };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -74,7 +74,7 @@ pub fn found(bytes: usize) -> Result<DmaMemory, ManagerError> {
 /// Maps `bytes` bytes of `file`, starting at `offset`, with their contents.
 ///
 /// # Errors
-/// If the host refuses the mapping.
+/// Returns an error if the host cannot create the mapping.
 pub fn mapped(file: &Arc<File>, offset: u64, bytes: usize) -> Result<MmapRegion, ManagerError> {
     let at = FileOffset::from_arc(Arc::clone(file), offset);
     let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;

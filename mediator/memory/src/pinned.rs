@@ -1,4 +1,5 @@
-//! Host memory for chunks of guests' VRAM that do not fit on the card. It is mapped for the card while it is in use.
+//! Host memory for chunks of guests' VRAM that do not fit on the card. This memory is mapped for the card while it is
+//! in use.
 //!
 //! A slot has the size of a chunk and its own mapping. Its memory is allocated when the slot gets an owner, and freed
 //! when the slot loses the owner. The next owner therefore finds zeros, and the host regains the memory. The I/O
@@ -50,7 +51,8 @@ impl PinnedPool {
     /// another process can take it over.
     ///
     /// # Errors
-    /// If the card's I/O address space has no gap that is large enough, or the host cannot create the file.
+    /// Returns an error if the card's I/O address space has no gap that is large enough, or the host cannot create the
+    /// file.
     pub fn new(
         card: Arc<dyn Card>,
         iova: &mut IovaSpace,
@@ -108,7 +110,7 @@ impl PinnedPool {
     /// nothing if the slot has memory.
     ///
     /// # Errors
-    /// If the host has too little memory, or may not pin it.
+    /// Returns an error if the host has too little memory, or may not pin it.
     pub fn fill(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         if let Some(wanted) = self.lacks(address) {
             self.give(address, wanted.find()?)?;
@@ -118,10 +120,10 @@ impl PinnedPool {
         Ok(())
     }
 
-    /// Assigns memory that was [allocated](Wanted::find) for the slot at `address` to that slot, which must have none.
+    /// Assigns memory from [`Wanted::find`] to the slot at `address`, which must have no memory.
     ///
     /// # Errors
-    /// If the host may not pin the memory.
+    /// Returns an error if the host does not permit pinning the memory.
     pub fn give(&mut self, address: HostAddr, memory: DmaMemory) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         let (iova, bytes) = (self.base.offset(index as u64 * self.slot_bytes), memory.len());
@@ -136,7 +138,8 @@ impl PinnedPool {
     /// released unchanged.
     ///
     /// # Errors
-    /// If the card fails to remove the mapping. The slot then keeps its memory, which must not be used again.
+    /// Returns an error if the card fails to remove the mapping. The slot then keeps its memory, which must not be used
+    /// again.
     pub fn leave(&mut self, address: HostAddr) -> Result<bool, ManagerError> {
         let (index, _) = self.at(address);
         let own = self.slots[index].is_some() && !self.borrowed.contains_key(&index);

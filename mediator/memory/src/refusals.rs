@@ -7,8 +7,8 @@ use vram::{Limit, TenantId};
 #[derive(Clone, Debug, Default)]
 pub struct Refusals {
     counts: BTreeMap<TenantId, BTreeMap<&'static str, u64>>,
-    /// Chunks that still have no memory. They are recorded because a VM that waits requests the same chunk repeatedly.
-    /// Their number cannot exceed the number of guests' chunks.
+    /// Chunks that still have no memory. These chunks are recorded because a VM that waits requests the same chunk
+    /// repeatedly. Their number cannot exceed the number of guests' chunks.
     open: BTreeSet<(TenantId, u64)>,
 }
 

@@ -118,7 +118,7 @@ impl SavedMemory {
     /// have `chunk_bytes` bytes.
     ///
     /// # Errors
-    /// If the saved state is invalid, or the host cannot map it.
+    /// Returns an error if the saved state is invalid, or the host cannot map it.
     pub fn restored(
         self,
         card: &Arc<dyn Card>,

@@ -1,10 +1,10 @@
 //! Segments of card memory that several address spaces map, in one or in several VMs: shared device memory as in Gdev
 //! (4.2), with the names of System V.
 //!
-//! A segment's memory belongs to the mediator. It comes from a pool of the VM that created the segment, so that an
-//! operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. It is freed
-//! when no address space has attached the segment and no key refers to it. This module controls access. `vgpu::pv`
-//! records which address spaces map a segment, and at which addresses.
+//! A segment's memory belongs to the mediator. This memory comes from a pool of the VM that created the segment, so
+//! that an operator can limit it per VM. The memory is zeroed before it is first mapped, and stays on the card. The
+//! memory is freed when no address space has attached the segment and no key refers to it. This module controls access.
+//! `vgpu::pv` records which address spaces map a segment, and at which addresses.
 
 mod saved;
 
@@ -70,7 +70,7 @@ pub struct Wanted {
     pub exclusive: bool,
     /// Search in the group's scope.
     pub abroad: bool,
-    /// Rights of other VMs if the segment is created.
+    /// Access rights of other VMs if the segment is created.
     pub mode: u32,
 }
 

@@ -71,8 +71,8 @@ pub struct CardVram {
     pub chunks: ChunkTable,
     /// Chunks that are being copied, with the pages that have been written meanwhile.
     pub copied: BTreeMap<(TenantId, u64), Dirty>,
-    /// New chunks that got no memory on the card since the last notification of the balancer. They are in host memory
-    /// or wait for memory.
+    /// New chunks that got no memory on the card since the last notification of the balancer. These chunks are in host
+    /// memory or wait for memory.
     pub(crate) unmet: BTreeSet<(TenantId, u64)>,
     /// Chunks that got their first memory, on the card, since the last notification of the balancer. The value is their
     /// number in order of arrival.
@@ -198,7 +198,7 @@ impl CardVram {
         self.short.contains(&vm)
     }
 
-    /// Like [`Self::is_short`], and also clears the record.
+    /// Same as [`Self::is_short`], and also clears the record.
     pub fn was_short(&mut self, vm: TenantId) -> bool {
         self.short.remove(&vm)
     }
@@ -266,7 +266,7 @@ impl CardVram {
     /// Zeroes `len` bytes in place, starting at `address`, within one chunk.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn guest_zero(&mut self, vm: TenantId, address: GuestVramAddr, len: u64) -> Result<(), ManagerError> {
         let Lookup::Placed(place) = self.chunks.lookup(vm, address, len) else { return Ok(()) };
         self.written(vm, address, len);
@@ -315,7 +315,7 @@ impl CardVram {
     /// Reads `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn read_at(&mut self, place: Place, data: &mut [u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.read(VramAddr(at), data)?),
@@ -329,7 +329,7 @@ impl CardVram {
     /// Writes `data` at a chunk's location.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn write_at(&mut self, place: Place, data: &[u8]) -> Result<(), ManagerError> {
         match place {
             Place::Card(VramAddr(at)) => Ok(self.memory.write(VramAddr(at), data)?),
@@ -340,8 +340,8 @@ impl CardVram {
         }
     }
 
-    /// Allocates card memory for a VM's page tables, like [`Self::alloc`]. If no memory is free, the VM counts as short
-    /// of memory, and the mover is notified.
+    /// Allocates card memory for a VM's page tables, in the same way as [`Self::alloc`]. If no memory is free, the VM
+    /// counts as short of memory, and the mover is notified.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].
@@ -389,7 +389,7 @@ impl CardVram {
         Ok(VramAddr(address))
     }
 
-    /// Like [`Self::alloc`], with arbitrary contents.
+    /// Same as [`Self::alloc`], with arbitrary contents.
     ///
     /// # Errors
     /// Same as for [`Self::alloc`].
@@ -401,7 +401,7 @@ impl CardVram {
         let block = loop {
             match pool.alloc_block(&mut self.chunks, bytes) {
                 Ok(block) => break block,
-                // The chunks that wait to be scrubbed would suffice.
+                // Scrubbing the waiting chunks would free enough memory.
                 Err(_) if self.scrub_one()? => {}
                 Err(PoolError::Chunks(vram::Error::CardFull { .. } | vram::Error::NeedsScrub { .. })) => {
                     return Err(ManagerError::Lacking);

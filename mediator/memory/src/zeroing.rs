@@ -30,10 +30,10 @@ impl CardVram {
         }
     }
 
-    /// Like [`Self::scrub_piece`], unless enough chunks are free and zeroed.
+    /// Same as [`Self::scrub_piece`], unless enough chunks are free and zeroed.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn scrub_ahead(&mut self) -> Result<bool, ManagerError> {
         let (zeroed, to_scrub) = self.chunks.zeroed();
         if to_scrub == 0 || zeroed >= ZEROED_AHEAD_CHUNKS { Ok(false) } else { self.scrub_piece() }
@@ -42,7 +42,7 @@ impl CardVram {
     /// Scrubs one waiting chunk, or finishes the current one. Returns false if no chunk waits.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub(crate) fn scrub_one(&mut self) -> Result<bool, ManagerError> {
         let mut any = false;
         while self.scrub_piece()? {
@@ -57,7 +57,7 @@ impl CardVram {
     /// Zeroes part of a chunk that waits for it. Returns false if no chunk waits.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn scrub_piece(&mut self) -> Result<bool, ManagerError> {
         let (work, done) = match self.zeroing.begun.take() {
             Some(begun) => begun,

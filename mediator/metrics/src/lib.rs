@@ -22,7 +22,7 @@ pub mod tenants;
 /// The format's media type.
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// A metric of one kind of object: name, type, meaning, and a function that returns its samples as (further labels,
+/// A metric of one kind of object: its name, type, meaning, and a function that returns its samples as (further labels,
 /// value).
 type Metric<T, V = u64> = (&'static str, &'static str, &'static str, fn(&T) -> Vec<(String, V)>);
 
@@ -108,7 +108,7 @@ const VM: [Metric<Vm>; 13] = [
         }
         reasons.into_iter().map(|(reason, sum)| (format!("reason=\"{}\"", escaped(reason)), sum)).collect()
     }),
-    // Guests choose the names and numbers of programs, so these would cause an unbounded number of series.
+    // Guests choose the names and numbers of their programs, so these would cause an unbounded number of series.
     (
         "gpu_mediator_vm_cuda_programs",
         "gauge",
@@ -159,7 +159,7 @@ pub fn text(cards: &[Card], vms: &[Vm], schedulers: &[CardScheduler], memories: 
     text
 }
 
-/// Returns metrics of the daemon itself, with the number of `suppressed` log events.
+/// Returns the metrics of the daemon itself; `suppressed` is the number of suppressed log events.
 #[must_use]
 pub fn daemon(info: &api::DaemonInfo, suppressed: u64) -> String {
     let mut text = String::new();
@@ -237,8 +237,14 @@ mod tests {
 
     #[test]
     fn programs_of_guests_are_counted_without_their_names() {
-        let program =
-            |lost| GuestProgram { name: "py\"thon".to_owned(), pid: Some(7), window_bytes: 3, waits: 0, lost };
+        let program = |lost| GuestProgram {
+            name: "py\"thon".to_owned(),
+            pid: Some(7),
+            worker: Some(70),
+            window_bytes: 3,
+            waits: 0,
+            lost,
+        };
         let programs = vec![program(false), program(false), program(true)];
         let vms = [vm("a", VmMode::Cuda, programs), vm("b", VmMode::Mediated, Vec::new())];
         let text = text(&[], &vms, &[], &[]);

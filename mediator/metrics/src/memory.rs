@@ -12,7 +12,7 @@ type Samples = Vec<(&'static str, u64)>;
 /// A metric of a card: name, type, meaning, and a function that returns its samples.
 type OfCard = (&'static str, &'static str, &'static str, fn(&CardMemory) -> Samples);
 
-const CARD: [OfCard; 13] = [
+const CARD: [OfCard; 14] = [
     ("card_memory_spare_bytes", "gauge", "Memory of a card that is neither used nor guaranteed", |card| {
         one(card.spare_bytes)
     }),
@@ -55,6 +55,12 @@ const CARD: [OfCard; 13] = [
     }),
     ("host_memory_budget_bytes", "gauge", "Maximum pinned host memory of a card", |card| one(card.host_budget_bytes)),
     ("host_memory_used_bytes", "gauge", "Pinned host memory of a card", |card| one(card.host_used_bytes)),
+    (
+        "host_memory_windows_bytes",
+        "gauge",
+        "Part of a card's pinned host memory for windows of VMs whose programs use CUDA",
+        |card| one(card.windows_bytes),
+    ),
 ];
 
 /// A metric of a virtual machine: name, type, meaning, and a function that returns its samples.

@@ -7,10 +7,10 @@ use std::path::Path;
 
 /// Path of the page.
 const PAGE: &str = "docs/reference/mediatorctl.md";
-/// Prefix of the names of all metrics.
+/// Common prefix of the names of all metrics.
 const PREFIX: &str = "gpu_mediator_";
-/// Kinds of metrics: the heading, and the prefixes of names after the common prefix. The last kind includes all other
-/// metrics.
+/// Kinds of metrics: the heading, and the prefixes of the names after the common prefix. The last kind includes all
+/// other metrics.
 const KINDS: [(&str, &[&str]); 4] = [
     ("Of a card, by `card`:", &["card_", "host_memory_"]),
     ("Of a VM, by `vm` and `card`:", &["vm_"]),
@@ -55,7 +55,7 @@ fn families() -> String {
     text + &super::daemon(&info, 0)
 }
 
-/// Returns the families of the sections on memory and the scheduler, without their samples.
+/// Returns the families in the sections on memory and the scheduler, without their samples.
 fn families_of_sections() -> [String; 2] {
     let (mut memory, mut scheduler) = (String::new(), String::new());
     super::memory::samples(&mut memory, &[]);

@@ -17,16 +17,17 @@ use serde_json::Value;
 #[derive(Debug)]
 pub struct Process {
     pid: i32,
-    /// Number that differs for each process, if the kernel supports it (Linux 6.9); otherwise it is the same for all.
+    /// Number that is unique to each process if the kernel supports it (Linux 6.9); otherwise, it is the same for all
+    /// processes.
     number: u64,
     handle: OwnedFd,
 }
 
 impl Process {
-    /// Opens a process by its number.
+    /// Opens a process by its ID.
     ///
     /// # Errors
-    /// If no process has this number, or no descriptors are available.
+    /// Returns an error if no process has this ID, or no descriptors are available.
     pub fn open(pid: i32) -> io::Result<Self> {
         let known = Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let handle = pidfd_open(known, PidfdFlags::empty())?;
@@ -69,7 +70,7 @@ impl Lease {
     /// Creates the lease of a process that changes a tenant.
     ///
     /// # Errors
-    /// If a value cannot be written as JSON.
+    /// Returns an error if a value cannot be written as JSON.
     pub fn new(process: Process, before: &TenantSpec, leased: &TenantSpec) -> Result<Self, String> {
         let differences = patch::differences(&table(before)?, &table(leased)?);
         let keys = differences.into_iter().map(|one| (one.key, Values { before: one.from, leased: one.to })).collect();
@@ -105,7 +106,7 @@ impl Lease {
 }
 
 impl SavedLease {
-    /// Returns the lease and the tenant with its values, if its process still runs.
+    /// Returns the lease, and the tenant with the leased values, if the process still runs.
     pub fn resumed(self, tenant: &TenantSpec) -> Option<(Lease, TenantSpec)> {
         let Self { pid, number, keys } = self;
         let process = Process::open(pid).ok().filter(|found| found.number == number && !found.has_ended())?;
@@ -118,7 +119,7 @@ impl SavedLease {
 /// Reads the leases in a file, by tenant; none if the file does not exist.
 ///
 /// # Errors
-/// If the file is not a file of leases.
+/// Returns an error if the file is not a file of leases.
 pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
     match fs::read(path) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -130,7 +131,7 @@ pub fn read(path: &Path) -> io::Result<BTreeMap<String, SavedLease>> {
 /// Replaces the file.
 ///
 /// # Errors
-/// If the file cannot be written; the earlier file then remains.
+/// Returns an error if the file cannot be written; the earlier file then remains.
 pub fn write(path: &Path, leases: &BTreeMap<String, SavedLease>) -> io::Result<()> {
     let new = path.with_extension("json.new");
     fs::write(&new, serde_json::to_vec(leases)?)?;

@@ -4,9 +4,9 @@
 //! stores them; after a kill at any time, either the old or the new file exists), `override_store` (both, for the
 //! daemon), `revision` (numbers of states), [`lease`] (values that end with a process).
 //!
-//! Only differences are stored, each with the file's value at that time. When the daemon starts, a difference applies
-//! if the file still has that value. If the operator has edited this value since, the file takes precedence and the
-//! difference is dropped.
+//! Only differences are stored, each with the value that the file had at that time. When the daemon starts, a
+//! difference applies if the file still contains that value. If the operator has edited the value since then, the file
+//! takes precedence and the difference is dropped.
 //!
 //! The crate does not change settings, and does not depend on the reasons for changes; the daemon passes the current
 //! settings.
@@ -49,7 +49,7 @@ pub(crate) struct State {
     /// Keys of the file's virtual machines that have other values, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// The same three fields for tenants.
+    /// The following three fields have the same meaning for tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -139,7 +139,7 @@ impl State {
     /// Returns the differences between the configuration file and the current settings.
     ///
     /// # Errors
-    /// If a value cannot be written as JSON.
+    /// Returns an error if a value cannot be written as JSON.
     pub fn between(file: &Config, now: &Live) -> Result<Self, String> {
         let mut state = Self::default();
         let vms =
@@ -155,10 +155,10 @@ impl State {
         Ok(state)
     }
 
-    /// Returns the configuration file with the differences that still apply, and messages about the others.
+    /// Returns the configuration file with the differences that still apply, and messages about the other differences.
     ///
     /// # Errors
-    /// If a stored key is unknown.
+    /// Returns an error if a stored key is unknown.
     pub fn applied(&self, file: &Config) -> Result<(Config, Vec<String>), String> {
         let (mut config, mut forgotten) = (file.clone(), Vec::new());
         let vms = Parts { added: &self.vms_added, removed: &self.vms_removed, changed: &self.vms_changed };
@@ -269,7 +269,7 @@ fn insert<T: Serialize>(all: &mut BTreeMap<String, Changes>, name: &str, file: &
     Ok(())
 }
 
-/// Returns a table of the file with those changes of keys whose old value is still in the file.
+/// Returns a table of the file with the changes whose old value is still in the file.
 fn changed<T: Serialize + serde::de::DeserializeOwned>(
     what: &str,
     said: &T,
@@ -279,7 +279,7 @@ fn changed<T: Serialize + serde::de::DeserializeOwned>(
     let table = patch::table(said)?;
     let mut values = BTreeMap::new();
     for (key, Change { file, now }) in changes.into_iter().flatten() {
-        // An unknown key means corruption, because an operator cannot have added it.
+        // An unknown key indicates corruption, because an operator cannot have added it.
         patch::with(said, &BTreeMap::from([(key.clone(), now.clone())])).map_err(|error| format!("{what}: {error}"))?;
         let says = patch::value(&table, key);
         if says == *file {

@@ -1,4 +1,4 @@
-//! The stored state of a running daemon. It is read when the daemon starts, and written after each change.
+//! The stored state of a running daemon. The state is read when the daemon starts, and written after each change.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ pub struct OverrideStore {
     /// The configuration file as it was at the daemon's start.
     file: Config,
     store: Option<Store>,
-    /// Content of the file, so that only differences are written; `None` if unknown.
+    /// Content of the file, so that only changed content is written; `None` if unknown.
     written: Option<State>,
 }
 
@@ -44,8 +44,8 @@ impl OverrideStore {
     /// changes. With `ignore`, the file with the stored changes is renamed and not used.
     ///
     /// # Errors
-    /// If the stored changes cannot be read, are damaged, or do not match the configuration. The function never guesses
-    /// values.
+    /// Returns an error if the stored changes cannot be read, are damaged, or do not match the configuration. The
+    /// function never guesses values.
     pub fn open(file: Config, ignore: bool) -> Result<(Config, Self), StateError> {
         let Some(folder) = &file.daemon.state_dir else {
             tracing::info!(
@@ -68,11 +68,11 @@ impl OverrideStore {
         Ok((config, override_store))
     }
 
-    /// Takes over the store of another daemon, which reports `state` as its content. `lock` is the lock of the daemon's
-    /// folder. Returns the configuration with the changes.
+    /// Takes over the store of another daemon, which reported `state` as its content. `lock` is the lock of the
+    /// daemon's folder. Returns the configuration with the changes.
     ///
     /// # Errors
-    /// If the stored changes do not match the configuration.
+    /// Returns an error if the stored changes do not match the configuration.
     pub fn handed(file: Config, state: &str, lock: Option<File>) -> Result<(Config, Self), StateError> {
         let folder = file.daemon.state_dir.clone();
         let place = folder.clone().unwrap_or_else(|| PathBuf::from("what was changed at run time"));
@@ -96,7 +96,7 @@ impl OverrideStore {
     /// Returns the differences from the configuration file, in the form in which they are stored.
     ///
     /// # Errors
-    /// If a value cannot be written as JSON.
+    /// Returns an error if a value cannot be written as JSON.
     pub fn state(&self, now: &Live) -> Result<String, StateError> {
         let unusable = |what| StateError::Unusable { path: PathBuf::from("what was changed at run time"), what };
         let state = State::between(&self.file, now).map_err(unusable)?;
@@ -106,7 +106,7 @@ impl OverrideStore {
     /// Writes the current settings, unless they are already written.
     ///
     /// # Errors
-    /// If the settings cannot be written. The next change retries this.
+    /// Returns an error if the settings cannot be written. The next change retries the write.
     pub fn keep(&mut self, now: &Live) -> Result<(), StateError> {
         let Some(store) = &self.store else { return Ok(()) };
         let unusable = |what| StateError::Unusable { path: store.path(), what };

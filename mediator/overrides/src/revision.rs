@@ -1,4 +1,4 @@
-//! Revisions, with which an operator detects concurrent changes by other operators.
+//! Revisions, which let an operator detect concurrent changes by other operators.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};

@@ -18,7 +18,7 @@ const NEW: &str = "state.json.new";
 const ASIDE: &str = "state.json.ignored";
 /// Name of the file with which a daemon locks the folder.
 const LOCK: &str = "lock";
-/// Maximum size in bytes of a file that is read. The maximum number of virtual machines needs less.
+/// Maximum size in bytes of a file that is read. The state of the maximum number of virtual machines is smaller.
 const MAX_BYTES: u64 = 4 << 20;
 
 /// Reason why a state cannot be stored or read.
@@ -114,7 +114,7 @@ impl Store {
         fs::read(&path).map(Some).map_err(system("read", &path))
     }
 
-    /// Renames the file, if it exists. Returns its new path.
+    /// Renames the file, if it exists. Returns the file's new path.
     pub fn set_aside(&self) -> Result<Option<PathBuf>, StoreError> {
         let (path, aside) = (self.path(), self.folder.join(ASIDE));
         match fs::rename(&path, &aside) {

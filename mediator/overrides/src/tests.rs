@@ -1,4 +1,4 @@
-//! Tests of stored state: edits of the configuration file, a kill at each step, and damage.
+//! Tests the stored state: edits of the configuration file, a kill at each step, and damage.
 
 use std::io;
 use std::path::Path;
@@ -87,7 +87,7 @@ fn differences_applied_to_file_restore_live_state() {
         let (config, forgotten) = read.applied(&file).unwrap();
         prop_assert_eq!(Live::from_config(&config), live.clone());
         prop_assert_eq!(forgotten, Vec::<String>::new());
-        // A second start gives the same result, so the state does not change from start to start.
+        // A second start gives the same result, so repeated starts do not change the state.
         prop_assert_eq!(State::between(&file, &Live::from_config(&config)).unwrap(), state);
         Ok(())
     };

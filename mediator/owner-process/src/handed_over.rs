@@ -1,4 +1,4 @@
-//! An owner that the next daemon of an upgrade takes over. Its programs are not affected.
+//! An owner that the next daemon of an upgrade takes over. The programs of the owner are not affected.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Process, Supervisor};
 
-/// The saved form of an owner, as JSON. Its pipes and the descriptor of its end are handed over separately.
+/// The saved form of an owner, as JSON. Its pipes, and the descriptor that reports its end, are handed over separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedOwner {
     settings: Settings,
     tenants: BTreeMap<String, Tenant>,
 }
 
-/// An owner with its descriptors. It has none if it is being restarted.
+/// An owner with its descriptors. An owner that is being restarted has no descriptors.
 #[derive(Debug)]
 pub struct HandedOver {
     /// The owner's saved form.
@@ -25,7 +25,7 @@ pub struct HandedOver {
     pub descriptors: Vec<OwnedFd>,
 }
 
-/// A request for an owner.
+/// A request to hand over an owner.
 #[derive(Debug)]
 pub struct HandingOver {
     reply: Sender<Result<HandedOver, String>>,
@@ -33,8 +33,8 @@ pub struct HandingOver {
 }
 
 impl HandingOver {
-    /// Creates a request, the receiver of the owner, and the sender of the outcome. True means that another daemon has
-    /// the owner. Without an outcome, the owner stays in this daemon.
+    /// Creates a request, the receiver of the owner, and the sender of the outcome. The outcome is true if another
+    /// daemon has the owner. Without an outcome, the owner stays in this daemon.
     #[must_use]
     pub fn new() -> (Self, Receiver<Result<HandedOver, String>>, Sender<bool>) {
         let ((reply, given), (outcome, verdict)) = (channel(), channel());
@@ -46,7 +46,7 @@ impl SavedOwner {
     /// Checks that an owner with these settings can continue with the given settings.
     ///
     /// # Errors
-    /// If a setting differs that cannot change while an owner runs.
+    /// Returns an error if a setting differs that cannot change while an owner runs.
     pub fn check(&self, settings: &Settings) -> Result<(), String> {
         // An owner of an earlier version serves without MPS and links until it is started again.
         let mps = self.settings.mps.as_ref().and(settings.mps.clone());
@@ -61,14 +61,14 @@ impl SavedOwner {
         self.tenants.keys().map(String::as_str)
     }
 
-    /// Returns a request that sends the card's rules, if the owner needs it.
+    /// Returns a request that sends the card's rules, if the owner needs such a request.
     #[must_use]
     pub fn tuning(&self, rules: Rules) -> Option<Request> {
         (rules != self.settings.rules).then(|| Request::Tune(Box::new(rules)))
     }
 
-    /// Returns a request that sends a tenant's settings, if the owner needs it. The record of a tenant is removed,
-    /// because the tenant may be removed and added again later.
+    /// Returns a request that sends a tenant's settings, if the owner needs such a request. The record of a tenant is
+    /// removed, because the tenant may be removed and added again later.
     #[must_use]
     pub fn request(&mut self, tenant: Tenant) -> Option<Request> {
         match self.tenants.remove(&tenant.name) {
@@ -83,7 +83,7 @@ impl Supervisor {
     /// Takes over the owner of another daemon. No message is sent to the owner before [`Self::run`].
     ///
     /// # Errors
-    /// If the descriptors do not belong to an owner.
+    /// Returns an error if the descriptors do not belong to an owner.
     pub fn adopt(&mut self, HandedOver { saved, descriptors }: HandedOver) -> Result<(), String> {
         let SavedOwner { settings, tenants } = saved;
         (self.settings.rules, self.tenants) = (settings.rules, tenants);
@@ -95,7 +95,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Hands the owner over. Returns true if another daemon has taken it over.
+    /// Hands the owner over. Returns true if another daemon has taken the owner over.
     pub(super) fn hand_over(&mut self, HandingOver { reply, verdict }: HandingOver) -> bool {
         let descriptors = self.process.as_ref().map_or_else(|| Ok(Vec::new()), Process::descriptors);
         let saved = SavedOwner { settings: self.settings.clone(), tenants: self.tenants.clone() };
@@ -108,7 +108,8 @@ impl Supervisor {
         true
     }
 
-    /// Leaves the owner to another daemon. The owner's input stays open there, so the owner is not affected.
+    /// Leaves the owner to another daemon. The owner's input stays open in the other daemon, so the owner is not
+    /// affected.
     pub fn leave(&mut self) {
         (self.process, self.dying) = (None, None);
     }

@@ -13,18 +13,18 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 
-/// Maximum size of a response in bytes. The largest one is a record of the scheduler.
+/// Maximum size of a response in bytes. The largest response is a record of the scheduler.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Number of bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;
-/// Number of bytes that are written at a time. A writable pipe accepts this number at once (`PIPE_BUF` of pipe(7)).
+/// Number of bytes that are written at a time. A writable pipe accepts this number at once (`PIPE_BUF` in pipe(7)).
 const WRITE_BYTES: usize = 4 << 10;
 
 /// A process, from this daemon or from an earlier one.
 pub(super) struct Handle {
     /// `None` if an earlier daemon has started the process, so that its status is unknown.
     child: Option<Child>,
-    /// A descriptor that is readable once the process has ended.
+    /// A descriptor that becomes readable when the process has ended.
     pidfd: OwnedFd,
 }
 
@@ -42,7 +42,7 @@ impl Handle {
         self.child.as_mut()?.try_wait().ok().flatten()?.code()
     }
 
-    /// Kills the process if it still runs.
+    /// Kills the process if it is still running.
     pub(super) fn killed(self) -> Self {
         self.kill();
         self
@@ -54,7 +54,7 @@ impl Handle {
     }
 }
 
-/// Waits until a descriptor can be used or is closed, for at most `limit`.
+/// Waits until a descriptor is ready or closed, for at most `limit`.
 fn is_ready(fd: &OwnedFd, event: PollFlags, limit: Duration) -> bool {
     let limit = Timespec {
         tv_sec: i64::try_from(limit.as_secs()).unwrap_or(i64::MAX),
@@ -90,7 +90,8 @@ impl Process {
         Ok(Self::from_parts(Handle { child: Some(child), pidfd }, input.into(), output.into()))
     }
 
-    /// Takes over a process that another daemon has started: its input, its output and the descriptor of its end.
+    /// Takes over a process that another daemon has started: its input, its output, and the descriptor that reports its
+    /// end.
     pub(super) fn adopted([input, output, pidfd]: [OwnedFd; 3]) -> Self {
         Self::from_parts(Handle { child: None, pidfd }, input, output)
     }
@@ -126,7 +127,7 @@ impl Process {
             Ok(())
         };
         for part in text.chunks(WRITE_BYTES) {
-            // A stopped process does not read, so its pipe becomes full.
+            // A stopped process does not read, so its pipe fills up.
             while !is_ready(&self.input, PollFlags::OUT, POLL_INTERVAL.min(limit)) {
                 check("read its request")?;
             }
@@ -205,7 +206,7 @@ mod tests {
     fn stopped_process_is_given_up_while_its_pipe_is_full() {
         let mut process = started("sleep", &["1000"]);
         kill_process(pid(process.handle.child.as_ref().expect("started")), Signal::STOP).expect("it runs");
-        // The request exceeds the capacity of a pipe, so the write itself would wait.
+        // The request exceeds the capacity of a pipe, so even the write waits.
         let request = "x".repeat(1 << 20);
         let failed = process.exchange(&request, Duration::from_millis(50), &AtomicBool::new(false));
         assert_eq!(failed, Err(format!("{PROGRAM} did not read its request within 0 s and is killed")));
@@ -216,7 +217,7 @@ mod tests {
 
     #[test]
     fn request_larger_than_a_pipe_is_sent_whole() {
-        // The program reads a whole line before it responds, like an owner.
+        // The program reads a whole line before it responds, as an owner does.
         let mut process = started("sed", &["-u", "p;d"]);
         let request = Answer::Record("x".repeat(200 << 10));
         let answer = process.exchange(&request, Duration::from_secs(600), &AtomicBool::new(false));

@@ -4,7 +4,7 @@ use api::EventKind;
 use cuda_control::{Action, GivenUp, Incident};
 use events::{Log, NewEvent};
 
-/// Advice about a program that could not be killed.
+/// Advice for a program that could not be killed.
 const KILL_FAILED: &str = "a program was given up but could not be killed: it continues without turns and memory; end \
     it by hand, and make sure that the unit grants CAP_KILL";
 

@@ -3,15 +3,14 @@
 //! [`Supervisor`] runs on a thread of its caller and receives [`Command`]s. `incidents` reports the owner's actions on
 //! tenants in the log and as events.
 //!
-//! Parts: `handle` (the process and its pipes), `handed_over` (the next daemon of an upgrade takes the process over),
-//! `requests` (settings and tenants of the configuration in the owner's form).
+//! Parts: `handle` (the process and its pipes), and `handed_over` (an upgrade in which the next daemon takes the
+//! process over).
 //!
 //! The crate does not decide which tenants exist, and does not keep their settings across a restart of the daemon.
 
 mod handed_over;
 mod handle;
 mod incidents;
-pub mod requests;
 
 pub use handed_over::{HandedOver, HandingOver, SavedOwner};
 
@@ -30,7 +29,7 @@ use handle::{Handle, Process};
 use listening::folders;
 
 /// Time limit for an owner's response.
-// TIMEOUT: a working owner responds immediately; an owner that does not is stuck in the driver.
+// TIMEOUT: a working owner responds immediately; an owner that does not respond is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit for evicting other tenants' memory to provide a guarantee.
 // TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
@@ -41,13 +40,13 @@ pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 const PROGRAM: &str = "cuda-owner";
 /// Folder in which the package installs the program.
 const INSTALLED: &str = "/usr/lib/gpu-mediator";
-/// Interval at which the process is checked and its description of the card is requested. This also detects a hung
+/// Interval at which the process is checked and asked for its description of the card. This also detects a hung
 /// process.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
-/// Delay before an owner that ended is restarted. It doubles each time that the owner ends immediately, up to
-/// [`DELAY_MOST`].
+/// Delay before an owner that has ended is restarted. The delay doubles each time that the owner ends immediately, up
+/// to [`DELAY_MOST`].
 const MIN_RESTART_DELAY: Duration = Duration::from_millis(100);
-/// Maximum of this delay.
+/// Maximum of the delay before a restart.
 const DELAY_MOST: Duration = Duration::from_secs(30);
 /// Uptime after which the end of an owner no longer counts as an immediate end.
 const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
@@ -55,7 +54,7 @@ const MIN_STABLE_UPTIME: Duration = Duration::from_secs(60);
 // TIMEOUT: the driver's initialisation takes up to several seconds on a host with many cards.
 const OPEN: Duration = Duration::from_secs(60);
 /// Time limit for a killed process to end if the daemon also ends.
-// TIMEOUT: a process that is stuck in the driver ends when the driver returns, but the daemon does not wait for that.
+// TIMEOUT: a process that is stuck in the driver ends when the driver returns, and the daemon does not wait for that.
 const KILLED: Duration = Duration::from_secs(2);
 /// Time limit for an owner to end its MPS servers and itself, when the daemon ends.
 // TIMEOUT: servers without clients end within a fraction of a second.
@@ -103,14 +102,14 @@ pub struct Supervisor {
     retry: Instant,
     looked: Instant,
     status_cell: Arc<StatusCell>,
-    /// Set if no caller needs a response.
+    /// Set when callers no longer need a response.
     stop: Arc<AtomicBool>,
     events: Arc<Log>,
 }
 
 impl Supervisor {
-    /// Creates the supervisor of a card, without a process. Events are added to the log `events`. Once `stop` is set,
-    /// no caller needs a response.
+    /// Creates the supervisor of a card, without a process. Events are added to the log `events`. When `stop` is set,
+    /// callers no longer need a response.
     pub fn new(
         card: &str,
         settings: Settings,
@@ -137,7 +136,7 @@ impl Supervisor {
     /// Starts a process and sends it the configured tenants. Returns the identity of the card.
     ///
     /// # Errors
-    /// If the owner does not start, or the driver does not open the card. The error contains the reason.
+    /// Returns an error if the owner does not start, or the driver does not open the card.
     pub fn start(&mut self) -> Result<CardIdentity, String> {
         let mut process = Process::spawn()?;
         let started = self.tell_all(&mut process);
@@ -169,7 +168,7 @@ impl Supervisor {
                 if !matches!(answer, Answer::Moving(_)) || begin.elapsed() >= GUARANTEE_TIMEOUT {
                     break answer;
                 }
-                // Programs of earlier tenants have connected again and use memory that is guaranteed to this tenant.
+                // Programs of earlier tenants have reconnected, and use memory that is guaranteed to this tenant.
                 std::thread::sleep(GUARANTEE_RETRY_INTERVAL);
             };
             if let Answer::Failed(what) | Answer::Moving(what) = answer {
@@ -278,7 +277,7 @@ impl Supervisor {
         }
     }
 
-    /// Gives up the process. Its programs keep their memory and connect to the next owner.
+    /// Gives up the process. The owner's programs keep their memory and connect to the next owner.
     fn end(&mut self, why: &str) {
         let Some(mut process) = self.process.take() else { return };
         let why = if process.has_lost_card() { CARD_LOST } else { why };
@@ -327,7 +326,8 @@ impl Drop for Supervisor {
     }
 }
 
-/// Returns a file next to the daemon's program if it exists, and otherwise `installed` in the folder of the package.
+/// Returns a file next to the daemon's program, if it exists; otherwise, returns `installed` in the folder of the
+/// package.
 #[must_use]
 pub fn beside(name: &str, installed: &str) -> PathBuf {
     let own = std::env::current_exe().unwrap_or_default().with_file_name(name);

@@ -1,7 +1,7 @@
 //! The page that shows cards, tenants and VMs in a browser, and the TCP socket on which it is served.
 //!
-//! The page is one file, `page.html`. It reads the admin API with GET requests, changes nothing, and sends no requests
-//! to other hosts. Names that tenants choose are shown as text, never as HTML.
+//! The page is one file, `page.html`. The page reads the admin API with GET requests, changes nothing, and sends no
+//! requests to other hosts. Names that tenants choose are shown as text, never as HTML.
 //!
 //! A browser connects to a loopback address without a password, so the crate limits the websites that can access the
 //! daemon through the browser:
@@ -43,7 +43,7 @@ pub fn with_page(api: Router) -> Router {
     }))
 }
 
-/// Refuses requests whose `Host` is a name other than `localhost`; see the crate's description.
+/// Rejects requests whose `Host` is a name other than `localhost`; see the crate's description.
 pub fn guard(router: Router) -> Router {
     router.layer(from_fn(async |request: Request, next: Next| {
         let host = request.headers().get(header::HOST).and_then(|host| host.to_str().ok());
@@ -93,10 +93,11 @@ fn refused(host: Option<&str>) -> Response {
     (StatusCode::MISDIRECTED_REQUEST, text).into_response()
 }
 
-/// Listens on a loopback address. A daemon that upgrades can listen before its predecessor has closed the same address.
+/// Listens on a loopback address. A daemon that is being upgraded can listen before its predecessor has closed the same
+/// address.
 ///
 /// # Errors
-/// If the system refuses the address, for example because another program uses it.
+/// Returns an error if the system rejects the address, for example because another program uses it.
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -1,11 +1,11 @@
-//! A virtual machine that is connected directly to a card, without mediation. It is the baseline of every overhead
-//! figure, and helps to distinguish a fault of the card from a fault of the mediator.
+//! A virtual machine that is connected directly to a card, without mediation. Passthrough is the baseline for every
+//! overhead figure, and helps to distinguish a fault of the card from a fault of the mediator.
 //!
 //! Accesses to BAR0 become 32-bit register accesses; smaller ones are merged. BAR1 and BAR3 are the card's apertures,
 //! and the expansion ROM contains the image in PROM. Guest memory is mapped at its guest-physical address while the
 //! guest has bus mastering enabled. A thread relays the card's interrupt in the mode that the guest has selected.
 //!
-//! The crate does not check accesses: the guest can access the card like a driver on bare metal. The guest has
+//! The crate does not check accesses: the guest can access the card as a driver on bare metal can. The guest has
 //! exclusive use of the card, which is reset between clients.
 
 #![forbid(unsafe_code)]
@@ -51,13 +51,13 @@ pub struct PassthroughVm {
     vram_mib: u64,
 }
 
-/// The card's interrupt pin, from the relay's point of view.
+/// The card's interrupt pin, as the relay sees it.
 #[derive(Debug, Default)]
 struct Pin {
-    /// Level of the pin. The client's level changes under the same lock, so that the two are always equal.
+    /// Level of the pin. The client's level changes under the same lock, so that both are always equal.
     level: locks::Mutex<locks::rank::Level, bool>,
-    /// A copy of `level` that register accesses read without the lock. It is set before the client can notice the
-    /// interrupt.
+    /// A copy of `level` that register accesses read without taking the lock. The copy is set before the client can
+    /// notice the interrupt.
     hint: AtomicBool,
 }
 
@@ -69,7 +69,7 @@ impl Pin {
         interrupts.set_intx_level(true);
     }
 
-    /// Lowers the pin. Returns true if it was asserted.
+    /// Lowers the pin. Returns true if the pin was asserted.
     fn lower(&self, interrupts: &Interrupts) -> bool {
         if !self.hint.load(Ordering::Acquire) {
             return false;
@@ -134,8 +134,8 @@ pub struct PassthroughDevice {
     /// The expansion ROM, padded to the size of its BAR; empty if the card has none.
     rom: Vec<u8>,
     shared: Arc<PassthroughVm>,
-    /// Regions that the client lends, by guest-physical address. They are mapped for the card while the guest has bus
-    /// mastering enabled.
+    /// Regions that the client lends, by guest-physical address. These regions are mapped for the card while the guest
+    /// has bus mastering enabled.
     regions: BTreeMap<u64, Lending>,
     event: EventFd,
     stop: Arc<AtomicBool>,
@@ -154,7 +154,7 @@ impl PassthroughDevice {
     /// card. With `flr`, the function supports function-level resets.
     ///
     /// # Errors
-    /// If no descriptors or threads are available, or PCI does not permit the card's BARs.
+    /// Returns an error if no descriptors or threads are available, or PCI does not permit the card's BARs.
     pub fn build(
         card: Arc<dyn Card>,
         vram_mib: u64,
@@ -247,11 +247,11 @@ impl PassthroughDevice {
         Ok(())
     }
 
-    /// Allows the card to signal again if its pin is still asserted. Called after accesses that may have deasserted the
-    /// pin.
+    /// Allows the card to signal again if its pin is still asserted. Must be called after accesses that may have
+    /// deasserted the pin.
     ///
     /// While the client masks the pin, another signal costs nothing. When the client unmasks the pin, the level
-    /// determines if it is signalled.
+    /// determines whether it is signalled.
     fn look_at_pin(&self) {
         if self.shared.pin.lower(&self.shared.interrupts) {
             self.card.unmask_intx();
@@ -320,7 +320,7 @@ impl PassthroughDevice {
         }
     }
 
-    /// Restores the state of an unused card.
+    /// Restores the card to its unused state.
     fn clean(&mut self) {
         self.quiet_interrupts();
         self.card.reset();
@@ -457,7 +457,7 @@ impl Drop for PassthroughDevice {
         self.clean();
         self.quiet_interrupts();
         self.stop.store(true, Ordering::Release);
-        // The write can only fail if the counter is full, and then the relay also wakes up.
+        // The write can fail only if the counter is full. In this case, the relay also wakes up.
         let _ = self.event.write(1);
         if self.relay.lock().take().is_some_and(|relay| relay.join().is_err()) {
             tracing::error!("the thread that relays the card's interrupts had panicked");

@@ -1,4 +1,4 @@
-//! Tests of the connection between a vfio-user client and a card, with a card that records all accesses.
+//! Tests the connection between a vfio-user client and a card, with a card that records all accesses.
 
 use super::*;
 use card::{DmaError, Identity};
@@ -17,7 +17,7 @@ const CONFIG: u32 = 7;
 const COMMAND: u64 = 4;
 /// Bits of the command register for memory and bus mastering.
 const MASTER: u8 = 6;
-/// The same bits, and the bit that disables INTx.
+/// Bits of the command register for memory and bus mastering, and the bit that disables INTx.
 const NO_INTX: u16 = 0x406;
 /// Offset of MSI's control word.
 const MSI_CONTROL: u64 = 0x6a;
@@ -196,7 +196,7 @@ impl Wired {
     }
 
     fn client(&self) -> Client {
-        // The server may not yet have noticed that the last client has left.
+        // The server may not have noticed yet that the last client has left.
         let client = (0..10_000)
             .find_map(|_| {
                 let client = Client::connect(&self.folder.path().join("s")).ok();
@@ -329,7 +329,7 @@ fn pin_interrupt_repeats_after_unmask_only_while_asserted() {
     wired.card.set_pin(true);
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();
 
-    // The handler accesses the card, does not lower the pin, and ends. The interrupt must be delivered again.
+    // The handler accesses the card, does not lower the pin, and ends. The interrupt must then be delivered again.
     client.read32(BAR0, 0x200).unwrap();
     client.unmask_intx().unwrap();
     wait_event(&fds[0], WAIT_TIMEOUT).unwrap();

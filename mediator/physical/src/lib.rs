@@ -47,7 +47,7 @@ impl Physical {
     /// Opens the card that a configuration describes.
     ///
     /// # Errors
-    /// If the card cannot be opened. The error contains the remedy.
+    /// Returns an error if the card cannot be opened. The error contains the remedy.
     pub fn open(spec: &CardSpec) -> Result<Self, Unusable> {
         match spec.kind {
             CardKind::Simgpu => {
@@ -74,8 +74,8 @@ impl Physical {
         }
     }
 
-    /// Returns true if the card's memory belongs to this process. The CPU can then access the memory as fast as engines
-    /// can, and another daemon can map it.
+    /// Returns true if the card's memory belongs to this process. The CPU can then access the memory as fast as the
+    /// engines can, and another daemon can map it.
     #[must_use]
     pub const fn is_of_this_process(&self) -> bool {
         matches!(self, Self::Software(_))
@@ -84,7 +84,7 @@ impl Physical {
     /// Returns the card in a form that can be handed over to another daemon.
     ///
     /// # Errors
-    /// If the card cannot be handed over.
+    /// Returns an error if the card cannot be handed over.
     pub fn going(&self) -> Result<GoingCard, Unusable> {
         match self {
             Self::Software(card) => Ok(GoingCard(Arc::clone(card))),
@@ -96,7 +96,7 @@ impl Physical {
 /// A card that another daemon can take over.
 pub struct GoingCard(Arc<SimGpu>);
 
-/// A card that can be halted. It resumes when the value is dropped.
+/// A card that can be halted. The card resumes when the value is dropped.
 pub struct HaltedCard<'a>(&'a SimGpu);
 
 /// A serialized card.
@@ -112,7 +112,7 @@ impl GoingCard {
     /// Rebuilds the card that another daemon has serialized to `file`. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// If the part does not match the configuration, or is not valid.
+    /// Returns an error if the part does not match the configuration, or is not valid.
     pub fn come(spec: &CardSpec, file: &mut SavedState<'_>, vram: File) -> Result<Self, Unusable> {
         if spec.kind != CardKind::Simgpu {
             return Err(Unusable::new(format!("it is of kind = \"{}\" now; put `simgpu` back", spec.kind)));
@@ -146,7 +146,7 @@ impl HaltedCard<'_> {
     /// without its memory.
     ///
     /// # Errors
-    /// If the card does not become quiescent.
+    /// Returns an error if the card does not become quiescent.
     pub fn write_down(&self, until: Instant) -> Result<WrittenCard, Unusable> {
         while let Err(unrest) = self.0.halt() {
             if !matches!(unrest, NotQuiescent::Working(_)) || Instant::now() >= until {

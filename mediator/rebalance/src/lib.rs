@@ -14,7 +14,7 @@ use sched::Engine;
 const WHOLE_CARD_PERMILLE: u64 = 1000;
 /// Minimum amount, in thousandths of a card, by which a move must reduce the difference, because loads fluctuate.
 const MIN_GAIN_PERMILLE: u64 = 50;
-/// Divisor of the memory that a move copies. The result is the move's cost. A move must reduce the difference by its
+/// Number by which the memory to copy is divided to obtain the cost of a move. A move must reduce the difference by its
 /// cost plus the margin.
 const COST: u64 = 10;
 
@@ -56,7 +56,7 @@ impl CardLoad {
     }
 }
 
-/// A virtual machine's part of its card.
+/// A virtual machine's share of its card's load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmLoad {
     /// Name of the virtual machine.
@@ -67,7 +67,7 @@ pub struct VmLoad {
     pub placed_mib: u64,
     /// Part of the last window for which each engine was busy for the virtual machine.
     pub busy: Busy,
-    /// Cards to which the virtual machine may move.
+    /// Cards to which the virtual machine can move.
     pub fits: Vec<String>,
 }
 
@@ -117,7 +117,7 @@ impl Rebalancer {
         }
         let worth = |vm: &&VmLoad| {
             let (from, to) = (fullest.without(vm).load(), emptiest.with(vm).load());
-            // The fuller of the two cards must stay the fuller one, so that the next move never reverses this one.
+            // The fuller of the two cards must remain the fuller one, so that the next move never reverses this one.
             let after = from.checked_sub(to)?;
             let cost = vm.placed_mib.saturating_mul(WHOLE_CARD_PERMILLE) / emptiest.shared_mib.max(1) / COST;
             (before.saturating_sub(after) > MIN_GAIN_PERMILLE.saturating_add(cost)).then_some(after)
@@ -141,7 +141,7 @@ impl Rebalancer {
         Some(Advice { vm: vm.name.clone(), to: emptiest.name.clone(), why })
     }
 
-    /// Keeps a virtual machine in place for a while, because its move was just attempted.
+    /// Prevents moves of a virtual machine for a while, because a move was just attempted.
     pub fn rests(&mut self, vm: String, now: Duration) {
         self.moved.insert(vm, now);
     }

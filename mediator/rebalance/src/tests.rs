@@ -1,4 +1,4 @@
-//! Tests of decisions from tables of loads, and of repeated rebalancing until no move is due.
+//! Tests decisions on tables of loads, and repeated rebalancing until no move is due.
 
 use super::*;
 use proptest::prelude::*;
@@ -35,7 +35,7 @@ fn some(vm: &str, to: &str) -> Option<(String, String)> {
 fn best_balancing_vm_moves_after_rounds_of_imbalance() {
     let vms = [vm("large", "a", 500, 0), vm("half", "a", 200, 0), vm("small", "a", 50, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
-    // The loads are 750 and 0. Moving `large` would reverse them, and moving `half` results in 550 and 200.
+    // The loads are 750 and 0. Moving `large` would reverse them; moving `half` results in 550 and 200.
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3), [None, None, some("half", "b")]);
     // A round without a difference restarts the count.
     let mut rebalancer = Rebalancer::new(SPEC);
@@ -84,7 +84,7 @@ fn vm_that_has_moved_or_could_not_rests() {
     let vms = [vm("x", "a", 300, 0), vm("y", "a", 300, 0)];
     let mut rebalancer = Rebalancer::new(SPEC);
     assert_eq!(rounds(&mut rebalancer, &vms, 0..3)[2], some("x", "b"));
-    // The VM could not move. The other VM is tried next, and then no VM until the first one may be retried.
+    // The VM could not move. The other VM is tried next. After that, no VM is moved until the first one may be retried.
     rebalancer.rests("x".to_owned(), Duration::from_secs(120));
     assert_eq!(rounds(&mut rebalancer, &vms, 3..6)[2], some("y", "b"));
     rebalancer.rests("y".to_owned(), Duration::from_secs(300));

@@ -29,7 +29,8 @@ impl Kernel {
     /// Assembles the kernel.
     ///
     /// # Errors
-    /// If the assembler fails. This cannot happen, because the text is part of this program.
+    /// Returns an error if the assembler fails. The assembler cannot fail here, because the text is part of this
+    /// program.
     pub fn assemble() -> Result<Self, String> {
         let program = sm20::assemble(SOURCE).map_err(|errors| format!("{errors:?}"))?;
         let kernel = program.kernels.first().ok_or("the text has no kernel")?;

@@ -16,12 +16,12 @@ const AGAIN_NS: u64 = 100_000_000;
 // TIMEOUT: twenty-five terms. Each return clears PGRAPH twice for work that may end immediately.
 const RETURN_NS: u64 = 100_000_000;
 
-/// Next step of the caller.
+/// The caller's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Wait for an event, or for time to pass.
     Wait,
-    /// Admit no tenant; remove this tenant's work from PGRAPH.
+    /// Admit no tenant, and remove this tenant's work from PGRAPH.
     Close(TenantId),
     /// Clear the residue.
     Clear,
@@ -42,7 +42,7 @@ pub struct Counts {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// A tenant has PGRAPH, or no tenant has it.
+    /// A tenant has PGRAPH, or PGRAPH has no tenant.
     Settled,
     /// The tenant must leave PGRAPH.
     Leaving,
@@ -99,7 +99,7 @@ impl Tenancy {
         self.returning.retain(|(other, _)| *other != tenant);
     }
 
-    /// Records that a tenant has unfinished work, since `now` (in ns), that left PGRAPH and may need it again.
+    /// Records that a tenant has unfinished work that left PGRAPH at `now` (in ns) and may need it again.
     pub fn want_again(&mut self, tenant: TenantId, now: u64) {
         if !self.is_wanted_by(tenant) {
             self.returning.push_back((tenant, now));
@@ -226,7 +226,7 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Executes one step for a tenant. The flags are true if the tenant works, and if it has left.
+    /// Executes one step for a tenant. The flags are true if the tenant works, and if the tenant has left.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }
@@ -281,7 +281,7 @@ mod tests {
         assert_eq!(step(&mut tenancy, 10 + TERM_NS, true, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 9 + 2 * TERM_NS, false, true), Step::Wait);
         assert_eq!(step(&mut tenancy, 10 + 2 * TERM_NS, false, true), Step::Close(A));
-        // The change happens after the other waiting tenants, and only once.
+        // The change happens once, after the other waiting tenants have had PGRAPH.
         let mut tenancy = with(A, 0);
         let c = TenantId(3);
         tenancy.want_again(B, 10);

@@ -1,33 +1,28 @@
-//! Guests that compute without a VMM: a card and its mediator in this process, and the rig's driver as a device for
-//! workloads.
+//! Guests that compute without a VMM: a card and its mediator in this process. The library `gdev` drives guests that run
+//! workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions ([`guest`]).
 //!
 //! These guests need no boot, so benchmarks can sweep parameters and tests can run many guests. They call the mediator
 //! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
 
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, io};
 
-use crate::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, m2mf_copy, methods, object};
+use crate::driver::{CE0, CE1, Channel, Driver, methods, object};
 use crate::{Guest, Machine, Rig, settings, sharing};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use card_manager::{Division, Sharing};
-use nvspec::class::compute90c0 as compute;
+use gdev::Tuning;
+use gdev::vgpu::{Bus, Vgpu};
+use parking_lot::{Mutex, MutexGuard};
 use simgpu::{ComputeTiming, EngineTiming, TimeModel};
 use vgpu::Settings;
+use vmm_glue::RegionIndex;
 use vram::{Limits, TenantId, VmSummary};
-use workloads::{Buffer, Gpu, Grid, Module, Params, Place};
 
 /// Size of a MiB in bytes.
 pub const MIB: u64 = 1 << 20;
-/// Subchannel and SET_OBJECT data of compute.
-const COMPUTE: (u32, u32) = (1, 0x90c0);
-/// Virtual address of the first byte of the heap.
-const HEAP_VA: u64 = 0x100_0000;
-/// Maximum size of the heap in bytes. The heap ends with the driver's only page table.
-const HEAP_MAX: u64 = 128 * MIB - HEAP_VA;
-/// Number of banks of parameters, and therefore the maximum number of launches in flight.
-const BANKS: u64 = 8;
-/// Size of local memory and stacks of all warps in bytes.
-const LOCAL: u64 = 4 * MIB;
 /// Maximum time for which work may wait for memory.
 const QUEUE_LIMIT: Duration = Duration::from_secs(60);
 
@@ -92,11 +87,16 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
 /// # Errors
 /// If the RAM cannot be allocated.
 pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver> {
-    let mut settings = Settings { queue_limit: QUEUE_LIMIT, ..settings(vram_mib, 8) };
-    settings.share.memory = memory;
-    let mut guest = rig.guest_with(vm, &settings);
+    let mut guest = rig.guest_with(vm, &patient(vram_mib, memory));
     ensure!(guest.map_ram(0, MIB, true), "no RAM");
     Ok(Driver::new(guest))
+}
+
+/// Returns the settings of a VM whose work waits for memory.
+fn patient(vram_mib: u64, memory: Limits) -> Settings {
+    let mut settings = Settings { queue_limit: QUEUE_LIMIT, ..settings(vram_mib, 8) };
+    settings.share.memory = memory;
+    settings
 }
 
 /// Returns a VM's account.
@@ -131,208 +131,109 @@ pub fn copy_line(engine: u32, from: u64, to: u64, bytes: u32) -> Vec<u32> {
     words
 }
 
-/// A guest that computes. The CPU transfers inputs and results as if through an aperture.
-pub struct LightGpu<M = Guest> {
-    /// The guest's driver.
-    pub driver: Driver<M>,
-    channel: Channel,
-    heap: Heap,
-    modules: Vec<(u64, sm20::Program)>,
-    banks: Buffer,
-    /// Number of submissions since the last wait.
-    pending: u64,
-    launches: u64,
-}
+/// A guest that computes, whose driver is the library `gdev`. The CPU transfers inputs and results as if through an
+/// aperture.
+pub type LightGpu = gdev::Context<Vgpu>;
 
-/// Allocates pages of guest VRAM. The heap starts at `at`, and is mapped at [`HEAP_VA`] for the GPU.
-struct Heap {
-    at: u64,
-    bytes: u64,
-    /// Number of mapped bytes.
-    mapped: u64,
-    /// Free ranges below `mapped`: start and length.
-    free: Vec<(u64, u64)>,
-}
+/// Limits of copies: the CPU makes all copies that no work precedes.
+const BY_CPU: Tuning = Tuning { direct_write_bytes: u64::MAX, direct_read_bytes: u64::MAX, ..gdev::vgpu::TUNING };
 
-impl Heap {
-    /// Allocates the first free range that fits. If none fits, allocates a range after all others.
-    fn take(&mut self, bytes: u64) -> Result<u64> {
-        let bytes = bytes.next_multiple_of(PAGE);
-        if let Some(hole) = self.free.iter_mut().find(|(_, len)| *len >= bytes) {
-            let at = hole.0;
-            *hole = (hole.0 + bytes, hole.1 - bytes);
-            return Ok(at);
-        }
-        let at = self.mapped;
-        ensure!(at + bytes <= self.bytes, "no VRAM for {bytes} bytes beside {at}");
-        Ok(at)
+/// A VM that a test uses next to its driver.
+#[derive(Clone)]
+pub struct SharedGuest(Arc<Mutex<Guest>>);
+
+impl SharedGuest {
+    /// Adds a VM with `vram_mib` MiB of VRAM.
+    #[must_use]
+    pub fn new(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Self {
+        Self(Arc::new(Mutex::new(rig.guest_with(vm, &patient(vram_mib, memory)))))
     }
 
-    /// Frees a range and merges adjacent holes, so that a repeated job does not need more memory each time.
-    fn give(&mut self, at: u64, bytes: u64) {
-        self.free.retain(|(_, len)| *len > 0);
-        let next = self.free.partition_point(|(start, _)| *start < at);
-        self.free.insert(next, (at, bytes.next_multiple_of(PAGE)));
-        self.free.dedup_by(|hole, before| {
-            let touch = before.0 + before.1 == hole.0;
-            before.1 += if touch { hole.1 } else { 0 };
-            touch
-        });
+    /// Locks the VM. Its driver waits meanwhile.
+    pub fn lock(&self) -> MutexGuard<'_, Guest> {
+        self.0.lock()
     }
-}
 
-impl<M: Machine> LightGpu<M> {
-    /// Creates a guest that uses all VRAM that the driver's page table covers for buffers.
+    /// Starts a driver in the VM, which must not have one.
     ///
     /// # Errors
-    /// If the guest does not start.
-    pub fn new(mut driver: Driver<M>) -> Result<Self> {
-        let channel = driver.channel(1);
-        let bytes = (driver.room() / PAGE * PAGE).min(HEAP_MAX);
-        let heap = Heap { at: driver.vram(bytes / PAGE), bytes, mapped: 0, free: Vec::new() };
-        let none = Buffer { index: 0, address: 0, bytes: 0 };
-        let mut gpu = Self { driver, channel, heap, modules: Vec::new(), banks: none, pending: 0, launches: 0 };
-        gpu.banks = gpu.allocate(Place::Vram, BANKS * PAGE)?;
-        let local = gpu.allocate(Place::Vram, LOCAL)?;
-        let words = [
-            object(COMPUTE),
-            to(compute::LOCAL_ADDRESS_HIGH, (local.address >> 32) as u32),
-            to(compute::LOCAL_ADDRESS_LOW, local.address as u32),
-            to(compute::LOCAL_SIZE_LOW, LOCAL as u32),
-            to(compute::STACK_SIZE, 0x800),
-            to(compute::CONSTANT_SIZE, PAGE as u32),
-        ];
-        gpu.submit(&words.concat())?;
-        gpu.finish()?;
-        Ok(gpu)
+    /// If the driver does not start.
+    pub fn start(&self) -> Result<LightGpu> {
+        let mut guest = self.lock();
+        guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
+        guest.write(RegionIndex::Config, 0x6a, &1u16.to_le_bytes());
+        let msi = guest.msi.try_clone()?;
+        drop(guest);
+        Ok(gdev::Context::new(Vgpu::on(Box::new(self.clone()), msi)?, BY_CPU))
     }
 
-    /// Returns the maximum total size of the buffers that were in use at the same time, in bytes.
-    #[must_use]
-    pub fn footprint(&self) -> u64 {
-        self.heap.mapped
-    }
-
-    /// Returns the guest VRAM address of a buffer's byte `at`.
-    #[must_use]
-    pub fn vram_of(&self, buffer: Buffer, at: u64) -> u64 {
-        self.heap.at + (buffer.address - HEAP_VA) + at
-    }
-
-    fn submit(&mut self, words: &[u32]) -> Result<()> {
-        if self.pending == BANKS {
-            self.finish()?;
-        }
-        self.driver.submit(&mut self.channel, words);
-        self.pending += 1;
-        Ok(())
-    }
-
-    fn inside(buffer: Buffer, at: u64, bytes: usize) -> Result<u64> {
-        let end = at.checked_add(bytes as u64);
-        ensure!(end.is_some_and(|end| end <= buffer.bytes), "{bytes} bytes at {at:#x} of {buffer:x?}");
-        Ok(buffer.address + at)
+    /// Removes the VM, as an operator would.
+    ///
+    /// # Errors
+    /// If the VM cannot be removed, or if its driver still exists.
+    pub fn remove(self) -> Result<()> {
+        let guest = Arc::into_inner(self.0).context("the VM has a driver")?;
+        Ok(guest.into_inner().remove()?)
     }
 }
 
-fn to(method: u32, data: u32) -> Vec<u32> {
-    methods(COMPUTE.0, method, &[data])
+impl fmt::Debug for SharedGuest {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.debug_struct("SharedGuest").finish_non_exhaustive()
+    }
 }
 
-impl<M: Machine> Gpu for LightGpu<M> {
-    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer> {
-        if place == Place::Ram {
-            bail!("a light guest has no buffers in RAM");
-        }
-        let at = self.heap.take(bytes)?;
-        let pages = bytes.div_ceil(PAGE);
-        if at + pages * PAGE > self.heap.mapped {
-            self.driver.map(self.channel.space, HEAP_VA + at, At::Vram(self.heap.at + at), pages);
-            self.heap.mapped = at + pages * PAGE;
-        }
-        Ok(Buffer { index: 0, address: HEAP_VA + at, bytes })
-    }
-
-    fn free(&mut self, buffer: Buffer) -> Result<()> {
-        self.heap.give(buffer.address - HEAP_VA, buffer.bytes);
+impl Bus for SharedGuest {
+    fn read_config(&mut self, bytes: &mut [u8]) -> gdev::Result<()> {
+        self.lock().read(RegionIndex::Config, 0, bytes);
         Ok(())
     }
 
-    fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()> {
-        Self::inside(buffer, at, bytes.len())?;
-        self.finish()?;
-        self.driver.guest.vram_write(self.vram_of(buffer, at), bytes);
+    fn read32(&mut self, offset: u32) -> gdev::Result<u32> {
+        Ok(self.lock().rd(offset))
+    }
+
+    fn write32(&mut self, offset: u32, value: u32) -> gdev::Result<()> {
+        self.lock().wr(offset, value);
         Ok(())
     }
 
-    fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()> {
-        Self::inside(buffer, at, bytes.len())?;
-        self.finish()?;
-        self.driver.guest.vram_read(self.vram_of(buffer, at), bytes);
+    fn write_bar1(&mut self, offset: u64, value: u32) -> gdev::Result<()> {
+        self.lock().write(RegionIndex::Bar1, offset, &value.to_le_bytes());
         Ok(())
     }
 
-    fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()> {
-        let len = usize::try_from(bytes)?;
-        let (from, to) = (Self::inside(from, 0, len)?, Self::inside(to, 0, len)?);
-        self.submit(&[object(M2MF), m2mf_copy(from, to, u32::try_from(bytes)?)].concat())
+    fn write_vram(&mut self, at: u64, bytes: &[u8]) -> gdev::Result<()> {
+        self.lock().vram_write(at, bytes);
+        Ok(())
     }
 
-    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
-        if let Some(index) = self.modules.iter().position(|(_, known)| known == program) {
-            return Ok(Module { index });
+    fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> gdev::Result<()> {
+        self.lock().vram_read(at, bytes);
+        Ok(())
+    }
+
+    fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> gdev::Result<()> {
+        let refused = |source| gdev::Error::Driver { what: format!("{bytes} bytes of RAM at {gpa:#x}"), source };
+        let file = file.try_clone().map_err(refused)?;
+        match self.lock().lend_ram(gpa, bytes, true, file) {
+            true => Ok(()),
+            false => Err(refused(io::Error::other("the device refuses them"))),
         }
-        let bytes = program.bytes();
-        let code = self.allocate(Place::Vram, bytes.len() as u64)?;
-        self.upload(code, 0, &bytes)?;
-        self.modules.push((code.address, program.clone()));
-        Ok(Module { index: self.modules.len() - 1 })
     }
 
-    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, _: &[Buffer]) -> Result<()> {
-        let (code, program) = self.modules.get(module.index).context("a module")?;
-        let kernel = program.kernel(name).with_context(|| format!("no kernel {name}"))?;
-        ensure!(kernel.params == params.bytes().len() as u32, "{name} has {} bytes of parameters", kernel.params);
-        let Grid { blocks, threads } = grid;
-        let bank = self.banks.address + self.launches % BANKS * PAGE;
-        let words = [
-            object(COMPUTE),
-            to(compute::CONSTANT_ADDRESS_HIGH, (bank >> 32) as u32),
-            to(compute::CONSTANT_ADDRESS_LOW, bank as u32),
-            to(compute::CONSTANT_BIND, 1),
-            // Invalidates the caches of code, global memory and constants.
-            to(compute::INVALIDATE_SHADER_CACHES_NO_WAIT, 0x1011),
-            to(compute::CODE_ADDRESS_HIGH, (code >> 32) as u32),
-            to(compute::CODE_ADDRESS_LOW, *code as u32),
-            to(compute::PROGRAM_START, kernel.entry_offset),
-            to(compute::REGISTERS, kernel.registers),
-            to(compute::SHARED_SIZE, kernel.shared_bytes),
-            to(compute::LOCAL_LOW_SIZE, kernel.local_bytes),
-            to(compute::BLOCK_BARRIERS, kernel.barriers),
-            to(compute::GRID_YX, blocks[1] << 16 | blocks[0]),
-            to(compute::GRID_Z, blocks[2]),
-            to(compute::BLOCK_YX, threads[1] << 16 | threads[0]),
-            to(compute::BLOCK_Z, threads[2]),
-            to(compute::LAUNCH, 0x1000),
-            // M2MF copies do not wait for grids by default.
-            to(compute::WAIT_FOR_IDLE, 0),
-        ];
-        let words = words.concat();
-        // The previous launch with this bank has ended if fewer than this number of launches are in flight.
-        if self.pending == BANKS {
-            self.finish()?;
-        }
-        let at = self.heap.at + (bank - HEAP_VA);
-        self.driver.guest.vram_write(at + 0x20, params.bytes());
-        self.launches += 1;
-        self.submit(&words)
-    }
-
-    fn finish(&mut self) -> Result<()> {
-        wait(&mut self.driver, &self.channel)?;
-        self.pending = 0;
+    fn unmap_ram(&mut self, gpa: u64, _: u64) -> gdev::Result<()> {
+        drop(self.lock().unmap_ram(gpa));
         Ok(())
     }
+}
+
+/// Adds a VM with `vram_mib` MiB of VRAM, whose driver is the library `gdev`.
+///
+/// # Errors
+/// If the driver does not start.
+pub fn gpu(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<LightGpu> {
+    SharedGuest::new(rig, vm, vram_mib, memory).start()
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 //! calls them.
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
-//! RAM, interrupts), [`driver`] (a driver in the guest), [`paravirtual`] (a driver that uses the paravirtual
-//! interface), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything to another owner),
-//! [`in_process_vm`] (guests that compute), [`RemoteGuest`] (a VM that is served through a daemon's socket), [`xen`] (a
+//! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that choose registers, page tables,
+//! submissions and batches themselves), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything
+//! to another owner), [`in_process_vm`] (guests that compute with the library `gdev`), [`RemoteGuest`] (a VM that is served through a daemon's socket), [`xen`] (a
 //! Xen domain without Xen), [`Machine`] (the interface that a driver needs from any kind of VM), [`service_manager`]
 //! (starts a daemon, and keeps its sockets). The rig panics if its caller makes an error.
 //!
@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use vgpu::{Apertures, Coming, Left, MediatedDevice, MediatedVm, Settings};
 use vm_device::{DeviceError, DeviceStatus};
-use vmm_glue::client::wait_event;
+use vmm_glue::client::{memory_file, wait_event};
 use vmm_glue::{Ack, Deferred, Device, IrqCounts, Link, Migration, RegionIndex};
 use vram::{Limits, Summary, TenantId};
 
@@ -249,7 +249,12 @@ impl Guest {
 
     /// Lends RAM from a new file to the device. Returns false if the device refuses.
     pub fn map_ram(&mut self, gpa: u64, size: u64, writable: bool) -> bool {
-        let (file, given) = Ram::file(size).expect("a memory file");
+        self.lend_ram(gpa, size, writable, memory_file(size, true).expect("a memory file"))
+    }
+
+    /// Lends RAM from a file to the device. Returns false if the device refuses.
+    pub(crate) fn lend_ram(&mut self, gpa: u64, size: u64, writable: bool, file: OwnedFd) -> bool {
+        let given = file.try_clone().expect("another descriptor");
         let Ok(region) = self.link.lend(gpa, size, writable, Some(given)) else { return false };
         if self.device.dma_map(&region).is_err() {
             self.link.take_back(gpa);

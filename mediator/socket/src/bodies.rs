@@ -1,5 +1,5 @@
-//! Bodies that are streams. Only a few pieces are in flight, and a stalled client is disconnected, because other
-//! clients wait.
+//! Bodies that are streams. Only a few pieces are in flight. A stalled client is disconnected, because other clients
+//! wait.
 
 use std::time::{Duration, Instant};
 
@@ -8,9 +8,9 @@ use http_body_util::BodyExt;
 use tokio::sync::mpsc::{self, Receiver, Sender, error::TrySendError};
 use tokio_stream::wrappers::ReceiverStream;
 
-/// Maximum number of pieces in flight. Each has 256 KiB or the size of one write of the client.
+/// Maximum number of pieces in flight. Each piece has 256 KiB, or the size of one write of the client.
 const MAX_PIECES_IN_FLIGHT: usize = 4;
-/// Maximum time without a byte from the client or to the client.
+/// Maximum time without a byte from or to the client.
 // TIMEOUT: a disk may have to spin up.
 const STALL_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum time for a whole body.
@@ -21,7 +21,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 type Piece = Result<Bytes, String>;
 
-/// The end that sends the pieces of a response to a client.
+/// The sending end of a response body.
 #[derive(Debug)]
 pub struct Given {
     to: Sender<Piece>,
@@ -32,7 +32,7 @@ impl Given {
     /// Sends a piece.
     ///
     /// # Errors
-    /// If further pieces are pointless. The error contains the reason.
+    /// Returns an error if further pieces are pointless.
     pub fn give(&self, piece: Vec<u8>) -> Result<(), String> {
         self.send(Ok(piece.into()))
     }
@@ -79,7 +79,7 @@ where
     }
 }
 
-/// The end that receives the pieces of a request.
+/// The receiving end of a request body.
 #[derive(Debug)]
 pub struct Taken(Receiver<Piece>);
 
@@ -87,7 +87,7 @@ impl Taken {
     /// Returns the next piece, or an empty piece after the last one. Blocks until the piece arrives.
     ///
     /// # Errors
-    /// If the body has no further piece. The error contains the reason.
+    /// Returns an error if the body has no further piece.
     pub fn take(&mut self) -> Result<Vec<u8>, String> {
         self.0.blocking_recv().unwrap_or_else(|| Ok(Bytes::new())).map(Vec::from)
     }
@@ -105,7 +105,7 @@ where
     let (to, from) = mpsc::channel::<Piece>(MAX_PIECES_IN_FLIGHT);
     let done = tokio::spawn(work(Taken(from)));
     let began = Instant::now();
-    // The whole body is read even after a refusal, because a client whose connection is closed does not see the
+    // Read the whole body even after a rejection, because a client whose connection is closed does not see the
     // response.
     while began.elapsed() < BODY_TIMEOUT {
         let piece = match tokio::time::timeout(STALL_TIMEOUT, body.frame()).await {

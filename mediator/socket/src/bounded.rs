@@ -28,7 +28,7 @@ impl Bounded {
     /// Creates the socket. Must be called within a runtime.
     ///
     /// # Errors
-    /// If the runtime cannot register the socket.
+    /// Returns an error if the runtime cannot register the socket.
     pub fn new(listener: UnixListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::UnixListener::from_std(listener)?;
@@ -40,7 +40,7 @@ impl Bounded<tokio::net::TcpListener> {
     /// Same as [`Bounded::new`], for a TCP socket.
     ///
     /// # Errors
-    /// If the runtime cannot register the socket.
+    /// Returns an error if the runtime cannot register the socket.
     pub fn tcp(listener: TcpListener) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
@@ -80,7 +80,7 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection, which returns its permit when it ends.
+/// A connection, which returns its permit when it is closed.
 #[derive(Debug)]
 pub struct Connection<S = UnixStream> {
     stream: S,

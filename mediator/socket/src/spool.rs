@@ -18,11 +18,11 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Creates an empty file of at most `most` bytes, in `folder` or, without a folder, in the folder for temporary
-    /// files.
+    /// Creates an empty file of at most `most` bytes in `folder`, or in the folder for temporary files if `folder` is
+    /// absent.
     ///
     /// # Errors
-    /// If the file cannot be created. The error contains the reason.
+    /// Returns an error if the file cannot be created.
     pub fn new(folder: Option<&Path>, most: u64) -> Result<Self, String> {
         let folder = folder.map_or_else(std::env::temp_dir, Path::to_owned);
         let file = tempfile::tempfile_in(&folder).map_err(|error| io_error(&folder, &error))?;
@@ -32,7 +32,7 @@ impl Spool {
     /// Appends bytes.
     ///
     /// # Errors
-    /// If the disk is full, or the limit would be exceeded.
+    /// Returns an error if the disk is full, or the limit would be exceeded.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), String> {
         let len = u64::try_from(bytes.len()).unwrap_or(u64::MAX);
         let left = self.left.checked_sub(len);
@@ -43,7 +43,7 @@ impl Spool {
     /// Starts reading at the first byte.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn rewind(mut self) -> Result<Spooled, String> {
         self.file.rewind().map_err(|error| io_error(&self.folder, &error))?;
         Ok(Spooled(self))
@@ -58,7 +58,7 @@ impl Spooled {
     /// Returns the next bytes; empty at the end.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub fn next_piece(&mut self) -> Result<Vec<u8>, String> {
         let mut piece = vec![0; BYTES_PER_READ];
         let len = loop {

@@ -1,4 +1,5 @@
-//! Interprets arbitrary bytes as saved parts. They must be refused, or restored and saved again without a difference.
+//! Interprets arbitrary bytes as saved parts. The parts must be rejected, or restored and saved again without a
+//! difference.
 
 #![allow(
     clippy::indexing_slicing,
@@ -64,7 +65,7 @@ pub(crate) fn config() -> VGpuConfig {
 /// Interprets `data` as a part, selected by the first byte, or as a whole file.
 ///
 /// # Panics
-/// If an invariant is violated.
+/// Panics if an invariant is violated.
 pub fn fuzz(data: &[u8]) {
     let Some((what, bytes)) = data.split_first() else { return };
     match what % 9 {
@@ -146,8 +147,8 @@ fn part<S: saved_state::Part, T>(
     exercise(restored);
 }
 
-/// Checks that a stream gives the same result if it is read as a whole or in parts of any length. Pieces must be in
-/// ascending order, and no bytes may follow the end.
+/// Checks that reading a stream as a whole gives the same result as reading it in parts of any length. Pieces must be
+/// in ascending order, and no bytes may follow the end.
 fn stream(bytes: &[u8]) {
     let Some((part, bytes)) = bytes.split_first() else { return };
     let read = |part: usize| {

@@ -9,9 +9,9 @@
 //! - a channel uses the shadow of a directory of its own VM;
 //! - each channel that a guest sees as bound is bound, or was refused.
 //!
-//! The memory of the card, of the host and of guests is not included. Parts refer to it, and the caller of the restore
-//! provides it. All channels must be off the engines when a card is saved, and its TLBs must be flushed when it is
-//! restored. Each address space must then be prepared before its channels run.
+//! The memory of the card, of the host and of guests is not included. The parts refer to this memory, and the caller of
+//! the restore provides it. All channels must be off the engines when a card is saved, and its TLBs must be flushed
+//! when it is restored. Each address space must then be prepared before its channels run.
 //!
 //! The owner of a card and a VM save their own state separately (`card-manager`, `vgpu`); so do the connections of VMMs
 //! (`vmm-glue`) and the segments that VMs share (`card-memory`, `vgpu`).

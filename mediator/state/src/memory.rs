@@ -1,4 +1,4 @@
-//! The card's memory while address spaces are restored. It comes from a VM's own pool.
+//! The card's memory while address spaces are restored. The memory comes from a VM's own pool.
 
 use nvspec::addr::VramAddr;
 use shadow_pt::ShadowMemory;

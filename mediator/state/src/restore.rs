@@ -38,7 +38,7 @@ pub struct VmSurroundings {
     pub config: VGpuConfig,
     /// Mode of flushes.
     pub mode: Mode,
-    /// Limits of shadow tables, in bytes.
+    /// Limits on shadow tables, in bytes.
     pub limits: Limits,
     /// Maximum size in bytes of the page tables that the mediator keeps for the VM.
     pub table_bytes: u64,
@@ -65,7 +65,7 @@ pub struct RestoredCard {
     pub vms: BTreeMap<TenantId, RestoredVm>,
 }
 
-/// A restored VM. Its address spaces do not map guest memory yet.
+/// A restored VM. The VM's address spaces do not map guest memory yet.
 #[derive(Debug)]
 pub struct RestoredVm {
     /// Registers of the vGPU.
@@ -82,8 +82,8 @@ impl SavedCard {
     /// Restores the card and its VMs. Only the directories of address spaces are written to the card.
     ///
     /// # Errors
-    /// If a part is not valid, or not consistent with another part. Some directories may have been written by then, and
-    /// their channels must not run.
+    /// Returns an error if a part is not valid, or not consistent with another part. Some directories may already have
+    /// been written; their channels must not run.
     pub fn restore(self, host: &mut impl Surroundings) -> Result<RestoredCard, Invalid> {
         let Self { chunks, balancer, quanta, channels, scheduler, pool, segments, vms } = self;
         let mut chunks = ChunkTable::try_from(chunks)?;

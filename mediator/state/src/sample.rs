@@ -82,7 +82,7 @@ pub(crate) fn card() -> SavedCard {
     let mut pool = PagePool::new(u64::MAX);
     pool.alloc(&mut chunks, 0x3000).unwrap();
     let mut channels = Channels::new(Host.layout(), &[7; 0x1000]);
-    // Use fixed values, so that the seeds of the fuzz target stay the same when a default changes.
+    // Use fixed values, so that the seeds of the fuzz target do not change when a default changes.
     let pipeline = Pipeline { contended: 2, alone: 64, ahead_ns: 1_000_000 };
     let mut scheduler = Scheduler::new(Config { pipeline, ..Config::default() }, Nanos(0)).unwrap();
     let mut vms = Vec::new();

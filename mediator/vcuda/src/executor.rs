@@ -33,6 +33,8 @@ const KILLED: Duration = Duration::from_secs(2);
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum number of messages of one worker that are handled before those of the next worker.
 const MAX_MESSAGES: usize = 64;
+/// TIMEOUT: the daemon hands a killed daemon's journal over within milliseconds of its start, unless the host is busy.
+const ADOPTION_NS: u64 = 5_000_000_000;
 /// TIMEOUT: interval of polls for words that the card writes, because no worker reports these words.
 const POLL_WAITS_NS: u64 = 5_000_000;
 
@@ -64,6 +66,8 @@ pub(crate) struct Executor {
     /// Set if the journal is incomplete and no longer written.
     is_journal_void: bool,
     rejoin: Option<RejoinSocket>,
+    /// Time until which an earlier process's state may arrive. Before that, it is unknown which workers may connect.
+    adoption_until: Option<u64>,
     failures: u64,
     /// Set if the list of programs may differ from the list that operators see.
     has_news: bool,
@@ -109,6 +113,7 @@ impl Executor {
             journal,
             is_journal_void: false,
             rejoin: None,
+            adoption_until: None,
             failures: 0,
             has_news: false,
             restarting: BTreeMap::new(),
@@ -126,12 +131,14 @@ impl Executor {
             self.rejoin = RejoinSocket::listen(&rejoin.socket)
                 .inspect_err(|error| tracing::error!(%error, "workers of CUDA programs cannot outlive this daemon"))
                 .ok();
+            self.adoption_until = Some(self.now().saturating_add(ADOPTION_NS));
         }
         self.record();
         while !self.shared.is_stopped() {
             let is_busy = self.serve();
             if std::mem::take(&mut self.has_news) {
-                *self.shared.programs.lock() = self.core.programs();
+                let process = |id| u32::try_from(self.workers.get(&id)?.id()?.pid).ok();
+                *self.shared.programs.lock() = self.core.programs(process);
             }
             if let Err(error) = self.wait(is_busy) {
                 tracing::error!(%error, "CUDA programs of this VM are no longer served: waiting failed");
@@ -169,7 +176,8 @@ impl Executor {
     /// Waits for the guest, a worker, or a time.
     fn wait(&self, is_busy: bool) -> Result<(), Errno> {
         let rejoins = self.workers.values().filter_map(|worker| worker.rejoins_until).min();
-        let next = self.core.next_tick().into_iter().chain(rejoins).min();
+        let adoption = self.adoption_until.filter(|_| self.rejoin.is_some());
+        let next = self.core.next_tick().into_iter().chain(rejoins).chain(adoption).min();
         let mut limit = next.map(|at| at.saturating_sub(self.now()));
         if self.core.has_waits() {
             limit = Some(limit.map_or(POLL_WAITS_NS, |limit| limit.min(POLL_WAITS_NS)));
@@ -182,7 +190,8 @@ impl Executor {
             tv_nsec: i64::try_from(ns % 1_000_000_000).unwrap_or(0),
         });
         let mut fds = vec![PollFd::from_borrowed_fd(self.shared.wake.fd(), PollFlags::IN)];
-        fds.extend(self.rejoin.iter().map(|socket| PollFd::new(socket, PollFlags::IN)));
+        let rejoin = self.rejoin.iter().filter(|_| adoption.is_none());
+        fds.extend(rejoin.map(|socket| PollFd::new(socket, PollFlags::IN)));
         for worker in self.workers.values() {
             fds.push(PollFd::from_borrowed_fd(worker.ended(), PollFlags::IN));
             if let Some(link) = worker.link() {

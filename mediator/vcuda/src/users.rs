@@ -1,7 +1,7 @@
-//! Users of workers: the workers of each VM run as a separate user.
+//! Users of the workers: the workers of each VM run as a separate user.
 //!
 //! The folder of a VM contains a file with the user ID. If workers outlive their daemon, the next daemon reads this
-//! file, and assigns the same user to their VM, and to no other VM.
+//! file and assigns the same user to the VM, and to no other VM.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -87,7 +87,7 @@ impl Users {
     }
 }
 
-/// Returns the user that the folder's VM has, or had under an earlier daemon.
+/// Returns the user that the VM of this folder has now, or had under an earlier daemon.
 fn recorded(folder: &Path) -> Option<u32> {
     std::fs::read_to_string(folder.join(RECORD)).ok()?.parse().ok()
 }

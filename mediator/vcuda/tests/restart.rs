@@ -50,7 +50,8 @@ fn program_continues_with_its_blobs_in_the_next_worker() {
         let events: Vec<_> = guest.events.try_iter().collect();
         assert!(events.contains(&Event::Message(ToWorker::Save)), "{events:?}");
         assert!(events.contains(&Event::Started) && events.contains(&Event::Ended), "{events:?}");
-        let has_blob = |event: &Event| matches!(event, Event::Message(ToWorker::Blob { id: 0, kind: 1, serial: 1, .. }));
+        let has_blob =
+            |event: &Event| matches!(event, Event::Message(ToWorker::Blob { id: 0, kind: 1, serial: 1, .. }));
         assert!(events.iter().any(has_blob), "{events:?}");
         assert_ne!(state(&guest), cuda_ring::state::LOST);
         // The next worker's doorbells, and blobs of the program, have their effects.

@@ -196,7 +196,7 @@ impl VmBackend {
         self.memory.grants().remap()
     }
 
-    /// Like [`Self::remap`], mutable.
+    /// Same as [`Self::remap`], mutable.
     pub(super) fn remap_mut(&mut self) -> &mut Remap {
         self.memory.grants_mut().remap_mut()
     }
@@ -206,7 +206,7 @@ impl VmBackend {
         self.pv.as_deref()
     }
 
-    /// Like [`Self::pv`], mutable.
+    /// Same as [`Self::pv`], mutable.
     pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
         self.pv.as_deref_mut()
     }
@@ -289,7 +289,7 @@ impl VmBackend {
         self.with_state(&mut self.host.lock(), each)
     }
 
-    /// Like [`Self::with_channels`], and also passes the card's state.
+    /// Same as [`Self::with_channels`], and also passes the card's state.
     fn with_state<T>(
         &self,
         state: &mut CardState,
@@ -379,7 +379,7 @@ impl VmBackend {
         self.memory.flush(directory)
     }
 
-    /// Allows only these channels to run, provided that they are enabled. Returns true if the change has already taken
+    /// Permits only these channels to run, provided that they are enabled. Returns true if the change has already taken
     /// effect; otherwise [`GuestEvent::Runlist`](card_manager::GuestEvent::Runlist) reports it later.
     pub(super) fn set_runlist(&mut self, channels: &[VirtualChannelId]) -> bool {
         self.counts.runlists += 1;

@@ -24,7 +24,7 @@ use vmm_glue::{
 };
 use vram::TenantId;
 
-/// The vGPU and its side of the card, under one lock, so that a register access and an interrupt cannot interleave.
+/// The vGPU and its backend on the card, under one lock, so that a register access and an interrupt cannot interleave.
 pub(super) struct Core {
     pub(super) gpu: VGpu,
     pub(super) backend: Backend,
@@ -221,7 +221,7 @@ impl Core {
         }
     }
 
-    /// Installs apertures that a client will map. They contain no pages.
+    /// Installs apertures that a client will map. The apertures contain no pages.
     fn map(&mut self, remap: Remap) {
         *self.backend.remap_mut() = remap;
         self.backend.show_window(self.gpu.window_base());

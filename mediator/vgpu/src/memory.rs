@@ -86,7 +86,7 @@ impl Memory {
         &self.grants
     }
 
-    /// Like [`Self::grants`], mutable. The caller must remove revoked memory from the address spaces.
+    /// Same as [`Self::grants`], mutable. The caller must remove revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }

@@ -1,6 +1,6 @@
 //! A VM that moves to another card of the host.
 //!
-//! The VM on the other card is built like any other ([`MediatedVm::build`]). It maps the client's memory while the
+//! The VM on the other card is built like any other ([`MediatedVm::build`]). That VM maps the client's memory while the
 //! first VM still serves its guest ([`MediatedVm::await_arrival`]). Then it either replaces the first VM
 //! ([`MediatedVm::move_to`]), or the first VM continues unchanged. The move transfers [`Migrating`] and the memory. As
 //! a stream of bytes, the same state is a saved VM (`saving`).
@@ -54,7 +54,7 @@ pub struct Left<'a> {
 /// Breakdown of the downtime of a VM that moved.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
-    /// Time that its work took to leave the engines, plus the time to save its state.
+    /// Time that the VM's work took to leave the engines, plus the time to save the VM's state.
     pub still: Duration,
     /// Time for comparing and copying the memory that the other card has not borrowed.
     pub memory: Duration,
@@ -88,7 +88,7 @@ impl MediatedVm {
     /// does not leave its engines within `limit` is killed as hung. `there` may be served before the result is dropped.
     ///
     /// # Errors
-    /// Returns an error if the VM cannot move. It then continues on this card, and the caller must release `there`.
+    /// Returns an error if the VM cannot move. The VM then continues on this card, and the caller must release `there`.
     pub fn move_to(&self, there: &Arc<Self>, settings: &Settings, limit: Duration) -> Result<Left<'_>, ManagerError> {
         self.check_movable()?;
         let mut last = Instant::now();
@@ -219,7 +219,7 @@ impl MediatedVm {
     }
 }
 
-/// Checks that each channel that the guest has bound is on the card or was refused.
+/// Checks that each channel that the guest has bound is on the card or was rejected.
 fn check_channels(gpu: &VGpu, channels: &Channels, vm: TenantId) -> Result<(), Invalid> {
     let seen: BTreeSet<VirtualChannelId> = gpu.bound_channels().collect();
     let known =

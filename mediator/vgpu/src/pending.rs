@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use vram::TenantId;
 
-/// A wait for memory. It ends after a number of the mover's scans, and not after a time.
+/// A wait for memory. The wait ends after a number of the mover's scans, and not after a time.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
     /// Start of the wait, for accounting.
@@ -111,7 +111,7 @@ impl Pending {
         self.listed.contains(&channel).then(|| self.listed.clone())
     }
 
-    /// Queues a bind. Does nothing and returns `false` if the bind is not allowed to wait.
+    /// Queues a bind. Does nothing and returns `false` if the bind may not wait.
     pub(crate) fn add_bind(&mut self, state: &mut CardState, channel: VirtualChannelId, instance: Place) -> bool {
         let wait = Wait::begin(state, self.vm);
         if wait.is_over(state, self.vm, self.limit) {
@@ -122,8 +122,7 @@ impl Pending {
         true
     }
 
-    /// Queues work, or keeps it queued. Returns `Some(true)` if it was not queued before, and `None` if its time is
-    /// over.
+    /// Queues work if it is not queued. Returns `Some(true)` if it was added, and `None` if its time is over.
     pub(crate) fn add_work(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<bool> {
         let channel = doorbell.virtual_channel;
         let wait = self.work.get(&channel).map_or_else(|| Wait::begin(state, self.vm), |(_, wait)| *wait);

@@ -85,7 +85,7 @@ impl SavedSide {
 }
 
 impl Settings {
-    /// Returns the surroundings in which a VM with these settings is restored on this card.
+    /// Returns the environment in which a VM with these settings is restored on this card.
     #[must_use]
     pub fn surroundings(&self, info: &CardInfo, card: Identity) -> VmSurroundings {
         let limits = Limits { table_bytes: POOL_BYTES };
@@ -170,8 +170,7 @@ impl MediatedVm {
     /// client must lend the same memory.
     ///
     /// # Errors
-    /// Returns an error if the state is invalid or does not match the settings, or if the client's memory is not
-    /// mapped.
+    /// Returns an error if the state is invalid or does not match the settings, or the client's memory is not mapped.
     pub fn reopen(
         card: &mut Reopened,
         vm: TenantId,

@@ -78,7 +78,7 @@ impl Origin {
     }
 }
 
-/// A VM that is being saved. It stays halted until this value is dropped.
+/// A VM that is being saved. The VM stays halted until this value is dropped.
 #[must_use = "the VM continues when this is dropped"]
 pub struct Saving {
     halted: Halted,
@@ -309,7 +309,7 @@ impl Coming {
         self.memory_bytes
     }
 
-    /// Returns the loaded state once all bytes were handled. The receiving VM already has `strikes` of the strikes.
+    /// Returns the loaded state once all bytes were handled. `strikes` is the number of strikes of the receiving VM.
     ///
     /// # Errors
     /// Returns an error if bytes are missing.
@@ -320,9 +320,8 @@ impl Coming {
         Ok(Migrating { departing: come.departing.beyond(strikes), ..come })
     }
 
-    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. Its work ends: a channel that
-    /// does not leave its engines within `limit` is killed as hung. The new VM may be served before the result is
-    /// dropped.
+    /// Replaces `old` with the VM that has received all bytes. `old` must not be served. A channel that does not leave
+    /// its engines within `limit` is killed as hung. The new VM may be served before the result is dropped.
     ///
     /// # Errors
     /// Returns an error if the bytes are not a valid VM for this card. `old` then continues unchanged, and the other VM

@@ -24,7 +24,7 @@ pub(crate) struct Bound {
     pub(crate) span: Span,
 }
 
-/// A channel that the guest has bound. The channel may be on the card or not.
+/// A channel that the guest has bound. The channel need not be on the card.
 #[derive(Debug)]
 struct Channel {
     instance: Place,
@@ -79,7 +79,7 @@ impl Work {
         }
     }
 
-    /// Removes a channel that the guest has unbound. Returns its instance block, if it was bound.
+    /// Removes a channel that the guest has unbound. Returns the channel's instance block, if the channel was bound.
     pub(crate) fn delist(&mut self, channel: VirtualChannelId) -> Option<Place> {
         self.userd.retain(|_, owner| *owner != channel);
         self.channels.remove(&channel).map(|channel| channel.instance)
@@ -99,7 +99,7 @@ impl Work {
         self.userd.get(&page).copied()
     }
 
-    /// Returns the channel's state on the card, if it is there.
+    /// Returns the channel's state, if the channel is on the card.
     pub(crate) fn bound(&self, channel: VirtualChannelId) -> Option<Bound> {
         self.channels.get(&channel)?.bound
     }
@@ -126,7 +126,7 @@ impl Work {
         self.departing.insert(bound.physical, bound);
     }
 
-    /// Records that a channel has left the card. Returns its last state.
+    /// Records that a channel has left the card. Returns the last state of the channel.
     pub(crate) fn departed(&mut self, physical: ChannelId) -> Option<Bound> {
         self.departing.remove(&physical)
     }
@@ -179,8 +179,7 @@ impl Work {
         self.channels.get_mut(&channel).is_some_and(|channel| channel.seen.replace(put) != Some(put))
     }
 
-    /// Records that the guest blocks engines, or unblocks them if `blocked` is false. Returns true if any is blocked
-    /// now.
+    /// Records that the guest blocks (`blocked`) or unblocks engines. Returns true if any engine is blocked.
     pub(crate) fn block(&mut self, engines: u32, blocked: bool) -> bool {
         if blocked {
             self.blocked |= engines;

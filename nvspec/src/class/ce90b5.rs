@@ -9,7 +9,7 @@
 
 use crate::Field;
 
-/// Object name; stored, without effect.
+/// Object name; the engine stores it, and it has no effect.
 pub const NAME: u32 = 0x000;
 /// Does nothing.
 pub const NOP: u32 = 0x100;

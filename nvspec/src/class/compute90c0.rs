@@ -15,9 +15,9 @@ pub const WAIT_FOR_IDLE: u32 = 0x110;
 pub const SEND_GO_IDLE: u32 = 0x13c;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
-/// Instrumentation method, header.
+/// Header of the instrumentation method.
 pub const INSTRUMENTATION_HEADER: u32 = 0x150;
-/// Instrumentation method, data.
+/// Data of the instrumentation method.
 pub const INSTRUMENTATION_DATA: u32 = 0x154;
 /// Size in bytes of a thread's local memory from address 0 upwards.
 #[doc(alias = "LOCAL_POS_ALLOC")]
@@ -77,10 +77,10 @@ pub const LOCAL_WINDOW: u32 = 0x77c;
 /// Value that SR_GRIDPARAM reads.
 #[doc(alias = "GRIDID")]
 pub const GRID_PARAM: u32 = 0x780;
-/// Memory that backs local memory, bits 39:32 of its address.
+/// Bits 39:32 of the address of the memory that backs local memory.
 #[doc(alias = "TEMP_ADDRESS_HIGH")]
 pub const LOCAL_ADDRESS_HIGH: u32 = 0x790;
-/// Memory that backs local memory, bits 31:0 of its address.
+/// Bits 31:0 of the address of the memory that backs local memory.
 #[doc(alias = "TEMP_ADDRESS_LOW")]
 pub const LOCAL_ADDRESS_LOW: u32 = 0x794;
 /// Size of local memory in bytes, bits 39:32.
@@ -93,9 +93,9 @@ pub const LOCAL_SIZE_LOW: u32 = 0x79c;
 pub const END_GRID: u32 = 0xa04;
 /// Render condition, see [`cond_mode`](crate::class::m2mf9039::cond_mode).
 pub const COND_MODE: u32 = 0x1558;
-/// Code segment, bits 39:32 of its address.
+/// Bits 39:32 of the code segment's address.
 pub const CODE_ADDRESS_HIGH: u32 = 0x1608;
-/// Code segment, bits 31:0 of its address.
+/// Bits 31:0 of the code segment's address.
 pub const CODE_ADDRESS_LOW: u32 = 0x160c;
 /// Binds the selected constant buffer to a bank, see [`bind`].
 #[doc(alias = "CB_BIND")]
@@ -107,7 +107,7 @@ pub const INVALIDATE_SHADER_CACHES_NO_WAIT: u32 = 0x1698;
 pub const INVALIDATE_CONSTANTS: u32 = 0x1930;
 /// Overrides the render condition, see [`render_override`](crate::class::m2mf9039::render_override).
 pub const RENDER_ENABLE_OVERRIDE: u32 = 0x1944;
-/// Does nothing in the pipeline.
+/// Has no effect in the pipeline.
 pub const PIPE_NOP: u32 = 0x1a2c;
 /// Semaphore address, bits 39:32.
 #[doc(alias = "QUERY_ADDRESS_HIGH")]
@@ -121,13 +121,13 @@ pub const SEMAPHORE_PAYLOAD: u32 = 0x1b08;
 /// Releases the semaphore when earlier work has ended, see [`semaphore`].
 #[doc(alias = "QUERY_GET")]
 pub const SEMAPHORE_EXECUTE: u32 = 0x1b0c;
-/// Selects a constant buffer: its size in bytes.
+/// Sets the size in bytes of the selected constant buffer.
 #[doc(alias = "CB_SIZE")]
 pub const CONSTANT_SIZE: u32 = 0x2380;
-/// Selects a constant buffer: bits 39:32 of its address.
+/// Sets bits 39:32 of the selected constant buffer's address.
 #[doc(alias = "CB_ADDRESS_HIGH")]
 pub const CONSTANT_ADDRESS_HIGH: u32 = 0x2384;
-/// Selects a constant buffer: bits 31:0 of its address.
+/// Sets bits 31:0 of the selected constant buffer's address.
 #[doc(alias = "CB_ADDRESS_LOW")]
 pub const CONSTANT_ADDRESS_LOW: u32 = 0x2388;
 /// Byte offset of the next word to load in the selected constant buffer.
@@ -164,11 +164,11 @@ pub mod global_map {
 /// Fields of [`SEMAPHORE_EXECUTE`].
 pub mod semaphore {
     use super::Field;
-    /// Operation: 0 releases.
+    /// Operation; 0 is a release.
     pub const OPERATION: Field = Field::new(1, 0);
     /// Releases.
     pub const RELEASE: u32 = 0;
-    /// Skips the memory flush before the release; without effect here.
+    /// Skips the memory flush before the release; has no effect here.
     pub const FLUSH_DISABLE: Field = Field::new(2, 2);
     /// Reduces memory with the payload instead of replacing it.
     pub const REDUCTION: Field = Field::new(3, 3);
@@ -240,7 +240,7 @@ pub mod warp_error {
     pub const OUT_OF_RANGE_ADDRESS: u32 = 0x0e;
     /// An address is not aligned.
     pub const MISALIGNED_ADDRESS: u32 = 0x0f;
-    /// The operation is not possible in the address's space.
+    /// The operation is not possible in the address space of the address.
     pub const ADDRESS_SPACE: u32 = 0x10;
     /// A constant accessed with LDC is outside its bank.
     pub const CONSTANT_ADDRESS_LDC: u32 = 0x12;

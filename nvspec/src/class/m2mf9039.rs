@@ -15,9 +15,9 @@ pub const SERIALIZE: u32 = 0x110;
 pub const SEND_GO_IDLE: u32 = 0x13c;
 /// Triggers the performance counters.
 pub const PM_TRIGGER: u32 = 0x140;
-/// Instrumentation method, header.
+/// Header of the instrumentation method.
 pub const INSTRUMENTATION_HEADER: u32 = 0x150;
-/// Instrumentation method, data.
+/// Data of the instrumentation method.
 pub const INSTRUMENTATION_DATA: u32 = 0x154;
 /// Source block size, see [`block_size`].
 pub const TILING_MODE_IN: u32 = 0x204;
@@ -58,9 +58,9 @@ pub const RENDER_ENABLE_OVERRIDE: u32 = 0x308;
 pub const OFFSET_IN_HIGH: u32 = 0x30c;
 /// Source address, bits 31:0.
 pub const OFFSET_IN_LOW: u32 = 0x310;
-/// Distance in bytes from one source line to the next, when pitch linear; signed.
+/// Signed distance in bytes from one source line to the next, when pitch linear.
 pub const PITCH_IN: u32 = 0x314;
-/// Distance in bytes from one destination line to the next, when pitch linear; signed.
+/// Signed distance in bytes from one destination line to the next, when pitch linear.
 pub const PITCH_OUT: u32 = 0x318;
 /// Size of a line in bytes.
 pub const LINE_LENGTH_IN: u32 = 0x31c;
@@ -106,7 +106,7 @@ pub mod exec {
     pub const COMPLETION_FLUSH: u32 = 1;
     /// Writes are flushed, then the semaphore is released.
     pub const COMPLETION_SEMAPHORE: u32 = 2;
-    /// Interrupt: 0 none, 1 non-stall.
+    /// Interrupt: 0 for none, 1 for a non-stalling interrupt.
     pub const INTERRUPT: Field = Field::new(17, 16);
     /// No interrupt.
     pub const INTERRUPT_NONE: u32 = 0;
@@ -132,7 +132,7 @@ pub mod block_size {
     pub const HEIGHT: Field = Field::new(7, 4);
     /// Width of a block: log2 of GOBs (64 bytes each); only 0 is possible.
     pub const WIDTH: Field = Field::new(3, 0);
-    /// log2 of the largest height and depth.
+    /// Base-2 logarithm of the largest height and depth.
     pub const LOG2_MAX: u32 = 5;
 }
 

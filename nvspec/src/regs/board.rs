@@ -7,7 +7,7 @@ regs! {
     mod pnvio @ 0x00e000 .. 0x00f000 {
         /// GPIO interrupts.
         GPIO_INTR[2; 4] @ 0x00e050 W1c {}
-        /// GPIO interrupts, second bank.
+        /// Second bank of GPIO interrupts.
         GPIO_INTR_HI[2; 4] @ 0x00e070 W1c {}
         /// Interrupts of the I2C pads.
         AUX_INTR @ 0x00e060 W1c {}
@@ -21,11 +21,11 @@ regs! {
         PWM_DUTY[2; 4] @ 0x00e11c Rw {}
         /// Thermal PWM.
         THERM_PWM @ 0x00e720 Rw {}
-        /// Fan speed measurement: period and count.
+        /// Period and count of the fan speed measurement.
         TACHOMETER[2; 4] @ 0x00e724 Rw {}
-        /// PLL of the host clock: control, coefficients.
+        /// Control and coefficients of the host clock's PLL.
         PLL_VCLK[2; 4] @ 0x00e800 Rw {}
-        /// PLL of the crystal reference: control, coefficients.
+        /// Control and coefficients of the crystal reference's PLL.
         PLL_SPLL[2; 4] @ 0x00e820 Rw {}
     }
 
@@ -53,7 +53,7 @@ regs! {
     mod pfuse @ 0x021000 .. 0x022000 {
         /// Fuse words.
         FUSE[179; 4] @ 0x021000 Rw {}
-        /// Speed of the die, which drivers use to look up voltages; drivers complain about 0.
+        /// Speed of the die, which drivers use to look up voltages; drivers report a problem if it is 0.
         SPEEDO @ 0x0212cc Rw = 0x00000420 {}
         /// Further fuse words.
         FUSE_HI[844; 4] @ 0x0212d0 Rw {}
@@ -99,13 +99,13 @@ regs! {
         LINK_STATUS[4; 4] @ 0x08808c Rw {}
         /// Private words.
         PRIVATE[256; 4] @ 0x088100 Rw {}
-        /// MSI re-arm: writing 0xff to the low byte allows the next message.
+        /// Re-arms MSI: writing 0xff to the low byte permits the next message.
         MSI_REARM @ 0x088704 Rw { 7:0 REARM; }
         /// Further private words.
         PRIVATE_2[64; 4] @ 0x088a00 Rw {}
     }
 
-    /// Power management unit: a falcon.
+    /// Power management unit, which is a falcon.
     #[doc(alias = "PDAEMON")]
     mod pmu @ 0x10a000 .. 0x10b000 {
         /// Interrupt set.
@@ -136,7 +136,7 @@ regs! {
         HWCFG @ 0x10a108 Ro = 0x00081060 {}
         /// DMA control.
         DMA_CONTROL @ 0x10a10c Rw { 2:2 IMEM_SCRUBBING; 1:1 DMEM_SCRUBBING; }
-        /// Details of the unit's last access fault: address, state.
+        /// Address and state of the unit's last access fault.
         ACCESS_FAULT[2; 4] @ 0x10a168 Rw {}
         /// Code upload address.
         IMEM_CONTROL[4; 16] @ 0x10a180 Rw {}
@@ -176,11 +176,11 @@ regs! {
         POWER[16; 4] @ 0x10a780 Rw {}
     }
 
-    /// Privileged ring: hub.
+    /// Hub of the privileged ring.
     mod privring_hub @ 0x120000 .. 0x124000 {
-        /// Interrupts of the units, first word.
+        /// First word of the units' interrupts.
         INTR_0 @ 0x121c58 Rw {}
-        /// Interrupts of the units, second word.
+        /// Second word of the units' interrupts.
         INTR_1 @ 0x121c5c Rw {}
         /// Ring command.
         COMMAND @ 0x121c4c Rw { 5:0 COMMAND; }
@@ -228,14 +228,14 @@ regs! {
         INSTANCE @ 0x610010 Rw {}
         /// Interrupts.
         INTR[8; 4] @ 0x610020 Rw {}
-        /// Capabilities: outputs.
+        /// Display outputs that the card has.
         CAPS[128; 4] @ 0x610080 Rw {}
         /// VBIOS in VRAM.
         VBIOS_IN_VRAM @ 0x619f04 Rw {}
     }
 }
 
-/// Queue descriptions that the PMU's running firmware reports: size and address of its two queues in its data memory.
+/// Size and address of the two queues in the PMU's data memory, as its running firmware reports them.
 pub mod pmu_queue {
     /// Value of `pmu::QUEUE_INFO`, for commands from the host.
     pub const COMMANDS: u32 = 0x0080_0400;

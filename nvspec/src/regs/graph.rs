@@ -24,7 +24,7 @@ regs! {
         INTR_DISPATCH @ 0x10401c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x104040 Rw {}
-        /// Interfaces enabled: bit 0 FIFO, bit 1 context.
+        /// Enabled interfaces; bit 0 is the FIFO, and bit 1 the context.
         ITFEN @ 0x104048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10404c Ro {}
@@ -34,7 +34,7 @@ regs! {
         CHANNEL_NEXT @ 0x104054 Rw { 30:30 VALID; 27:0 ADDRESS; }
         /// Context switch commands and state.
         CHANNEL_COMMAND[4; 4] @ 0x104058 Rw {}
-        /// Method that raised the interrupt: subchannel and address.
+        /// Subchannel and address of the method that raised the interrupt.
         METHOD[2; 4] @ 0x104068 Rw {}
         /// Unit that the falcon acts as.
         UNIT @ 0x104084 Rw {}
@@ -83,7 +83,7 @@ regs! {
         INTR_DISPATCH @ 0x10501c Rw {}
         /// Scratch and watchdog.
         SCRATCH[2; 4] @ 0x105040 Rw {}
-        /// Interfaces enabled: bit 0 FIFO, bit 1 context.
+        /// Enabled interfaces; bit 0 is the FIFO, and bit 1 the context.
         ITFEN @ 0x105048 Rw {}
         /// Idle state.
         IDLE_STATE @ 0x10504c Ro {}
@@ -93,7 +93,7 @@ regs! {
         CHANNEL_NEXT @ 0x105054 Rw { 30:30 VALID; 27:0 ADDRESS; }
         /// Context switch commands and state.
         CHANNEL_COMMAND[4; 4] @ 0x105058 Rw {}
-        /// Method that raised the interrupt: subchannel and address.
+        /// Subchannel and address of the method that raised the interrupt.
         METHOD[2; 4] @ 0x105068 Rw {}
         /// Unit that the falcon acts as.
         UNIT @ 0x105084 Rw {}
@@ -121,7 +121,7 @@ regs! {
         DMEM_DATA @ 0x1051c4 Rw {}
     }
 
-    /// PGRAPH front end: status, interrupts, side doors for context generation.
+    /// PGRAPH's front end, with its status, its interrupts, and the side doors for context generation.
     mod pgraph @ 0x400000 .. 0x405000 {
         /// Interrupts pending.
         INTR @ 0x400100 W1c { 21:21 TRAP; 20:20 DATA_ERROR; 19:19 CTXCTL; 5:5 ILLEGAL_CLASS; 4:4 ILLEGAL_METHOD; 0:0 NOTIFY; }
@@ -135,11 +135,11 @@ regs! {
         TRAP_EN[7; 4] @ 0x400120 Rw {}
         /// Interrupt enable.
         INTR_EN @ 0x40013c Rw {}
-        /// ICMD side door: address; writing executes.
+        /// Address of the ICMD side door; a write executes the command.
         ICMD_COMMAND @ 0x400200 Wo {}
-        /// ICMD side door: data.
+        /// Data of the ICMD side door.
         ICMD_DATA @ 0x400204 Rw {}
-        /// ICMD side door: enable.
+        /// Enables the ICMD side door.
         ICMD_ENABLE @ 0x400208 Rw {}
         /// Enables methods, and resumes after a trap.
         CONTROL @ 0x400500 Rw { 16:16 FIFO_ACCESS; 0:0 METHODS; }
@@ -149,15 +149,15 @@ regs! {
         STATUS @ 0x400700 Ro { 2:2 ICMD_BUSY; 0:0 BUSY; }
         /// Subchannel and method that trapped.
         TRAPPED_ADDRESS @ 0x400704 Ro { 18:16 SUBCHANNEL; 13:2 METHOD; }
-        /// Data of the trapped method, low word.
+        /// Low word of the trapped method's data.
         TRAPPED_DATA_LO @ 0x400708 Ro {}
-        /// Data of the trapped method, high word.
+        /// High word of the trapped method's data.
         TRAPPED_DATA_HI @ 0x40070c Ro {}
         /// Classes bound to the subchannels.
         SUBCHANNEL_CLASS[8; 4] @ 0x404200 Ro {}
-        /// Method side door: class and method; writing executes.
+        /// Class and method of the method side door; a write executes the method.
         MTHD_COMMAND @ 0x404488 Wo { 31:31 EXECUTE; 27:14 METHOD; 15:0 CLASS; }
-        /// Method side door: data.
+        /// Data of the method side door.
         MTHD_DATA @ 0x40448c Rw {}
         /// Power and reset handshake.
         PWR_HANDSHAKE @ 0x404170 Rw { 4:4 BUSY; }
@@ -165,7 +165,7 @@ regs! {
         CTX_CONTROL @ 0x404154 Rw {}
     }
 
-    /// FECS: the hub's context-switching falcon.
+    /// FECS, the hub's context-switching falcon.
     mod fecs @ 0x409000 .. 0x40a000 {
         /// Interrupt set.
         INTR_SET @ 0x409000 Wo { 8:8 CONTEXT; }
@@ -197,16 +197,16 @@ regs! {
         DMEM_DATA @ 0x4091c4 Rw {}
         /// Context switch request.
         CHANNEL_SWITCH @ 0x409400 Rw {}
-        /// Command data: instance block.
+        /// Instance block as the command's data.
         COMMAND_DATA @ 0x409500 Rw { 31:31 VALID; 27:0 ADDRESS; }
-        /// Command; writing executes.
+        /// Command; a write executes it.
         COMMAND @ 0x409504 Wo {}
-        /// Number of units: GPCs and ROPs.
+        /// Number of GPCs and of ROPs.
         UNITS @ 0x409604 Ro { 20:16 ROPS; 4:0 GPCS; }
         /// Reset lines of the clusters' falcons.
         RESET_LINES @ 0x409614 Rw {}
-        /// Mailboxes. Bit 31 of the first reports readiness, the second contains the context's size in bytes after the
-        /// start.
+        /// Mailboxes. Bit 31 of the first register reports readiness. The second register contains the context's size
+        /// in bytes after the start.
         MAILBOX[8; 4] @ 0x409800 Rw { 31:31 READY; }
         /// Sets bits of the mailboxes.
         MAILBOX_SET[8; 4] @ 0x409820 Wo {}
@@ -222,8 +222,8 @@ regs! {
         UCODE_ERROR[8; 4] @ 0x409c20 Rw {}
     }
 
-    /// GPCCS: the clusters' context-switching falcons, addressed together. Registers without a name here are plain
-    /// state.
+    /// GPCCS, the clusters' context-switching falcons, which are addressed together. Registers without a name here are
+    /// plain state.
     mod gpccs @ 0x41a000 .. 0x41b000 {
         /// Start and halt.
         CPU_CONTROL @ 0x41a100 Rw { 1:1 START; }
@@ -262,8 +262,8 @@ pub mod fecs_command {
     pub const SAVE_CONTEXT: u32 = 2;
 }
 
-/// Error registers of a multiprocessor: state registers of the clusters, see [`written`](sm_trap::written). Source:
-/// nouveau's `gr` unit.
+/// Error registers of a multiprocessor, which are state registers of the clusters (see [`written`](sm_trap::written)).
+/// Source: nouveau's `gr` unit.
 pub mod sm_trap {
     use crate::Field;
 
@@ -291,7 +291,7 @@ pub mod sm_trap {
         UNITS + gpc * GPC_BYTES + GPC_TRAP
     }
 
-    /// Field: the TPCs that trapped, starting at TPC 0.
+    /// Field of the TPCs that trapped, starting at TPC 0.
     pub const TPC_MASK: Field = Field::new(23, 16);
 
     /// Returns the byte offset of a TPC's trap register.
@@ -300,7 +300,7 @@ pub mod sm_trap {
         in_tpc(gpc, tpc, TPC_TRAP)
     }
 
-    /// Field: the multiprocessor trapped.
+    /// Field that is set if the multiprocessor trapped.
     pub const SM: Field = Field::new(1, 1);
 
     /// Returns the byte offset of a multiprocessor's warp error register, which contains a value of

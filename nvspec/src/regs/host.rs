@@ -2,39 +2,39 @@
 //! accesses of nouveau's `mc`, `bus`, `fifo`, `timer` units.
 
 regs! {
-    /// Master control: identity, interrupt tree, unit enables.
+    /// Master control, with the chip's identity, the interrupt tree, and the enables of the units.
     mod pmc @ 0x000000 .. 0x001000 {
         /// Chip identity.
         BOOT_0 @ 0x000000 Ro { 28:20 CHIPSET; 7:0 REVISION; }
-        /// Byte order of the register BAR: 0 little endian.
+        /// Byte order of the register BAR; 0 means little endian.
         BOOT_1 @ 0x000004 Ro {}
-        /// Interrupts pending, one bit for each unit that asserts (level).
+        /// Pending interrupts, with one bit for each unit that asserts its level interrupt.
         INTR_0 @ 0x000100 Ro { 30:30 PRIVRING; 28:28 PBUS; 26:26 PDISP; 25:25 LTC; 24:24 PMU; 21:21 GPIO; 20:20 PTIMER;
             18:18 THERM; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PFB; 12:12 PGRAPH; 8:8 PFIFO; 6:6 CE1; 5:5 CE0; 0:0 MSPPP; }
-        /// Interrupts pending, second tree.
+        /// Pending interrupts of the second tree.
         INTR_1 @ 0x000104 Ro {}
-        /// Interrupt line enable.
+        /// Enable of the interrupt line.
         INTR_EN_0 @ 0x000140 Rw { 0:0 ENABLE; }
-        /// Interrupt line enable, second tree.
+        /// Enable of the second tree's interrupt line.
         INTR_EN_1 @ 0x000144 Rw { 0:0 ENABLE; }
         /// Interrupt line state from the first tree.
         INTR_LINE_0 @ 0x000160 Ro {}
         /// Cache units with an interrupt, which are the sources of the tree's LTC bit.
         INTR_LTC @ 0x00017c Ro {}
-        /// Unit enable; a zero resets a unit.
+        /// Enables of the units; writing 0 to a bit resets its unit.
         ENABLE @ 0x000200 Rw { 30:30 PDISP; 28:28 MSPDEC_B; 20:20 LTC; 17:17 MSPDEC; 15:15 MSVLD; 13:13 PMU; 12:12 PGRAPH;
             8:8 PFIFO; 7:7 CE1; 6:6 CE0; 5:5 PRIVRING; 2:2 PXBAR; 1:1 MSPPP; }
-        /// PBDMA enable, one bit each; bits of units that do not exist read zero.
+        /// PBDMA enables, one bit each; the bits of units that do not exist read as zero.
         PBDMA_ENABLE @ 0x000204 Rw {}
-        /// Must be 0 during a falcon's code upload.
+        /// This bit must be 0 while a falcon's code is uploaded.
         ELPG_GATE @ 0x000260 Rw = 0x00000001 {}
         /// Pending units that drive the interrupt line.
         INTR_MASK_0 @ 0x000640 Rw = 0xffffffff {}
-        /// Pending units that drive the interrupt line, second tree.
+        /// Pending units of the second tree that drive the interrupt line.
         INTR_MASK_1 @ 0x000644 Rw = 0xffffffff {}
     }
 
-    /// Bus interface: access faults, the PRAMIN window, the apertures' instance blocks.
+    /// Bus interface, with access faults, the PRAMIN window, and the apertures' instance blocks.
     mod pbus @ 0x001000 .. 0x002000 {
         /// Interrupts pending.
         INTR @ 0x001100 W1c { 3:3 MMIO_TIMEOUT; 2:2 MMIO_RING_ERR; 1:1 MMIO_FAULT; }
@@ -50,9 +50,9 @@ regs! {
         HWSQ_STATE[16; 4] @ 0x001400 Rw {}
         /// Backlight and PWM words that drivers probe.
         PWM[2; 4] @ 0x001588 Rw {}
-        /// Start of the PRAMIN window: address bits 39:16, and target.
+        /// Target and address bits 39:16 of the start of the PRAMIN window.
         PRAMIN_WINDOW @ 0x001700 Rw { 25:24 TARGET; 23:0 BASE; }
-        /// Instance block of BAR1: address bits 39:12.
+        /// Address bits 39:12 of BAR1's instance block.
         BAR1_BLOCK @ 0x001704 Rw { 31:31 VALID; 29:28 TARGET; 27:0 ADDRESS; }
         /// Bind status.
         BIND_STATUS @ 0x001710 Ro {}
@@ -77,16 +77,16 @@ regs! {
         SCHED_EN @ 0x002200 Rw { 0:0 ENABLE; }
         /// PBDMAs present.
         PBDMA_PRESENT @ 0x002204 Rw {}
-        /// PBDMAs that must not serve each engine: a zero bit allows service.
+        /// PBDMAs that must not serve each engine; a zero bit permits service.
         ENGINE_PBDMA_MASK[6; 4] @ 0x002208 Rw {}
         /// Idle filter.
         IDLE_FILTER @ 0x002224 Rw {}
-        /// Address of USERD in BAR1: virtual address bits 39:12.
+        /// Bits 39:12 of USERD's virtual address in BAR1.
         USERD_BASE @ 0x002254 Rw { 28:28 VALID; 27:0 ADDRESS; }
         /// Runlist address bits 39:12.
         #[doc(alias = "PLAYLIST")]
         RUNLIST_BASE @ 0x002270 Rw { 29:28 TARGET; 27:0 ADDRESS; }
-        /// Runlist length; writing submits.
+        /// Length of the runlist; a write submits the runlist.
         RUNLIST @ 0x002274 Rw { 24:20 ENGINES; 11:0 LENGTH; }
         /// Runlist submission state.
         RUNLIST_STATUS @ 0x00227c Ro { 20:20 PENDING; }
@@ -108,13 +108,13 @@ regs! {
         MMU_FAULT_ID @ 0x00259c W1c {}
         /// PBDMA units with an interrupt.
         PBDMA_INTR_ID @ 0x0025a0 W1c {}
-        /// Engines with a non-stall interrupt.
+        /// Engines with a non-stalling interrupt.
         NON_STALL_ID @ 0x0025a4 Ro {}
-        /// Non-stall interrupts of each engine: eight nibbles, bit 0 of each.
+        /// Non-stalling interrupts of the engines, in bit 0 of each of eight nibbles.
         NON_STALL_INTR[6; 4] @ 0x0025a8 W1c {}
-        /// Non-stall interrupt enable: the bits of each nibble of `NON_STALL_INTR` that count, for all engines.
+        /// Enables of non-stalling interrupts: the bits of each nibble of `NON_STALL_INTR` that count, for all engines.
         NON_STALL_EN @ 0x002628 Rw { 3:0 NIBBLE; }
-        /// Engines that stopped on an error; writing a one allows that engine to be scheduled again.
+        /// Engines that stopped on an error; writing a one permits the scheduling of that engine again.
         SCHED_ENABLE_ACK @ 0x00262c W1c {}
         /// Engines whose scheduling is disabled.
         SCHED_DISABLE @ 0x002630 Rw {}
@@ -134,9 +134,9 @@ regs! {
         FAULT_TRIGGER[6; 4] @ 0x002a30 Rw { 8:8 TRIGGER; 4:0 UNIT; }
         /// Faulting instance block, for each unit.
         FAULT_INST[32; 16] @ 0x002800 Ro { 27:0 ADDRESS; }
-        /// Faulting address, low word.
+        /// Low word of the faulting address.
         FAULT_VA_LO[32; 16] @ 0x002804 Ro {}
-        /// Faulting address, high word.
+        /// High word of the faulting address.
         FAULT_VA_HI[32; 16] @ 0x002808 Ro {}
         /// Kind of the fault.
         FAULT_TYPE[32; 16] @ 0x00280c Ro { 28:24 GPC; 12:8 CLIENT; 7:7 WRITE; 6:6 HUB; 3:0 REASON; }
@@ -146,7 +146,7 @@ regs! {
         CHANNEL_STATE[128; 8] @ 0x003004 Rw { 28:28 PENDING; 20:16 ENGINES; 12:12 LOADED; 4:4 ACQUIRE_PENDING; 0:0 ENABLED; }
     }
 
-    /// Timer: a nanosecond clock with a resolution of 32 ns.
+    /// Timer, a nanosecond clock with a resolution of 32 ns.
     mod ptimer @ 0x009000 .. 0x00a000 {
         /// Address of the last access that faulted.
         MMIO_FAULT_ADDRESS @ 0x009084 Rw {}
@@ -162,23 +162,23 @@ regs! {
         DENOMINATOR @ 0x009210 Rw {}
         /// Clock input selection.
         CLOCK_MUL @ 0x009220 Rw {}
-        /// Time in ns, low word, a multiple of 32.
+        /// Low word of the time in ns, a multiple of 32.
         TIME_0 @ 0x009400 Rw { 31:5 NSEC; }
-        /// Time in ns, high word.
+        /// High word of the time in ns.
         TIME_1 @ 0x009410 Rw { 28:0 NSEC; }
-        /// Alarm time, low word.
+        /// Low word of the alarm time.
         ALARM_0 @ 0x009420 Rw {}
     }
 
-    /// PBDMA units (envytools: SUBFIFO), 0x2000 apart.
+    /// PBDMA units (SUBFIFO in envytools), 0x2000 apart.
     mod pbdma @ 0x040000 .. 0x046000 {
-        /// GPFIFO base, low word.
+        /// Low word of the GPFIFO's base address.
         GP_BASE_LO[3; 0x2000] @ 0x040048 Ro {}
-        /// GPFIFO base, high word.
+        /// High word of the GPFIFO's base address.
         GP_BASE_HI[3; 0x2000] @ 0x04004c Ro {}
         /// Method header state.
         PB_HEADER[3; 0x2000] @ 0x040084 Ro {}
-        /// Method that raised an interrupt: subchannel and method.
+        /// Subchannel and method that raised an interrupt.
         METHOD_0[3; 0x2000] @ 0x0400c0 Rw { 31:31 VALID; 18:16 SUBCHANNEL; 13:2 METHOD; }
         /// Data of the method that raised an interrupt.
         DATA_0[3; 0x2000] @ 0x0400c4 Rw {}

@@ -13,7 +13,7 @@ regs! {
         L2_FLUSH @ 0x070010 Rw { 1:1 BUSY; 0:0 TRIGGER; }
     }
 
-    /// Frame buffer hub: partitions, TLB control.
+    /// Frame buffer hub, with partitions and TLB control.
     mod pfb @ 0x100000 .. 0x101000 {
         /// Interrupts of the frame buffer hub.
         INTR @ 0x100210 Rw {}
@@ -27,13 +27,13 @@ regs! {
         NISO_ADDRESS @ 0x100c10 Rw {}
         /// TLB control and state.
         MMU_CTRL @ 0x100c80 Rw = 0x00ff8000 { 23:16 FLUSH_SLOTS_FREE; 15:15 FLUSH_DONE; 0:0 LARGE_PAGE_64K; }
-        /// Single page invalidation address.
+        /// Address for the invalidation of a single page.
         MMU_INVALIDATE_VA @ 0x100cb4 Rw {}
-        /// Directory of the invalidation: address bits 39:12 and target.
+        /// Target and address bits 39:12 of the directory to invalidate.
         MMU_INVALIDATE_PDB @ 0x100cb8 Rw { 31:4 ADDRESS; 1:0 TARGET; }
         /// Invalidates the TLB.
         MMU_INVALIDATE @ 0x100cbc Rw { 31:31 TRIGGER; 2:2 HUB_ONLY; 1:1 ALL_PDB; 0:0 ALL_VA; }
-        /// Write sink of the debug mode: address bits 39:8.
+        /// Address bits 39:8 of the debug mode's write sink.
         MMU_DEBUG_WR @ 0x100cc8 Rw {}
         /// Read source of the debug mode.
         MMU_DEBUG_RD @ 0x100ccc Rw {}
@@ -43,7 +43,7 @@ regs! {
 
     /// Straps.
     mod pstraps @ 0x101000 .. 0x101100 {
-        /// Board straps: crystal and memory configuration.
+        /// Board straps, with the crystal and the memory configuration.
         STRAPS @ 0x101000 Rw = 0x00400000 { 22:22 CRYSTAL_1; 6:6 CRYSTAL_0; 5:2 RAMCFG; }
     }
 
@@ -61,11 +61,11 @@ regs! {
 
     /// L2 cache broadcast.
     mod ltc @ 0x17e000 .. 0x17f000 {
-        /// Compression tag clear, first line.
+        /// First line of the compression tags to clear.
         CBC_CLEAR_START @ 0x17e8cc Rw {}
-        /// Compression tag clear, last line.
+        /// Last line of the compression tags to clear.
         CBC_CLEAR_END @ 0x17e8d0 Rw {}
-        /// Compression tag clear trigger.
+        /// Trigger of the clearing of compression tags.
         CBC_CLEAR @ 0x17e8c8 Rw {}
         /// Base of the compression tag memory.
         CBC_BASE @ 0x17e8d4 Rw {}
@@ -77,11 +77,11 @@ regs! {
         CONTROL[2; 4] @ 0x17e8c0 Rw {}
         /// Interrupt control.
         INTR_CONTROL @ 0x17e820 Rw {}
-        /// Zero-bandwidth clear index.
+        /// Index for zero-bandwidth clears.
         ZBC_INDEX @ 0x17ea44 Rw {}
-        /// Zero-bandwidth clear colours.
+        /// Colours for zero-bandwidth clears.
         ZBC_COLOR[4; 4] @ 0x17ea48 Rw {}
-        /// Zero-bandwidth clear depth.
+        /// Depths for zero-bandwidth clears.
         ZBC_DEPTH @ 0x17ea58 Rw {}
         /// Stencil word of later chips.
         ZBC_STENCIL @ 0x17ea5c Rw {}

@@ -23,11 +23,11 @@ pub mod prom {
 /// Size of BAR0 in bytes.
 pub const BAR0_BYTES: u64 = 16 << 20;
 
-/// Value of a read that no unit answers. Source: rnndb, PRIVRING's error value for accesses on a Fermi hub.
+/// Value of a read to which no unit responds. Source: rnndb (PRIVRING's error value for accesses on a Fermi hub).
 pub const UNCLAIMED: u32 = 0xbad0_da00;
 
-/// Ranges of BAR0 that contain plain state registers, which are too many for individual names: (name, first offset,
-/// offset after the last).
+/// Ranges of BAR0 that contain plain state registers, which are too many for individual names; each range has its name,
+/// its first offset, and the offset after its last register.
 pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PBFB broadcast", 0x10_f000, 0x11_0000),
     ("PBFB partitions", 0x11_0000, 0x11_8000),
@@ -38,5 +38,5 @@ pub const STATE_RANGES: &[(&str, u32, u32)] = &[
     ("PGRAPH GPC units", 0x50_0000, 0x58_0000),
 ];
 
-/// Registers that a PGRAPH reset affects: (first offset, offset after the last).
+/// Registers that a PGRAPH reset affects, as ranges with the first offset and the offset after the last register.
 pub const PGRAPH_RANGES: [(u32, u32); 2] = [(0x40_0000, 0x42_0000), (0x50_0000, 0x58_0000)];

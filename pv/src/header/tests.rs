@@ -1,4 +1,4 @@
-//! Tests of the header in the repository, and of the conversion of names.
+//! Tests the header in the repository, and the conversion of names.
 
 use super::*;
 

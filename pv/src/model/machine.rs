@@ -45,7 +45,7 @@ fn value(shape: u8, more: u8) -> u64 {
     }
 }
 
-/// The code under test, the model, and a reader of table space that only reads pages that were reported as written.
+/// The code under test, the model, and a reader of table space that reads only pages that were reported as written.
 pub(crate) struct Machine {
     tables: Tables,
     model: Model,
@@ -220,7 +220,7 @@ impl Machine {
         let mut work = Begun::new(bytes.to_vec()).unwrap();
         while let Some(op) = work.current(self.features) {
             let done = op.and_then(|op| {
-                // The batch must have been decoded as it was written, and no operation may start after a refused one.
+                // The batch must have been decoded as it was written, and no operation may start after a rejected one.
                 assert_eq!(&wire::encode(&op), begun.next().unwrap());
                 nth += 1;
                 execute(tables, op).map(|()| nth)

@@ -103,7 +103,7 @@ impl Model {
         all
     }
 
-    /// Applies an operation that has no reason to be refused.
+    /// Applies an operation that must not be rejected.
     pub(crate) fn apply(&mut self, raw: &Raw) {
         let table = self.handles.get(&raw.handle).copied();
         match raw.code {

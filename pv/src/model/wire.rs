@@ -95,7 +95,7 @@ pub(crate) fn features(raw: &Raw) -> u32 {
     }
 }
 
-/// Returns all reasons to refuse an operation that follow from the operation alone.
+/// Returns all reasons to reject an operation that follow from the operation alone.
 pub(crate) fn refusals(raw: &Raw) -> Vec<Status> {
     let mut all = Vec::new();
     let mut refuse = |wrong: bool, status| {

@@ -43,7 +43,7 @@ fn written(tables: &mut Tables) -> Vec<(u64, u64)> {
     ranges
 }
 
-/// 13: a directory could be bound to any address that the guest gave.
+/// Hole 13: a directory could be bound to any address that the guest gave.
 #[test]
 fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     let mut tables = tables(0);
@@ -56,7 +56,7 @@ fn hole_13_a_directory_is_bound_to_blocks_in_guest_vram_only() {
     assert_eq!(tables.directory_of(last), tables.address(id(DIRECTORY)).ok());
 }
 
-/// 13: the number of such bindings was not limited.
+/// Hole 13: the number of such bindings was not limited.
 #[test]
 fn hole_13_bindings_are_limited() {
     let mut tables = tables(0);
@@ -70,7 +70,7 @@ fn hole_13_bindings_are_limited() {
     assert_eq!(tables.bind(id(DIRECTORY), next), Ok(()));
 }
 
-/// 14: entries beyond the end of a table could be written.
+/// Hole 14: entries beyond the end of a table could be written.
 #[test]
 fn hole_14_writes_past_table_end_are_rejected() {
     let mut tables = tables(0);
@@ -89,7 +89,7 @@ fn hole_14_writes_past_table_end_are_rejected() {
     assert_eq!(tables.set(id(DIRECTORY), u32::MAX, Some(id(SMALL_TABLE)), None), Err(Status::Range));
 }
 
-/// 15: a table could be used as a directory, and vice versa.
+/// Hole 15: a table could be used as a directory, and vice versa.
 #[test]
 fn hole_15_types_are_not_confused() {
     let mut tables = tables(0);
@@ -115,7 +115,7 @@ fn hole_15_types_are_not_confused() {
     assert_eq!(written(&mut tables), []);
 }
 
-/// 15: a directory entry must refer to exactly the tables that were written to it.
+/// Hole 15: a directory entry must refer to exactly the tables that were written to it.
 #[test]
 fn hole_15_entry_refers_to_the_given_tables() {
     let mut tables = tables(0);
@@ -130,7 +130,7 @@ fn hole_15_entry_refers_to_the_given_tables() {
     assert_eq!(pde(&tables, 5).small_target(), TableTarget::None);
 }
 
-/// 16: a table was freed while a directory referred to it.
+/// Hole 16: a table was freed while a directory referred to it.
 #[test]
 fn hole_16_table_lives_while_a_directory_refers_to_it() {
     let mut tables = tables(0);
@@ -151,7 +151,7 @@ fn hole_16_table_lives_while_a_directory_refers_to_it() {
     assert!(written(&mut tables).contains(&gone), "who has read the table learns that it is gone");
 }
 
-/// 16: a directory was freed while an address space used it.
+/// Hole 16: a directory was freed while an address space used it.
 #[test]
 fn hole_16_bound_directory_and_tables_survive_destroy() {
     let mut tables = tables(0);
@@ -174,7 +174,7 @@ fn hole_16_bound_directory_and_tables_survive_destroy() {
     assert_eq!(tables.counts(), Counts::default());
 }
 
-/// 16: an entry may be set again to its previous value.
+/// Hole 16: an entry may be set again to its previous value.
 #[test]
 fn hole_16_naming_table_again_does_not_free_it() {
     let mut tables = tables(0);
@@ -194,7 +194,7 @@ fn hole_16_naming_table_again_does_not_free_it() {
     assert_eq!(tables.run(id(SMALL_TABLE), 0, 1, PTE, 0), Ok(()), "it still has a handle");
 }
 
-/// 16: tables were not limited by a quota.
+/// Hole 16: tables were not limited by a quota.
 #[test]
 fn hole_16_tables_count_at_full_size_against_limit() {
     let mut tables = tables(Kind::Large.bytes());
@@ -207,7 +207,7 @@ fn hole_16_tables_count_at_full_size_against_limit() {
     assert_eq!(tables.create(id(11), Kind::Large), Ok(()));
 }
 
-/// 16: the addresses of tables were not limited.
+/// Hole 16: the addresses of tables were not limited.
 #[test]
 fn hole_16_table_space_ends_where_entries_of_directories_end() {
     let mut tables = Tables::new(GuestVramAddr((1 << 40) - SLOT_BYTES), u64::MAX);
@@ -220,7 +220,7 @@ fn hole_16_table_space_ends_where_entries_of_directories_end() {
     }
 }
 
-/// 17: tables contained entries of earlier tables.
+/// Hole 17: tables contained entries of earlier tables.
 #[test]
 fn hole_17_a_new_table_is_empty() {
     let mut tables = tables(0);
@@ -239,7 +239,7 @@ fn hole_17_a_new_table_is_empty() {
     assert!(written(&mut tables).contains(&(place.0 - BASE.0, 256 << 10)));
 }
 
-/// 17: a smaller table takes the slot of a larger table.
+/// Hole 17: a smaller table takes the slot of a larger table.
 #[test]
 fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     let mut tables = tables(0);
@@ -254,7 +254,7 @@ fn hole_17_shorter_table_exposes_no_old_entries_past_its_end() {
     assert_eq!(tables.read(GuestVramAddr(place.0 + 1023 * 8), &mut [0; 9]), Err(NoTable));
 }
 
-/// 17: tables kept their old contents across a reset.
+/// Hole 17: tables kept their old contents across a reset.
 #[test]
 fn hole_17_a_reset_leaves_nothing() {
     let mut tables = tables(0);
@@ -274,7 +274,7 @@ fn hole_17_a_reset_leaves_nothing() {
     assert_eq!(entry(&tables, GuestVramAddr(pde(&tables, 0).small_address()), 0), Ok(0));
 }
 
-/// 18: indices could wrap around.
+/// Hole 18: indices could wrap around.
 #[test]
 fn hole_18_indices_and_counts_do_not_wrap() {
     let mut tables = tables(0);
@@ -289,7 +289,7 @@ fn hole_18_indices_and_counts_do_not_wrap() {
     assert_eq!((written(&mut tables), tables.counts().resident_bytes), (vec![], 0));
 }
 
-/// 18: counts could exceed the size of the request.
+/// Hole 18: counts could exceed the size of the request.
 #[test]
 fn hole_18_a_list_ends_where_the_batch_ends() {
     let list = |units: u16, count: u32| {
@@ -309,7 +309,7 @@ fn hole_18_a_list_ends_where_the_batch_ends() {
     assert_eq!(MAX_BATCH_OPS, 1024);
 }
 
-/// 19: a channel could be used without a bound directory.
+/// Hole 19: a channel could be used without a bound directory.
 #[test]
 fn hole_19_a_block_that_was_not_bound_has_no_directory() {
     let mut tables = tables(0);

@@ -1,5 +1,5 @@
 //! Saved state of the page tables that are kept for a guest. The reference count of a table is derived from the objects
-//! that refer to it.
+//! that refer to the table.
 
 use super::contents::{Contents, SavedPage};
 use super::slots::{Object, SavedSlot, SlotId, Slots};
@@ -60,7 +60,7 @@ impl Tables {
     /// bytes. The tables may exceed it if the limit was lowered.
     ///
     /// # Errors
-    /// If the tables are invalid.
+    /// Returns an error if the tables are invalid.
     pub fn restored(saved: SavedTables, base: GuestVramAddr, limit: u64) -> Result<Self, Invalid> {
         let mut tables = Self::new(base, limit);
         let SavedTables { limit: had, base: at, slots, free, handles, bindings } = saved;

@@ -1,4 +1,4 @@
-//! Table space: the slots that hold tables, and the pages that were written.
+//! Table space: the slots that contain tables, and the pages that were written.
 
 mod saved;
 
@@ -17,7 +17,7 @@ pub(super) struct SlotId(u32);
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) kind: Kind,
-    /// Number of references to the table. It cannot exceed the number of entries of all directories.
+    /// Number of references to the table. This number cannot exceed the number of entries of all directories.
     names: u64,
     pub(super) contents: Contents,
 }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// Maximum time, in ns, that a vGPU can have used within an interval; far longer than any real time.
 const USED_MAX: u64 = 1 << 62;
 
-/// Submissions of a vGPU to one engine.
+/// Account of a vGPU's submissions to one engine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedAccount {
     arrived: u64,
@@ -32,7 +32,7 @@ pub(crate) struct SavedHistory(Vec<(Nanos, [u64; Engine::COUNT])>);
 impl Account {
     pub(crate) fn save(&self) -> SavedAccount {
         let Self { arrived, started, completed, dropped, killed, used, longest, waits } = self;
-        // The count follows from the buckets.
+        // The total count is the sum of the buckets.
         let Histogram { counts, count: _, sum, max } = waits;
         let held = (0u16..).zip(counts).filter(|(_, count)| **count > 0);
         SavedAccount {

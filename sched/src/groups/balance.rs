@@ -1,34 +1,33 @@
-//! The accounts of a group's members, and the choice of the member that gets the card alone.
+//! Accounts of a group's members, and the decision which member gets the card alone.
 //!
-//! Work is measured in ns that it would take on an otherwise idle card. Kernels that run concurrently take longer, and
+//! Work is measured in ns: the time that it would take on an otherwise idle card. Concurrent kernels take longer, and
 //! the time in flight includes this delay: two programs that always have work have the same time in flight, even if
 //! they make different progress. Therefore, the length of a member's submissions is measured while the member has the
-//! card alone. If other members ran at the same time, each reported submission counts as this length, and a report
-//! counts as at most its time in flight.
+//! card alone. If other members ran at the same time, each reported submission counts with this length. The total for a
+//! report is limited to its time in flight.
 //!
 //! Each charge is subtracted from the charged member's balance and divided among all competing members by their shares,
-//! so that the sum stays the same. A member that was idle keeps at most half of the lag at which it would get the card
-//! alone.
+//! so that the sum stays the same. An idle member keeps at most half of the lag at which it would get the card alone.
 
 use super::{Alone, ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, party};
 use crate::config::PERMILLE;
 use crate::shares::{Claim, divide, scale};
 use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 
-/// Time window over which a cap is enforced, in ns.
+/// Time over which a cap is enforced, in ns.
 const CAP_WINDOW_NS: u64 = 30_000_000;
-/// Time in flight, in ns, after which a measurement of a member's submissions replaces the previous measurement.
+/// Time in flight, in ns, after which a member's previous measurement is replaced.
 const MEASURED_NS: u64 = 50_000_000;
-/// Minimum time in flight, in ns, of a measurement that replaces the previous measurement.
+/// Minimum time in flight, in ns, that a measurement needs to replace the previous measurement.
 const MIN_MEASURED_NS: u64 = 4_000_000;
-/// Minimum time in ns from a sample to the next sample that is taken because the program's work has changed.
+/// Minimum time in ns between two samples if the second is taken because the program's work has changed.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
-/// Number of submissions in a sample. A report may count one submission too many or too few, which changes a sample of
-/// this size little.
+/// Number of submissions in a sample. A report may be off by one submission, which hardly changes a sample of this
+/// size.
 const SAMPLED_LAUNCHES: u64 = 32;
 /// Maximum length of a sample, as a multiple of [`GroupConfig::sample_ns`].
 const LONGEST_SAMPLE: u64 = 10;
-/// Maximum lag or lead of a member, as a multiple of [`GroupConfig::lag_ns`].
+/// Maximum absolute lag of a member, as a multiple of [`GroupConfig::lag_ns`].
 const MAX_LAGS: i64 = 40;
 
 /// Accounts of one member.
@@ -36,7 +35,8 @@ const MAX_LAGS: i64 = 40;
 pub(super) struct Balance {
     /// Lag of the member: its share minus its work, in ns.
     lack: i64,
-    /// Last measurement while the member had the card alone: the time in flight in ns, and the number of submissions.
+    /// Last measurement in which the member had the card alone: the time in flight in ns, and the number of
+    /// submissions.
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
@@ -46,7 +46,7 @@ pub(super) struct Balance {
     /// Time in flight of a submission while other members also had work, in ns, as first determined after the last
     /// measurement.
     usual: Option<u64>,
-    /// True if the measurement no longer matches the submissions, because the program's work has changed.
+    /// True if the measurement no longer fits the submissions, because the program's work has changed.
     changed: bool,
     /// True if the last two measurements had the same result.
     confirmed: bool,
@@ -54,7 +54,7 @@ pub(super) struct Balance {
     sampled: Option<Nanos>,
     /// Time of the last report of use.
     reported: Nanos,
-    /// Work that the cap allows now, in ns.
+    /// Work that the cap permits now, in ns.
     allowance: i64,
     refilled: Nanos,
     capped: bool,
@@ -78,17 +78,17 @@ impl Balance {
         }
     }
 
-    /// Starts the accounts of a member that joins its group.
+    /// Starts the accounts of a member that joins the group.
     pub(super) fn begin(&mut self, now: Nanos) {
         (self.lack, self.reported) = (0, now);
     }
 
-    /// Records that a member without work has work again.
+    /// Records that an idle member has work again.
     pub(super) fn returns(&mut self, lag_ns: u64) {
         self.lack = self.lack.min(signed(lag_ns) / 2);
     }
 
-    /// Records that the member's gate has opened. The member's next report covers the time from now on.
+    /// Records that the member's gate has opened. The member's next report covers the time after this call.
     pub(super) fn opened(&mut self, now: Nanos) {
         self.reported = now;
     }
@@ -97,7 +97,7 @@ impl Balance {
         self.lack
     }
 
-    /// Returns the work in a report, and measures the length of submissions if the member was alone throughout.
+    /// Returns the work in a report, and measures the length of submissions if the member was alone for the whole time.
     /// `members` is the number of members that have work in flight.
     pub(super) fn work(
         &mut self,
@@ -126,9 +126,9 @@ impl Balance {
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Replaces the last measurement with the current measurement, or adds the current measurement to it if that is too
-    /// short. Programs have phases: thousands of short submissions at the start must not determine the length of later
-    /// submissions.
+    /// Replaces the last measurement with the current one. If the current measurement is too short, adds it to the last
+    /// one instead. Programs have phases: thousands of short submissions at the start must not determine the length of
+    /// later submissions.
     fn end_measurement(&mut self) {
         let (ns, launches) = std::mem::take(&mut self.measuring);
         if launches == 0 {
@@ -150,8 +150,8 @@ impl Balance {
         self.alone.0.checked_div(self.alone.1).unwrap_or(0)
     }
 
-    /// Compares the time in flight of submissions that ran next to other members with the measurement and with the
-    /// usual time.
+    /// Compares the time in flight of submissions that ran concurrently with other members' work with the measurement
+    /// and with the usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
         if self.beside.1 < SAMPLED_LAUNCHES {
@@ -160,8 +160,8 @@ impl Balance {
         let (ns, count) = std::mem::take(&mut self.beside);
         let (length, alone) = (ns / count, self.length());
         let usual = *self.usual.get_or_insert(length);
-        // Members that share the card slow each other down by at most a factor of their number, and never speed each
-        // other up.
+        // Members that share the card slow each other down at most by a factor equal to their number, and never speed
+        // each other up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
         self.changed |= !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
     }
@@ -186,14 +186,14 @@ impl Balance {
         self.capped
     }
 
-    /// Returns the time at which the cap lets the member run again.
+    /// Returns the time at which the cap permits the member to run again.
     pub(super) fn cap_ends(&self, settings: &VgpuParams) -> Option<Nanos> {
         let lacks = u64::try_from(window(settings) / 4 - self.allowance).ok().filter(|_| self.capped)?;
         Some(self.refilled.after(scale(lacks, PERMILLE.into(), settings.cap_permille.max(1).into()) + 1))
     }
 }
 
-/// Returns the maximum allowance of a cap, in ns.
+/// Returns the maximum allowance that a cap accumulates, in ns.
 fn window(settings: &VgpuParams) -> i64 {
     signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
 }
@@ -230,7 +230,7 @@ impl GroupTurns {
         }
     }
 
-    /// Returns the share of the card's time that a group gets while all parties with work compete.
+    /// Returns the share of the card's time that a group gets while it competes with all parties that have work.
     fn part_of_card(&self, id: GroupId) -> u64 {
         let own = self.members.iter().filter(|(_, member)| member.joined.is_none()).map(|(&tenant, _)| tenant);
         let others = self.groups.keys().copied().filter(|other| *other != id).map(party);
@@ -257,7 +257,7 @@ impl GroupTurns {
         if let Some(failed) = failed
             && let Some(member) = self.members.get_mut(&failed.tenant)
         {
-            // Do not immediately repeat a sample that got no report, or a turn alone in which no work was done.
+            // Do not immediately repeat a sample that got no report, or time alone in which the member did no work.
             member.balance.sampled = Some(member.balance.sampled.map_or(now, |at| at.max(failed.since)));
             if failed.work == 0 && now.since(failed.since) >= self.config.alone_ns {
                 member.balance.lack = member.balance.lack.min(0);
@@ -277,11 +277,11 @@ impl GroupTurns {
         balance.lack > 0 && lasted < self.config.alone_ns
     }
 
-    /// Returns the member that lags most in the best class, or a member whose length of submissions must be measured.
+    /// Returns the member that lags most in the best class, or a member whose submissions must be measured.
     fn next_alone(&self, contenders: &[(TenantId, &Member)], before: Option<Alone>, now: Nanos) -> Option<Alone> {
         // A closing gate can open again only after the tenant's answer.
         let able = || contenders.iter().filter(|(_, member)| !matches!(member.gate, Gate::Closing { .. }));
-        // A member that did no work while it had the card alone waits for the next charge.
+        // A member that did no work while it had the card alone must wait for the next charge.
         let fruitless = before.filter(|alone| alone.work == 0).map(|alone| alone.tenant);
         let lags = |(tenant, member): &&(TenantId, &Member)| {
             member.balance.lack >= signed(self.config.lag_ns) && fruitless != Some(*tenant)
@@ -296,7 +296,7 @@ impl GroupTurns {
         Some(Alone { tenant: *tenant, since: now, sample: true, work: 0, launches: 0 })
     }
 
-    /// Returns the times at which a group's choice may change without another event.
+    /// Returns the times at which the group's decision may change without another event.
     pub(super) fn group_wakeups(&self, id: GroupId, group: &Group) -> impl Iterator<Item = Nanos> + use<> {
         let GroupConfig { alone_ns, sample_ns, .. } = self.config;
         let alone = group

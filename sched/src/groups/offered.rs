@@ -1,4 +1,4 @@
-//! Offers and reservations of turns, for tenants with several cards. These tenants are not in a group.
+//! Offers and reservations of turns, for tenants with several cards, which are not in a group.
 
 use super::{GroupTurns, Nanos, TenantId};
 
@@ -35,7 +35,7 @@ impl GroupTurns {
         self.turns.open(tenant, now);
     }
 
-    /// Recalls a tenant's turn, if it has one.
+    /// Recalls a tenant's turn if it has one.
     pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
         self.turns.give_back(tenant, now);
         self.update(now);

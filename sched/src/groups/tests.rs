@@ -1,4 +1,4 @@
-//! Tests of groups on a simulated card that does more work per time if programs run concurrently.
+//! Tests groups on a simulated card that does more work in the same time if programs run concurrently.
 
 use super::*;
 use crate::turns::scheduler_defaults;
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 
 const MS: u64 = 1_000_000;
-/// Step of the simulation, in ns.
+/// Time step of the simulation, in ns.
 const STEP: u64 = MS / 4;
 const GROUP: &str = "group";
 
@@ -14,12 +14,12 @@ fn id(number: u32) -> TenantId {
     TenantId(number)
 }
 
-/// A tenant's program, which has submissions of one length, continuously or in bursts.
+/// A tenant's program, which submits work of a fixed length, continuously or in bursts.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     /// Length of a submission on an otherwise idle card, in ns.
     length: u64,
-    /// Work in a burst, and the pause after it, in ns.
+    /// Work in a burst, and the length of the pause after it, in ns.
     burst: Option<(u64, u64)>,
     /// True if the program never gives the card back.
     hangs: bool,
@@ -32,7 +32,7 @@ struct Runner {
     program: Program,
     open: bool,
     recalled: bool,
-    /// Work done in total, and since the last report, in ns on an otherwise idle card.
+    /// Total work done, and work done since the last report, in ns on an otherwise idle card.
     done: u64,
     unreported: u64,
     busy: u64,
@@ -44,18 +44,18 @@ struct Runner {
     last_ran: u64,
 }
 
-/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of the work that one program does alone.
+/// A card on which `k` concurrent programs do `gain[k - 1]` thousandths of the work that a single program does.
 struct Card {
     turns: GroupTurns,
     gain: Vec<u64>,
     runners: BTreeMap<TenantId, Runner>,
     now: u64,
     overdue: BTreeSet<TenantId>,
-    /// Largest number of gates that were open at once.
+    /// Largest number of gates that have been open at the same time.
     most_open: usize,
     /// Time for which at least one gate was open, in ns.
     used: u64,
-    /// Maps a tenant to its party. Only one party may have open gates at a time.
+    /// Maps each tenant to its party. Only one party may have open gates at a time.
     parties: fn(TenantId) -> u32,
 }
 
@@ -152,7 +152,7 @@ impl Card {
         }
     }
 
-    /// Runs the open gates for one step.
+    /// Runs the programs with open gates for one step.
     fn step(&mut self) {
         let open: Vec<TenantId> =
             self.runners.iter().filter(|(_, runner)| runner.open).map(|(&tenant, _)| tenant).collect();
@@ -233,7 +233,7 @@ fn weights_within_group_divide_work_and_not_time_in_flight() {
     }
 }
 
-/// Submissions of a program in its preparation phase, and in its working phase.
+/// A program's submissions in its preparation phase and in its working phase.
 const PREPARES: Program = Program { length: MS / 50, ..FLOOD };
 const WORKS: Program = Program { length: 3 * MS / 2, ..FLOOD };
 
@@ -311,7 +311,7 @@ fn group_takes_turns_with_sum_of_its_weights() {
     card.add(2, VgpuParams::weight(200), together(), FLOOD);
     card.add(3, VgpuParams::weight(100), None, FLOOD);
     card.run(4_000 * MS);
-    // The work of a tenant that runs alone equals the time for which it runs.
+    // A tenant that runs alone does work for the whole time.
     let alone = card.done(3) / card.used as f64;
     assert!((alone - 0.25).abs() < 0.02, "{alone}");
     let first = part(&card, 1, &[1, 2]);
@@ -502,8 +502,8 @@ fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Every tenant makes progress, one party has the card at a time, and waits are bounded, while members change
-    /// their groups, pause, and lose their connection to the server.
+    /// Every tenant makes progress, one party has the card at a time, and waits are bounded, while members change their
+    /// groups, pause, and disconnect.
     #[test]
     fn every_tenant_makes_progress_whatever_changes(
         tenants in tenants(), changes in proptest::collection::vec((0..6u32, 0..7u8), 0..40),
@@ -545,7 +545,7 @@ proptest! {
     }
 
     /// Members that always have work get shares in proportion to their weights, regardless of the lengths of their
-    /// submissions and of the card's gain.
+    /// submissions and of the card's gain from concurrency.
     #[test]
     fn flooding_members_share_by_weight(
         weights in proptest::collection::vec(1..6u32, 2..5),

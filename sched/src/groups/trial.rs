@@ -1,15 +1,15 @@
-//! Trials that compare the two modes of a group by the number of submissions that its members make in each mode.
+//! Trials compare the two modes of a group by the number of submissions that its members make in each mode.
 //!
-//! A trial counts submissions in the current mode, and then in the other mode. It ignores the first quarter of each
-//! part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the counts,
-//! and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels counts as much
-//! as a member with long kernels.
+//! A trial counts submissions in the current mode, and then in the other mode. The trial ignores the first quarter of
+//! each part, in which gates open and close. For each member that worked in both parts, it computes the ratio of the
+//! counts, and it keeps the mode that the geometric mean of these ratios favours. So a member with short kernels has
+//! the same influence as a member with long kernels.
 
 use super::{GroupConfig, Sharing};
 use crate::{Nanos, TenantId};
 use std::collections::BTreeMap;
 
-/// Submissions in the first 1/`UNCOUNTED_FRACTION` of each part of a trial are not counted.
+/// The first 1/`UNCOUNTED_FRACTION` of each part of a trial is not counted.
 const UNCOUNTED_FRACTION: u64 = 4;
 
 /// Number of submissions of each member in one part of a trial.
@@ -20,7 +20,7 @@ struct Running {
     since: Nanos,
     counts: Counts,
     counting: bool,
-    /// Counts of the first part, which runs in the mode before the trial.
+    /// Counts of the first part, which uses the mode from before the trial.
     first: Option<Counts>,
     /// Number of members that have work.
     working: usize,
@@ -45,7 +45,7 @@ impl Trial {
         }
     }
 
-    /// Advances the trial of a group with this number of working members. Returns the new mode if the mode changes.
+    /// Advances the trial of a group in which `working` members have work. Returns the new mode if the mode changes.
     pub(super) fn tick(&mut self, config: &GroupConfig, together: bool, working: usize, now: Nanos) -> Option<bool> {
         let Some(running) = &mut self.running else {
             if now >= self.next && working > 1 {
@@ -77,7 +77,7 @@ impl Trial {
         (ratio(&first, &counts) < 1.0).then_some(!together)
     }
 
-    /// Returns the time at which [`Self::tick`] must be called next.
+    /// Returns the time at which the next call of [`Self::tick`] is due.
     pub(super) fn wakeup(&self, config: &GroupConfig, sharing: Sharing) -> Option<Nanos> {
         if sharing != Sharing::Auto {
             return None;
@@ -94,7 +94,7 @@ impl Running {
     }
 }
 
-/// Returns the geometric mean of the members' progress in the second part, relative to the first; 1 if no member
+/// Returns the geometric mean of the members' progress in the second part relative to the first, or 1 if no member
 /// worked in both.
 fn ratio(first: &Counts, second: &Counts) -> f64 {
     let both = first.iter().filter_map(|(tenant, &before)| Some((before, *second.get(tenant)?)));
@@ -131,7 +131,7 @@ mod tests {
     fn mode_with_more_progress_stays() {
         assert_eq!(changes([10, 10], [14, 13]), [true]);
         assert_eq!(changes([10, 10], [9, 10]), [true, false]);
-        // Both members count equally, regardless of the number of their submissions.
+        // Both members have the same influence, regardless of the number of their submissions.
         assert_eq!(changes([1000, 10], [1100, 5]), [true, false]);
     }
 

@@ -24,7 +24,7 @@ impl GroupTurns {
         self.turns.params(tenant)
     }
 
-    /// Returns the account of a tenant: its separate turns, and its work within its group.
+    /// Returns the account of a tenant, for its separate turns and its work within its group.
     #[must_use]
     pub fn account(&self, tenant: TenantId) -> Option<Account> {
         self.merged_account(tenant)
@@ -81,8 +81,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant has the card and may open further gates: it was asked neither to give the card back,
-    /// nor to do so when its program waits.
+    /// Returns true if a tenant has the card and may open further gates: it was not asked to give the card back, either
+    /// immediately or when its program waits.
     #[must_use]
     pub fn continues(&self, tenant: TenantId) -> bool {
         let yields = self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -92,7 +92,7 @@ impl GroupTurns {
         self.has_turn(tenant) && !self.is_recalled(tenant) && !yields
     }
 
-    /// Returns true if a tenant's turn, or the turn of its group because of it, overruns.
+    /// Returns true if a tenant's turn overruns, or the tenant causes its group's turn to overrun.
     #[must_use]
     pub fn overruns(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -101,14 +101,14 @@ impl GroupTurns {
         })
     }
 
-    /// Returns the time for which a tenant's turn has overrun, in ns, or 0 if it does not overrun.
+    /// Returns the time in ns for which a tenant's turn has overrun, or 0 if it does not overrun.
     #[must_use]
     pub fn overrun_ns(&self, tenant: TenantId, now: Nanos) -> u64 {
         let joined = self.members.get(&tenant).and_then(|member| member.joined);
         if self.overruns(tenant) { self.turns.overrun_ns(joined.map_or(tenant, party), now) } else { 0 }
     }
 
-    /// Returns true if a tenant has waiting or running work.
+    /// Returns true if a tenant has queued or running work.
     #[must_use]
     pub fn is_busy(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| match member.joined {
@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should have less work in flight, because it is ahead of its share of its group's work
-    /// by half the lag at which another member gets the card alone.
+    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of its share of the group's
+    /// work by half the lag at which another member gets the card alone.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         let member = self.members.get(&tenant).filter(|member| member.joined.is_some());

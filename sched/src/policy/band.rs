@@ -1,15 +1,15 @@
-//! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounts (GPUvm, section
-//! 3.5).
+//! BAND: Gdev's bandwidth-aware non-preemptive device scheduler (Gdev, figure 2), with GPUvm's accounting (GPUvm,
+//! section 3.5).
 //!
 //! When a submission has ended, its vGPU moves to the end of the order if its budget is overdrawn *and* it has used
-//! more than its bandwidth. The first vGPU with work is next. But if this vGPU differs from the previous vGPU and is
+//! more than its bandwidth. The first vGPU with work runs next. However, if this vGPU is not the previous one and is
 //! above its bandwidth, the policy waits briefly for vGPUs below their bandwidth, and then runs the first vGPU that
 //! submits.
 //!
 //! The published policy measures bandwidth within a period, and forgets it at the end of the period. With `correct`,
-//! [`Lags`] measures it instead. Then overuse that could not be preempted is repaid, and an idle vGPU's share goes to
-//! vGPUs with work. The engine waits only for a vGPU that is due, and charges long waits to that vGPU. A vGPU keeps the
-//! engine for a short slice.
+//! [`Lags`] measures it instead. Then overuse by work that could not be preempted is repaid later, and an idle vGPU's
+//! share goes to vGPUs with work. The engine waits only for a vGPU that is due, and charges long waits to that vGPU. A
+//! vGPU keeps the engine for a short slice.
 
 use super::credit::Budgets;
 use super::lag::Lags;
@@ -22,12 +22,12 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// Number of slices in a period, with `correct`. The vGPU that has the engine keeps it until it is one slice ahead of
-/// the next vGPU. Without slices, the engine would switch after each short submission: it would idle until the end of
-/// the submission is seen, and one VM's residue would be cleared each time. By default, a slice is 1.5 ms long, so that
-/// shares are correct to 1 % within 100 ms.
+/// the next vGPU. Without slices, the engine would switch after each short submission. After each switch, it would be
+/// idle until the end of the submission is observed, and a VM's residue would be cleared. By default, a slice is 1.5 ms
+/// long, so that shares are correct to 1 % within 100 ms.
 const SLICES_PER_PERIOD: u64 = 20;
 
-/// A wait of the engine for work of a vGPU other than the next vGPU.
+/// The engine is waiting for work of a vGPU other than the next one.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Wait {
     until: Nanos,
@@ -40,7 +40,7 @@ struct Wait {
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Last {
     vgpu: TenantId,
-    /// Time for which the engine may still wait without a charge, in ns.
+    /// Remaining time for which the engine may wait free of charge, in ns.
     free: u64,
     /// True until the next vGPU is chosen.
     undecided: bool,
@@ -62,14 +62,14 @@ impl Period {
         period
     }
 
-    /// Divides the shares among the vGPUs that compete from now on.
+    /// Divides the time among the vGPUs that compete from now on.
     fn divide(&mut self, competing: impl IntoIterator<Item = TenantId>, view: &View<'_>) {
         let params = |vgpu: TenantId| Some((vgpu, view.members.get(&vgpu)?.params));
         let (competing, params): (Vec<_>, Vec<_>) = competing.into_iter().filter_map(params).unzip();
         self.shares = competing.into_iter().zip(shares(&params)).collect();
     }
 
-    /// Adds a vGPU to the competitors, unless it is already one of them.
+    /// Adds a vGPU to the competitors if it is not yet one of them.
     fn enter(&mut self, vgpu: TenantId, view: &View<'_>) {
         if !self.shares.contains_key(&vgpu) {
             let competing: Vec<_> = self.shares.keys().copied().chain([vgpu]).collect();
@@ -82,7 +82,7 @@ impl Period {
         self.used.remove(&vgpu);
     }
 
-    /// Returns the use of a vGPU beyond its bandwidth, in ns.
+    /// Returns a vGPU's use in excess of its bandwidth, in ns.
     fn beyond(&self, vgpu: TenantId) -> i64 {
         let of = |map: &BTreeMap<TenantId, u64>| map.get(&vgpu).copied().unwrap_or(0);
         let entitled = scale(self.total, of(&self.shares), WHOLE_SHARE_PPM);
@@ -111,7 +111,7 @@ impl Band {
         }
     }
 
-    /// Returns the use of a vGPU beyond its bandwidth, in ns.
+    /// Returns a vGPU's use in excess of its bandwidth, in ns.
     fn beyond(&self, vgpu: TenantId, view: &View<'_>) -> i64 {
         if view.config.band.correct { self.lags.beyond(vgpu) } else { self.period.beyond(vgpu) }
     }
@@ -151,8 +151,8 @@ impl Band {
         }
     }
 
-    /// Returns the next vGPU if the engine does not wait. With `ahead`, assumes that this vGPU had used the given
-    /// additional time.
+    /// Returns the vGPU that is next if the engine does not wait. With `ahead`, assumes that this vGPU had already used
+    /// that much more time.
     fn first(&self, view: &View<'_>, ahead: Option<(TenantId, u64)>) -> Option<TenantId> {
         if !view.config.band.correct {
             let first = self.budgets.ready(view).next()?;
@@ -160,9 +160,9 @@ impl Band {
                 ahead.is_some_and(|(_, ns)| self.budgets.left_ns(first) < i64::try_from(ns).unwrap_or(i64::MAX));
             return (!spent || !view.others_ready(first)).then_some(first);
         }
-        // A vGPU that is due runs first, regardless of its position; among due vGPUs, the class decides. The vGPU that
-        // has the engine gets a credit of one slice minus one submission, so vGPUs with long submissions alternate
-        // after each submission.
+        // A vGPU that is due runs first, regardless of its position. Among the vGPUs that are due, the class decides.
+        // The vGPU that has the engine gets a credit of one slice minus one submission, so vGPUs with long submissions
+        // alternate after each submission.
         let has_it = ahead.map(|(vgpu, _)| vgpu).or(self.last.map(|last| last.vgpu));
         let turn = view.config.band.period_ns / SLICES_PER_PERIOD;
         let rank = |vgpu: &TenantId| {
@@ -211,11 +211,11 @@ impl Policy for Band {
 
     fn started(&mut self, vgpu: TenantId, gap: u64, view: &View<'_>) {
         self.budgets.start(vgpu, view);
-        // If the engine waited, it waited for the vGPU that had run last.
+        // If the engine waited, it was for the vGPU that had run last.
         let last = self.last.take().filter(|_| view.config.band.correct);
         let (payer, free) = last.map_or((vgpu, 0), |last| (last.vgpu, last.free));
         self.wait = None;
-        // The vGPU keeps its unused free wait while it has the engine.
+        // While the vGPU has the engine, it keeps its unused free wait.
         self.last = last.filter(|_| payer == vgpu).map(|last| Last {
             free: free.saturating_sub(gap),
             undecided: false,
@@ -263,7 +263,7 @@ impl Policy for Band {
         match view.room {
             Room::Full => return None,
             Room::Behind { vgpu, ahead } => {
-                // Start the work only if the vGPU would still be next after this charge.
+                // Start the work only if the vGPU would still be the next one after this charge.
                 let goes = view.is_ready(vgpu) && self.first(view, Some((vgpu, ahead))) == Some(vgpu);
                 return goes.then_some(vgpu);
             }
@@ -279,8 +279,8 @@ impl Policy for Band {
             self.wait = None;
             return if view.is_ready(wait.next) { Some(wait.next) } else { self.first(view, None) };
         }
-        // Choose the next vGPU only once per end: if a vGPU's work arrives later while the engine is idle, it runs
-        // immediately.
+        // Choose the next vGPU only once after each end. If a vGPU's work arrives later while the engine is idle, it
+        // runs immediately.
         let ended = self.last.as_mut().and_then(|last| std::mem::take(&mut last.undecided).then_some(last.vgpu));
         let next = self.first(view, None)?;
         if ended.is_some_and(|last| self.waits(last, next, view)) {

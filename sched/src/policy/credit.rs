@@ -1,10 +1,10 @@
 //! GPUvm's CREDIT policy: each vGPU has a budget that is filled each period and debited for its use. The first vGPU
-//! with work runs, but overdrawn vGPUs come after all others. GPUvm's code does the same; according to its paper
-//! (section 5.3), the vGPU with the most credit runs.
+//! with work runs; overdrawn vGPUs come after all others. GPUvm's code does the same. According to the paper (section
+//! 5.3), however, the vGPU with the most credit runs.
 //!
-//! In GPUvm, all virtual machines compete, even if they are idle. Here, only the competing vGPUs get budgets. Otherwise
-//! the idle vGPUs' budgets would be unused, the other vGPUs would be overdrawn permanently, and overdrawn vGPUs
-//! alternate regardless of their use.
+//! In GPUvm, all virtual machines compete, even if they are idle. Here, only the competing vGPUs get budgets.
+//! Otherwise, the budgets of idle vGPUs would be unused, and the other vGPUs would always be overdrawn. Overdrawn vGPUs
+//! run in rotation, regardless of their use.
 
 use super::{Policy, Room, Standing, View};
 use crate::checks::{is_order_of, of_members};
@@ -21,21 +21,21 @@ use std::collections::{BTreeMap, VecDeque};
 struct Budget {
     /// Remaining time; negative when the budget is overdrawn.
     left: i64,
-    /// Sum of debits since budgets were last filled.
+    /// Sum of the debits since the budgets were last filled.
     used: u64,
-    /// True if the vGPU runs although it is overdrawn, because no vGPU with budget left has work.
+    /// True if the vGPU runs although it is overdrawn, because no vGPU with remaining budget has work.
     spare: bool,
 }
 
 impl Budget {
-    /// Updates a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt decays as if the
-    /// vGPU were served.
+    /// Updates the budget of a vGPU that does not compete. Its unused budget goes to the other vGPUs, and its debt
+    /// decays as if the vGPU were served.
     fn rest(&mut self, melts: u64) {
         self.left = self.left.saturating_add_unsigned(melts).min(0);
     }
 }
 
-/// A competing vGPU at the time when budgets are filled, with times in ns.
+/// A competing vGPU when budgets are filled, with times in ns.
 #[derive(Clone, Copy, Debug)]
 struct Competitor {
     vgpu: TenantId,
@@ -52,7 +52,7 @@ pub(super) struct Budgets {
     budgets: BTreeMap<TenantId, Budget>,
     order: VecDeque<TenantId>,
     filled: Nanos,
-    /// Time in ns that overdrawn vGPUs have used without competition since budgets were last filled.
+    /// Time in ns that overdrawn vGPUs have used without competition since the budgets were last filled.
     spare: u64,
 }
 
@@ -83,8 +83,8 @@ impl Budgets {
     /// Fills the budgets if a period has passed. Returns the vGPUs that compete from then on, or `None` if no period
     /// has passed.
     ///
-    /// Normalizes the competitors' budgets, by their shares, to a total of one period. So one vGPU's overdraft is the
-    /// others' credit.
+    /// Scales the competitors' budgets, by their shares, to a total of one period. As a result, one vGPU's overdraft
+    /// becomes the others' credit.
     pub(super) fn fill(&mut self, view: &View<'_>) -> Option<Vec<TenantId>> {
         let period = view.config.band.period_ns;
         let passed = view.now.since(self.filled) / period * period;
@@ -102,8 +102,8 @@ impl Budgets {
         Some(vgpus)
     }
 
-    /// Returns the vGPUs that have work, or had work within BAND's wait, and the vGPUs that were debited since budgets
-    /// were last filled. All other vGPUs rest.
+    /// Returns the vGPUs that have work, had work within BAND's wait, or were debited since the budgets were last
+    /// filled. All other vGPUs rest.
     ///
     /// Two kinds of competitors have an upper bound. A vGPU without work keeps at most its share, or its recent use. A
     /// vGPU loses its surplus and gets nothing more if it had more than its share left while overdrawn vGPUs ran
@@ -116,7 +116,7 @@ impl Budgets {
             let used = self.budgets.get(vgpu).is_some_and(|budget| budget.used > 0);
             used || member.active(view.now, view.config.band.wait_ns)
         };
-        // A vGPU in debt that has work does not make another vGPU lose its credit.
+        // A vGPU in debt that has work does not cause another vGPU to lose its credit.
         let alone = view.members.iter().filter(|(vgpu, member)| wants(vgpu, member)).count() == 1;
         let spare = if alone { i64::MAX } else { signed(self.spare) };
         self.spare = 0;
@@ -192,12 +192,12 @@ fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
 }
 
-/// Returns the competitors' budgets after a refill, `passed` ns after the previous refill. A vGPU at its bound counts
-/// with its use instead of its credit, and the others share the rest of the period.
+/// Returns the competitors' budgets after a refill, `passed` ns after the previous one. A vGPU at its bound counts with
+/// its use instead of its credit, and the other vGPUs share the rest of the period.
 fn filled(period: i64, passed: u64, mut loose: Vec<Competitor>) -> Vec<(TenantId, i64)> {
     let mut filled = Vec::with_capacity(loose.len());
     let mut rest = period;
-    // Each round leaves fewer vGPUs, so there are at most as many rounds as vGPUs.
+    // Each round removes at least one vGPU, so the number of rounds is at most the number of vGPUs.
     loop {
         let pot = loose.iter().fold(rest, |pot, of| pot.saturating_sub(of.left));
         let pot = u64::try_from(pot).unwrap_or(0);

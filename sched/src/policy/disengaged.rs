@@ -7,7 +7,7 @@
 //! each vGPU's use is estimated from the number of its submissions. At the end of each free interval the policy finds
 //! vGPUs that used too much; these vGPUs do not run in the next free interval, unless no other vGPU has work.
 //!
-//! The policy does not measure a vGPU that has the card to itself.
+//! A vGPU that has the card to itself is not measured.
 
 use super::lag::Lags;
 use super::{Policy, Room, Standing, View};
@@ -22,11 +22,11 @@ use std::collections::BTreeMap;
 enum Phase {
     /// All vGPUs' work runs.
     Free {
-        /// Time at which the phase ends, if any vGPU has work then.
+        /// Time at which the phase ends if a vGPU has work then.
         until: Nanos,
     },
-    /// No work starts until the card has drained, so that a long submission does not use time of the following
-    /// interval. This phase comes after the free interval and after the engaged interval.
+    /// No work starts until the card has drained, so that a long submission does not use time of the next interval.
+    /// This phase comes after the free interval and after the engaged interval.
     Drain {
         /// True if the next phase is engaged.
         engage: bool,
@@ -42,15 +42,15 @@ enum Phase {
 struct Use {
     /// Length of a submission, in ns, as last measured.
     length: u64,
-    /// Measurements of this engaged interval: sum in ns, and count.
+    /// Measurements in this engaged interval: their sum in ns, and their count.
     sum: u64,
     count: u64,
     /// Number of submissions started in the free interval.
     started: u64,
-    /// Card time in ns that was used by the submissions that ended in the free interval.
+    /// Card time in ns used by the submissions that ended in the free interval.
     charged: u64,
     throttled: bool,
-    /// Slice number in the engaged interval. The vGPU with the lowest number is next.
+    /// Slice number in the engaged interval. The vGPU with the lowest number runs next.
     turn: u64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct Disengaged {
     uses: BTreeMap<TenantId, Use>,
     lags: Lags,
     turns: u64,
-    /// Time at which throttled vGPUs may run because no other vGPU has work.
+    /// Time from which throttled vGPUs may run, because no other vGPU has work.
     unthrottle: Option<Nanos>,
 }
 
@@ -101,14 +101,14 @@ impl Disengaged {
         self.phase = Phase::Free { until: view.now.after(view.config.disengaged.free_ns) };
     }
 
-    /// Charges the use since the last call, and finds the vGPUs that used too much.
+    /// Charges the use since the last call, and finds the vGPUs that have used too much.
     fn charge_round(&mut self, view: &View<'_>) {
         let params = &view.config.disengaged;
         let cycle = params.engaged_ns.saturating_add(params.free_ns);
         for (vgpu, of) in &mut self.uses {
             of.length = of.sum.checked_div(of.count).unwrap_or(of.length);
-            // Use the actual durations for a vGPU whose submissions were short while measured, but long in the free
-            // interval.
+            // If a vGPU's submissions were short while measured but long in the free interval, use their actual
+            // durations.
             let free = of.started.saturating_mul(of.length).max(of.charged);
             self.lags.charge(*vgpu, of.sum.saturating_add(free), cycle, cycle, view);
             *of = Use { length: of.length, turn: of.turn, ..Use::default() };
@@ -168,8 +168,8 @@ impl Policy for Disengaged {
                 if free.is_some() || view.room != Room::Free {
                     return free;
                 }
-                // Do not hold back vGPUs in favour of vGPUs without work. But a vGPU whose submission has just ended
-                // may submit again, so wait for it for as long as that submission took.
+                // Do not throttle vGPUs in favour of vGPUs without work. However, a vGPU whose submission has just
+                // ended may submit again, so wait for as long as that submission took.
                 let near = |member: &Member| member.expected.min(view.config.band.wait_ns);
                 let others = view.members.iter().filter(|(vgpu, member)| !throttled(**vgpu) && !member.held);
                 let until = others.filter_map(|(_, member)| Some(member.last_seen?.after(near(member)))).max();

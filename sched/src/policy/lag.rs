@@ -1,8 +1,9 @@
-//! Lags: how far the use of each vGPU exceeds its share, over any length of time.
+//! Lags: the difference between each vGPU's use and its share, over any length of time.
 //!
-//! Each use of the engine by one vGPU entitles all current competitors to time in proportion to their shares. A vGPU's
-//! lag is its use minus its entitlement, so competition does not change the sum of all lags. A vGPU later pays in full
-//! for a long submission that could not be preempted, and time that no other vGPU wanted is free.
+//! Whenever a vGPU uses the engine, all current competitors become entitled to time in proportion to their shares. A
+//! vGPU's lag is its use minus its entitlement, so the sum of all lags does not change while vGPUs compete. A vGPU
+//! later pays in full for a long submission that could not be preempted. Time that no other vGPU wanted is free of
+//! charge.
 
 use super::{Member, View};
 use crate::checks::of_members;
@@ -13,14 +14,14 @@ use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Upper bound of a lag, in ns. It equals the default run time limit of a submission.
+/// Upper bound of a lag, in ns. The bound equals the default run time limit of a submission.
 const MAX_LAG_NS: i64 = 10_000 * MS as i64;
 
 #[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
 struct Lag {
-    /// The vGPU's use beyond its share, in ns.
+    /// The vGPU's use in excess of its share, in ns.
     beyond: i64,
-    /// Time at which the vGPU stopped competing.
+    /// Time up to which the vGPU's rest is accounted for, if it does not compete.
     away: Option<Nanos>,
 }
 
@@ -46,18 +47,18 @@ impl Lags {
         Invalid::unless(within, || "a vGPU is further from its share than it can be".into())
     }
 
-    /// Returns the use of a vGPU beyond its share, in ns.
+    /// Returns a vGPU's use in excess of its share, in ns.
     pub(crate) fn beyond(&self, vgpu: TenantId) -> i64 {
         self.lags.get(&vgpu).map_or(0, |lag| lag.beyond)
     }
 
-    /// Charges `used` ns to a vGPU. The competitors are the vGPUs that have work or had work within `near` ns. The
-    /// other vGPUs [rest](Lag::rest) and keep at most their share of `keep` ns as credit.
+    /// Charges `used` ns to a vGPU. The vGPUs that have work, or had work within `near` ns, compete. The other vGPUs
+    /// [rest](Lag::rest) and keep at most their share of `keep` ns as credit.
     pub(crate) fn charge(&mut self, vgpu: TenantId, used: u64, near: u64, keep: u64, view: &View<'_>) {
         let now = view.now;
         let competes = |id: &TenantId, member: &Member| *id == vgpu || member.active(now, near);
         let weight = |member: &Member| u64::from(member.params.weight);
-        // The vGPU's share is relative to the competitors' weights, so idle VMs do not change it.
+        // The share is relative to the weights of the competitors, so idle VMs do not change it.
         let theirs: u64 = view.members.iter().filter(|(id, member)| competes(id, member)).map(|(_, m)| weight(m)).sum();
         let mut competing = Vec::with_capacity(self.lags.len());
         let mut params = Vec::with_capacity(self.lags.len());
@@ -69,7 +70,9 @@ impl Lags {
                 params.push(member.params);
             } else {
                 let own = weight(member);
-                lag.rest(now, keep, WHOLE_SHARE_PPM * own / (theirs + own).max(1));
+                // The vGPU has been away since its last work, and not only since this charge.
+                let left = member.last_seen.map_or(now, |seen| seen.after(near).min(now));
+                lag.rest(left, now, keep, WHOLE_SHARE_PPM * own / (theirs + own).max(1));
             }
         }
         if used == 0 {
@@ -77,7 +80,7 @@ impl Lags {
         }
         let used_signed = i64::try_from(used).unwrap_or(i64::MAX);
         if let [alone] = competing[..] {
-            // No other vGPU wanted the engine, so the use reduces the vGPU's debt or credit.
+            // No other vGPU wanted the engine, so the use only reduces the vGPU's debt or credit.
             self.change(alone, |beyond| beyond - beyond.signum() * used_signed.min(beyond.saturating_abs()));
             return;
         }
@@ -88,7 +91,7 @@ impl Lags {
             rest -= entitled;
             self.change(*id, |beyond| beyond.saturating_sub(entitled));
         }
-        // The remainder of the shares (from rounding or caps) goes to no vGPU, so that the sum is unchanged.
+        // The rest of the shares, after rounding and caps, goes to no vGPU, so that the sum does not change.
         self.change(vgpu, |beyond| beyond.saturating_add(used_signed).saturating_sub(rest));
     }
 
@@ -101,12 +104,13 @@ impl Lags {
 
 impl Lag {
     /// Updates a vGPU that does not compete. Its lag changes as if it were served according to its share, until its
-    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that.
-    fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
+    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that. `left` is the time at which it
+    /// stopped competing.
+    fn rest(&mut self, left: Nanos, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)
         };
-        let since = self.away.replace(now).unwrap_or(now);
+        let since = self.away.replace(now).unwrap_or(left);
         let least = -of(keep);
         if self.beyond > least {
             self.beyond = self.beyond.saturating_sub(of(now.since(since))).max(least);

@@ -13,14 +13,14 @@ use std::collections::BTreeSet;
 /// Maximum number of strikes.
 const STRIKES_MAX: u32 = 1 << 30;
 
-/// Saved form of a card's scheduler.
+/// The saved form of a card's scheduler.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SavedScheduler {
-    /// The scheduler, without the parts that its encoding omits.
+    /// The scheduler, without the parts that its serialized form omits.
     scheduler: Scheduler,
     /// Accounts by engine, and recent use, of each vGPU, sorted by number.
     accounts: Vec<(TenantId, [SavedAccount; Engine::COUNT], SavedHistory)>,
-    /// Copy engine shares, sorted by vGPU number, of the vGPUs that have such a share.
+    /// Copy engine shares of the vGPUs that have their own, sorted by vGPU number.
     copies: Vec<(TenantId, CopyShare)>,
 }
 
@@ -38,7 +38,7 @@ impl Scheduler {
         let copies = copies.filter(|(_, share)| !share.is_silent()).collect();
         let accounts = accounts.collect();
         let mut scheduler = self.clone();
-        // The next owner of the card decides again which vGPUs compete on behalf of others.
+        // The next owner of the card decides again which vGPUs compete for others.
         for vgpu in self.vgpus() {
             if self.competing(vgpu).is_some() {
                 scheduler.compete(vgpu, None);
@@ -50,7 +50,7 @@ impl Scheduler {
     /// Restores the scheduler at time `now` of the clock of its events.
     ///
     /// # Errors
-    /// If the saved state is invalid or dates from after `now`.
+    /// Returns an error if the saved state is invalid, or was saved after `now`.
     pub fn restored(saved: SavedScheduler, now: Nanos) -> Result<Self, Invalid> {
         let SavedScheduler { mut scheduler, accounts, copies } = saved;
         Invalid::unless(ascend(copies.iter().map(|(vgpu, _)| vgpu)), || "shares of copies are not in order".into())?;

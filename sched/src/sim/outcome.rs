@@ -6,11 +6,11 @@ use crate::{Engine, Histogram, Scheduler};
 /// Outcome of a run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// The scheduler at the end, with its accounts.
+    /// The scheduler at the end of the run, with its accounts.
     pub scheduler: Scheduler,
     /// For each VM, the time from the doorbell to the start of the work.
     pub waits: Vec<Histogram>,
-    /// For each VM, the completed rounds of its streams.
+    /// For each VM, the number of rounds that its streams completed.
     pub rounds: Vec<u64>,
     /// Number of submissions that ended.
     pub completed: u64,
@@ -32,7 +32,7 @@ impl Outcome {
         self.busy[engine.index()]
     }
 
-    /// Returns the part of the total time for which an engine was busy.
+    /// Returns the fraction of the total time for which an engine was busy.
     #[must_use]
     pub fn utilisation(&self, engine: Engine) -> f64 {
         self.busy(engine) as f64 / self.length as f64
@@ -44,7 +44,7 @@ impl Outcome {
         self.uses.used(vm, engine, from, until)
     }
 
-    /// Returns each VM's share of an engine's use between `from` and `until`, in ns.
+    /// Returns each VM's use of an engine between `from` and `until`, in ns.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         self.uses.shares(engine, from, until)
@@ -55,7 +55,7 @@ impl Outcome {
         self.uses.windows(engine, window, from, until)
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which has one share per VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which contains a share for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, wanted: &[f64]) -> ShareError {
         self.uses.share_error(engine, window, from, self.length, wanted)

@@ -1,7 +1,7 @@
 //! Deterministic pseudorandom numbers.
 
-/// A pseudorandom number generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The recorded results of the
-/// simulator depend on its numbers.
+/// A pseudorandom number generator: splitmix64 (Steele, Lea and Flood, OOPSLA 2014). The simulator's recorded results
+/// depend on these numbers.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 

@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a guest's submission to the guest's next doorbell.
 const THINK: Length = Length::Uniform(20_000, 60_000);
-/// Length of one kernel of the papers' `madd`, and of one kernel of `long-madd`.
+/// Length of one kernel of the papers' `madd`, and of `long-madd`.
 const MADD: u64 = MS / 2;
 const LONG_MADD: u64 = 5 * MADD;
 
@@ -17,7 +17,7 @@ fn looping(length: u64) -> Guest {
     Guest::new(Stream::looping(Length::Fixed(length), THINK))
 }
 
-/// Returns VMs: half of them loop a short kernel, and the others loop a kernel that is five times as long.
+/// Returns VMs of which one half loops a short kernel, and the other half a kernel that is five times as long.
 fn unequal(vms: usize) -> Vec<Guest> {
     (0..vms).map(|vm| looping(if vm % 2 == 0 { MADD } else { LONG_MADD })).collect()
 }
@@ -51,7 +51,8 @@ fn the_same_seed_gives_the_same_run_and_another_does_not() {
 fn the_schedulers_books_agree_with_the_card() {
     for policy in PolicyKind::ALL {
         let outcome = simulate(Config { policy, ..Config::default() }, 3, unequal(5));
-        // A submission is charged from the time at which the card receives it, because an idle engine starts it then.
+        // A submission is charged from the time at which the card receives it, because an idle engine starts it
+        // immediately.
         let (charged, busy) = (outcome.scheduler.busy(Engine::Compute), outcome.busy(Engine::Compute));
         assert_eq!(charged, busy, "{policy:?}");
     }
@@ -183,7 +184,7 @@ fn a_record_that_begins_in_mid_run_replays_under_any_policy() {
     for policy in PolicyKind::ALL {
         let mut scenario = Scenario::new(Config { policy, ..Config::default() }, SECOND, unequal(4));
         scenario.changes.push((Nanos(SECOND / 3), Change::Vgpu(TenantId(1), capped)));
-        // A second scheduler receives the same events, so that its state in the middle of the run is available.
+        // A second scheduler receives the same events, so that its state in the middle of the run can be examined.
         let mut twin = Scheduler::new(scenario.config, Nanos(0)).unwrap();
         let mut recorder = None;
         let names = BTreeMap::from([(TenantId(0), "web".to_owned())]);
@@ -230,8 +231,8 @@ fn record_under_other_policy_keeps_work_and_changes_order() {
     assert!(used(&band, 0).waits.mean() < used(&recorded, 0).waits.mean());
 }
 
-/// Runs neighbours next to a misbehaving VM, and compares their shares of the engine's time with their entitlement and
-/// with the whole time.
+/// Runs neighbours next to a misbehaving VM, and compares the neighbours' shares of the engine's time with their
+/// entitlement and with the total time.
 fn neighbours_of(rogue: Guest, config: Config) -> Outcome {
     simulate(config, 10, vec![looping(MADD), looping(MADD), looping(LONG_MADD), rogue])
 }
@@ -301,8 +302,8 @@ fn an_hour_of_sixteen_idle_vms_costs_nothing() {
     assert_eq!((outcome.events, outcome.ticks), (16, 0));
 }
 
-/// Returns guests that always have work queued, and whose drivers send a short submission after each kernel, like
-/// nouveau.
+/// Returns guests that always have work queued, and whose drivers send a short submission after each kernel, as nouveau
+/// does.
 fn fenced(length: u64) -> Guest {
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     Guest::new(Stream {
@@ -331,7 +332,7 @@ fn short_kernels_do_not_pay_for_a_host_that_sees_ends_late() {
 
 #[test]
 fn idle_vms_do_not_keep_an_interactive_one_waiting() {
-    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work. Its overuse decays between its
+    // A VM has 2 ms of work every 16 ms, next to three VMs that always have work. The VM's overuse decays between the
     // bursts.
     let waits = |idle: usize| {
         let bursts = Guest::new(Stream::looping(Length::Fixed(2 * MS), Length::Fixed(14 * MS)));
@@ -349,7 +350,7 @@ fn idle_vms_do_not_keep_an_interactive_one_waiting() {
 
 #[test]
 fn short_submissions_after_kernel_do_not_wait_out_its_debt() {
-    // The VM uses a sixth of the card, less than its share of a fourth: it submits a kernel every 18 ms, followed by
+    // The VM uses a sixth of the card, less than its share of a quarter: it submits a kernel every 18 ms, followed by
     // three short submissions.
     let step = |length| Step { engine: Engine::Compute, length: Length::Fixed(length) };
     let pulse = |steps: Vec<Step>, from| Stream {

@@ -1,19 +1,19 @@
-//! A vGPU whose guest stops and resumes its channel while work is on the card, next to a vGPU that always has work.
-//! Generates the events that a card manager reports for a non-preemptive engine.
+//! A vGPU whose guest disables and enables its channel while work is on the card, next to a vGPU that always has work.
+//! The module generates the events that a card manager reports for a non-preemptive engine.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket, VgpuParams};
 use std::collections::{BTreeMap, VecDeque};
 
-/// Length of a kernel of the neighbour and of the toggled vGPU, in ns.
+/// Kernel lengths of the neighbour and of the toggled vGPU, in ns.
 const NEIGHBOUR_KERNEL_NS: u64 = 9_900_000;
 const OTHER_KERNEL_NS: u64 = 50_000_000;
-/// Times between two toggles, and delays until an end is noticed, in ns.
+/// Time between two toggles, and delay until an end is observed, in ns, for each case.
 const TOGGLES: [u64; 5] = [200_000, 600_000, 3_000_000, 11_000_000, 31_000_000];
 const COMPLETION_DELAY_NS: u64 = 100_000;
 /// Simulated time, in ns.
 const SIMULATED_NS: u64 = 30_000_000_000;
-/// Time in ns for which the neighbour first has the engine to itself. Afterwards, more of its work is on the card at
-/// the same time.
+/// Time in ns for which the neighbour first has the engine to itself. After that time, more of its work is on the card
+/// at the same time.
 const SOLO_NS: u64 = 300_000_000;
 /// Number of submissions that each vGPU keeps queued.
 const QUEUE_DEPTH: u64 = 16;
@@ -36,7 +36,7 @@ struct World {
     held: BTreeMap<Ticket, (TenantId, Stage)>,
     /// Submissions that the engine may start, in order.
     fetched: VecDeque<Ticket>,
-    /// Submission that the engine works on, and the time at which it will end.
+    /// Submission that the engine works on, and its end time.
     works: Option<(Ticket, Nanos)>,
     enabled: bool,
 }

@@ -5,7 +5,7 @@ use crate::Engine;
 /// Deviation of windowed shares from the intended shares, as fractions of 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ShareError {
-    /// Mean deviation over all windows, for the vGPU with the largest mean.
+    /// Mean deviation over all windows, of the vGPU with the largest mean.
     pub mean: f64,
     /// Maximum deviation over all vGPUs and windows.
     pub worst: f64,
@@ -27,7 +27,7 @@ impl Uses {
         Self { interval, of: (0..vms).map(|_| Engine::ALL.map(|_| vec![0; count])).collect() }
     }
 
-    /// Adds the use of an engine by a VM from `from` until `until`, in ns. Ignores the part after the last interval.
+    /// Adds a VM's use of an engine from `from` until `until`, in ns. Ignores the time after the last interval.
     pub fn add(&mut self, vm: usize, engine: Engine, from: u64, until: u64) {
         let mut from = from;
         while from < until {
@@ -37,7 +37,7 @@ impl Uses {
         }
     }
 
-    /// Adds `used` ns to the interval that contains the time `at`, in ns, if such an interval exists.
+    /// Adds `used` ns to the interval that contains the time `at`, in ns, if this interval exists.
     pub fn add_at(&mut self, vm: usize, engine: Engine, at: u64, used: u64) {
         let of = self.of.get_mut(vm).map(|of| &mut of[engine.index()]);
         let index = usize::try_from(at / self.interval).unwrap_or(usize::MAX);
@@ -55,7 +55,7 @@ impl Uses {
         intervals.iter().take(end).skip(first).sum()
     }
 
-    /// Returns each VM's share of an engine's use between `from` and `until`, in ns.
+    /// Returns each VM's use of an engine between `from` and `until`, in ns.
     #[must_use]
     pub fn shares(&self, engine: Engine, from: u64, until: u64) -> Vec<f64> {
         let used: Vec<u64> = (0..self.of.len()).map(|vm| self.used(vm, engine, from, until)).collect();
@@ -69,7 +69,7 @@ impl Uses {
         ends.map(move |end| self.shares(engine, end - window, end))
     }
 
-    /// Returns the deviation of the shares in these windows from `wanted`, which has one share per VM.
+    /// Returns the deviation of the shares in these windows from `wanted`, which contains a share for each VM.
     #[must_use]
     pub fn share_error(&self, engine: Engine, window: u64, from: u64, until: u64, wanted: &[f64]) -> ShareError {
         let mut sums = vec![0.0; wanted.len()];
@@ -88,7 +88,7 @@ impl Uses {
 }
 
 /// Returns Jain's fairness index of the ratios of shares to wanted shares: 1 if all ratios are equal, 1/n if one of n
-/// vGPUs uses all the time.
+/// vGPUs uses the whole time.
 #[must_use]
 pub fn jain(shares: &[f64], wanted: &[f64]) -> f64 {
     let parts: Vec<f64> = shares.iter().zip(wanted).map(|(share, wanted)| share / wanted).collect();

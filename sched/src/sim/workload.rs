@@ -30,7 +30,7 @@ impl Length {
     }
 }
 
-/// One submission of a stream's round.
+/// One submission in a round of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     /// Engine that the step runs on.
@@ -39,22 +39,22 @@ pub struct Step {
     pub length: Length,
 }
 
-/// Durations of the on and off phases of a stream that works intermittently, in ns.
+/// Durations of the on and off phases of an intermittent stream, in ns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pulse {
-    /// Time for which the stream works.
+    /// Time for which the stream submits work.
     pub on: u64,
     /// Time for which the stream pauses.
     pub off: u64,
 }
 
-/// Activity of one channel of a guest: it repeats rounds of steps. The guest waits for the end of each step, and thinks
-/// before it submits the next step.
+/// Activity of one channel of a guest, which repeats a round of steps. The guest waits for the end of each step, and
+/// then for the think time, before it submits the next step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stream {
     /// The steps of a round.
     pub steps: Vec<Step>,
-    /// Time from the moment at which the guest notices an end to its next doorbell.
+    /// Think time: from the guest's notice of an end to its next doorbell.
     pub think: Length,
     /// Number of concurrent rounds.
     pub depth: u32,
@@ -62,12 +62,12 @@ pub struct Stream {
     pub from: Nanos,
     /// Time after which the stream stops submitting.
     pub until: Option<Nanos>,
-    /// On and off phases; `None` if the stream always works.
+    /// On and off phases; `None` if the stream always submits work.
     pub pulse: Option<Pulse>,
 }
 
 impl Stream {
-    /// Returns a stream that repeats one kernel, each time after the end of the previous kernel.
+    /// Returns a stream that repeats one kernel and starts it again after each end.
     #[must_use]
     pub fn looping(length: Length, think: Length) -> Self {
         let steps = vec![Step { engine: Engine::Compute, length }];
@@ -95,7 +95,7 @@ pub struct Guest {
     pub params: VgpuParams,
     /// Activity of the guest's channels.
     pub streams: Vec<Stream>,
-    /// Time in ns by which the guest forges its ends, so that they appear to be earlier.
+    /// Time in ns by which the guest forges its end times, so that they appear earlier.
     pub lie: u64,
     /// Time at which the guest's VMM dies.
     pub gone: Option<Nanos>,
@@ -119,11 +119,11 @@ impl Guest {
 /// Delays of the card and the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Card {
-    /// Delay from a decision until the card receives the work.
+    /// Delay in ns from a decision until the card receives the work.
     pub submit: Length,
-    /// Delay from an end on the card until the scheduler and the guest notice it.
+    /// Delay in ns from an end on the card until the scheduler and the guest observe it.
     pub interrupt: Length,
-    /// Additional time that a copy takes if it begins while the compute engine works, in permille.
+    /// Additional duration of a copy that begins while the compute engine works, in permille.
     pub copy_slowdown_permille: u32,
 }
 
@@ -150,7 +150,7 @@ pub enum Change {
 /// Description of a simulated run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scenario {
-    /// The VMs, whose vGPUs are numbered from 0.
+    /// The VMs; their vGPUs are numbered from 0.
     pub guests: Vec<Guest>,
     /// Length of the run, in ns.
     pub length: u64,
@@ -163,7 +163,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Creates a run of typical VMs on a card.
+    /// Creates a run of typical VMs on one card.
     #[must_use]
     pub fn new(config: Config, length: u64, guests: Vec<Guest>) -> Self {
         Self { guests, length, card: Card::default(), config, changes: Vec::new() }

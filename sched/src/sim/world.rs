@@ -11,24 +11,24 @@ use std::collections::{BinaryHeap, HashMap, VecDeque};
 /// Length of the intervals in which use is recorded, in ns.
 const USE_INTERVAL_NS: u64 = 10_000_000;
 
-/// An event that happens at a given time.
+/// An event at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
     /// The operator makes the change with this index.
     Operator(usize),
     /// A VMM dies.
     Death(usize),
-    /// A guest rings the doorbell for a round of a stream.
+    /// A guest rings the doorbell for a stream's round.
     Doorbell(Round),
     /// The card has received a submission.
     Given(Ticket),
     /// An engine has completed a submission. Ignored if the engine no longer works on it.
     Done(Engine, Ticket),
-    /// The scheduler notices an end that happened at this time.
+    /// The scheduler observes an end that happened at this time.
     Seen(Ticket, Nanos),
     /// A killed channel has been taken off the card.
     Killed(TenantId, Channel, Engine),
-    /// The scheduler's wakeup with this number. Ignored if another wakeup was requested later.
+    /// The scheduler's wakeup with this number. Ignored if another wakeup has been requested since.
     Wakeup(u64),
 }
 
@@ -61,11 +61,11 @@ struct World<'a> {
     order: u64,
     tickets: u64,
     submissions: HashMap<Ticket, Submission>,
-    /// Submissions of each engine, which works on the first.
+    /// Submissions of each engine, which works on the first one.
     engines: [VecDeque<Ticket>; Engine::COUNT],
     wakeup: (u64, Option<Nanos>),
     dead: Vec<bool>,
-    /// Streams whose channel was killed; the guest does not open another channel.
+    /// Streams whose channel was killed; the guest does not open a new channel.
     closed: Vec<Vec<bool>>,
     outcome: Tally,
 }
@@ -85,7 +85,7 @@ struct Tally {
 /// Runs a scenario.
 ///
 /// # Errors
-/// If a setting of the scheduler is out of bounds.
+/// Returns an error if a setting of the scheduler is out of bounds.
 pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
     run_with(scenario, seed, &mut |_, _, _| {})
 }
@@ -93,7 +93,7 @@ pub fn run(scenario: &Scenario, seed: u64) -> Result<Outcome, ConfigError> {
 /// Runs a scenario, and calls `observe` with each event and the scheduler's decisions.
 ///
 /// # Errors
-/// If a setting of the scheduler is out of bounds.
+/// Returns an error if a setting of the scheduler is out of bounds.
 pub fn run_with(
     scenario: &Scenario,
     seed: u64,
@@ -151,7 +151,7 @@ impl World<'_> {
             }
             for (stream, of) in of.streams.iter().enumerate() {
                 for _ in 0..of.depth {
-                    // Guests do not all start at the same time.
+                    // The guests start at different times.
                     let at = of.next_start(Nanos(self.random.below(100_000)));
                     at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step: 0 })));
                 }
@@ -270,7 +270,7 @@ impl World<'_> {
         self.work(engine);
     }
 
-    /// Adds the use of a submission so far to its VM's count.
+    /// Adds a submission's use so far to the count of its VM.
     fn count(&mut self, ticket: Ticket) {
         let Some((submission, began)) = self.submissions.get(&ticket).and_then(|s| Some((s, s.began?))) else { return };
         let engine = submission.engine;
@@ -290,7 +290,7 @@ impl World<'_> {
         let step = (step + 1) % of.steps.len();
         self.outcome.rounds[guest] += u64::from(step == 0);
         let thought = of.think.draw(&mut self.random).map(|ns| self.now.after(ns));
-        // A round that has begun is completed.
+        // A round that has begun is always completed.
         let at = thought.and_then(|at| if step == 0 { of.next_start(at) } else { Some(at) });
         at.into_iter().for_each(|at| self.at(at, Happening::Doorbell(Round { guest, stream, step })));
     }

@@ -1,5 +1,6 @@
-//! A second implementation of BAND as published: it follows Gdev's figure 2 line by line, and divides GPUvm's budgets
-//! among the competitors, in plain fractions. For each event, the policy must make the same decisions as this model.
+//! A second implementation of BAND as published. This implementation follows Gdev's figure 2 line by line, divides
+//! GPUvm's budgets among the competitors, and uses plain fractions. For each event, the policy must make the same
+//! decisions as this model.
 
 use super::harness::Harness;
 use crate::{BandParams, Config, Decision, Engine, Event, Nanos, Pipeline, TenantId, VgpuParams};
@@ -8,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 const PERIOD_NS: i128 = 30_000_000;
 const WAIT_NS: u64 = 500_000;
-/// Value of the bandwidth that is the whole.
+/// Bandwidth that stands for 100 %.
 const WHOLE_SHARE_PPM: i128 = 1_000_000;
 
 struct VirtualGpu {
@@ -21,24 +22,24 @@ struct VirtualGpu {
     /// Time at which the virtual GPU's last completion was seen.
     seen: Option<u64>,
     competes: bool,
-    /// True if the virtual GPU was dispatched although its budget was overdrawn, because no virtual GPU with budget
-    /// left had suspended work.
+    /// True if the virtual GPU was dispatched with an overdrawn budget, because no virtual GPU with remaining budget
+    /// had suspended work.
     fills_in: bool,
     suspended: VecDeque<u64>,
 }
 
-/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights, and its
+/// The published scheduler. A virtual GPU's `bw` is its weight divided by the sum of the competitors' weights. Its
 /// `utl` is its share of the total use in this period.
 struct Published {
     queue: Vec<VirtualGpu>,
     current: Option<u32>,
     total: i128,
-    /// Time used in this period by overdrawn vGPUs that filled a gap.
+    /// Time in this period that overdrawn vGPUs used while no other vGPU had work.
     filled_in: i128,
     period: i128,
     /// End of a short wait, and the vGPU that was chosen before the wait.
     waiting: Option<(u64, u32)>,
-    /// Time since which the idle device could have run work.
+    /// Time since which the device has been idle although work was available.
     idle_since: Option<u64>,
     own_time: bool,
 }
@@ -63,7 +64,7 @@ impl Published {
         }
         let weights: i128 = self.queue.iter().map(|vgpu| vgpu.weight).sum();
         let passed = (period - self.period) * PERIOD_NS;
-        // Budgets and use of the competitors that have not reached their bounds.
+        // Budgets and use of the competitors that are below their bounds.
         let mut loose = BTreeMap::new();
         let current = self.current;
         let wants = |vgpu: &VirtualGpu| {
@@ -90,13 +91,13 @@ impl Published {
             let vgpu = self.queue.iter_mut().find(|vgpu| vgpu.id == *id).unwrap();
             let share = PERIOD_NS * vgpu.weight / weights;
             *most = (*most).max(share);
-            // The virtual GPU had more than its share, and did not use it when the device was available.
+            // The virtual GPU had more than its share left, and did not use it when the device was available.
             if (filled_in > 0 || alone) && vgpu.bgt > share {
                 *most = (*most).min(share.max(if alone { 0 } else { vgpu.bgt - filled_in }));
             }
             vgpu.bgt = vgpu.bgt.min(deepest).min(*most).max(-deepest);
         }
-        // The budgets of the unbounded vGPUs and the expected use of the others sum to one period.
+        // The budgets of the unbounded vGPUs and the expected use of the others add up to one period.
         let mut to_be = PERIOD_NS;
         loop {
             let filled = || self.queue.iter().filter(|vgpu| loose.contains_key(&vgpu.id));
@@ -272,7 +273,7 @@ fn agree(weights: &[u32], own_time: bool, latency: u64, arrivals: &[(u64, usize,
     waits
 }
 
-/// Generates the time between two arrivals; occasionally all vGPUs are idle for a few periods.
+/// Returns the time between two arrivals; occasionally, all vGPUs are idle for a few periods.
 fn pause() -> impl Strategy<Value = u64> {
     prop_oneof![20 => 0u64..1_500_000, 1 => 0u64..200_000_000]
 }
@@ -293,7 +294,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Long and short submissions alternate, which is the case for which the wait exists.
+    // Alternate long and short submissions, because the wait exists for this case.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

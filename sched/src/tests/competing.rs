@@ -1,5 +1,4 @@
-//! Tests of policies with budgets in simulated time: a few of sixteen VMs compete, and the others are idle or nearly
-//! idle.
+//! Tests budget policies in simulated time: a few of sixteen VMs compete, and the others are idle or nearly idle.
 
 use super::harness::Harness;
 use crate::sim::{Guest, Length, Outcome, Pulse, Scenario, Stream, run};
@@ -10,12 +9,12 @@ use proptest::test_runner::RngSeed;
 const US: u64 = 1_000;
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
-/// Time from the end of a guest's submission to its next doorbell.
+/// Time from the end of a guest's submission to the guest's next doorbell.
 const THINK: Length = Length::Uniform(20 * US, 60 * US);
 /// Total number of VMs.
 const VMS: usize = 16;
 
-/// Returns CREDIT and BAND as published, each with one submission at a time and in the daemon's configuration.
+/// Returns CREDIT and BAND as published, each with one submission at a time and with the daemon's pipeline.
 fn contenders() -> [(&'static str, Config); 4] {
     let config = |policy, pipeline| Config { policy, band: BandParams::published(), pipeline, ..Config::default() };
     [
@@ -36,12 +35,12 @@ fn idle(weight: u32) -> Guest {
     Guest::new(Stream { depth: 0, ..Stream::looping(Length::Fixed(MS), THINK) }).weight(weight)
 }
 
-/// Returns a guest that occasionally does a little work.
+/// Returns a guest that occasionally does a small amount of work.
 fn drowsy() -> Guest {
     Guest::new(Stream::looping(Length::Fixed(100 * US), Length::Uniform(0, 200 * MS)))
 }
 
-/// Returns the competing VMs, followed by other VMs created by `rest`.
+/// Returns the competing VMs, followed by the VMs that `rest` creates.
 fn among(competing: &[(u64, u32)], rest: impl Fn() -> Guest) -> Vec<Guest> {
     let competing = competing.iter().map(|(length, weight)| backlog(*length, *weight));
     competing.chain(std::iter::repeat_with(rest)).take(VMS).collect()
@@ -57,8 +56,7 @@ fn due(competing: &[(u64, u32)]) -> Vec<f64> {
     competing.iter().map(|(_, weight)| f64::from(*weight) / f64::from(sum)).collect()
 }
 
-/// Returns the kernel lengths and weights of the competitors. Half of them have short kernels, and half have long
-/// kernels.
+/// Returns the competitors' kernel lengths and weights. Half of them have short kernels, and half have long kernels.
 fn contests() -> Vec<Vec<(u64, u32)>> {
     let mut contests = Vec::new();
     for vms in [2, 4, 8] {
@@ -119,7 +117,7 @@ fn vm_alone_saves_little_credit_before_others_arrive() {
             guest.streams[0].from = Nanos(2 * SECOND);
             guest
         };
-        // The first VM leaves most of the card idle.
+        // The first VM does not use most of the card's time.
         let mut first = Guest::new(Stream::looping(Length::Fixed(MS), Length::Fixed(5 * MS)));
         let busy = Stream { from: Nanos(2 * SECOND), depth: 4, ..Stream::looping(Length::Fixed(MS), THINK) };
         first.streams.push(busy);
@@ -156,7 +154,7 @@ fn a_debt_is_forgiven_beyond_a_period_for_each_that_competes() {
     assert!(credit.unsigned_abs() <= 60 * MS, "{credit}");
 }
 
-/// Generates a VM that alternates between idle and active: in phase with the periods, out of phase, or at another rate.
+/// Creates a VM that alternates between idle and active: in phase with the periods, out of phase, or at another rate.
 fn toggler() -> impl Strategy<Value = Guest> {
     let time = || prop_oneof![prop::sample::select(vec![MS, 15 * MS, 30 * MS, 60 * MS]), US..120 * MS];
     let length = prop_oneof![US..100 * US, 400 * US..5 * MS];
@@ -170,12 +168,12 @@ fn toggler() -> impl Strategy<Value = Guest> {
 }
 
 proptest! {
-    // Run the same cases each time, because no proof bounds the worst case.
+    // Run the same cases each time, because the worst case has no proven bound.
     #![proptest_config(ProptestConfig { rng_seed: RngSeed::Fixed(1), ..ProptestConfig::with_cases(60) })]
 
-    /// No VM gets more for its weight than a VM that always has work, whether through pauses, through its credit or
-    /// debt, or through a combination of these. BAND as published forgets overuse that could not be preempted, so its
-    /// tolerance is larger.
+    /// No VM gets more for its weight than a VM that always has work, whether it uses pauses, credit, debt, or a
+    /// combination of these. BAND as published forgets overuse that could not be preempted, so the tolerance for it is
+    /// larger.
     #[test]
     fn no_one_gains_by_coming_and_going(
         contender in 0..contenders().len(),

@@ -1,4 +1,4 @@
-//! A simulated card that executes the scheduler's decisions. Its own accounts have the state of each ticket, and the
+//! A simulated card that executes the scheduler's decisions. Its own accounts contain the state of each ticket, and the
 //! time for which each engine was busy.
 
 use crate::{Channel, Config, Decision, Engine, Event, Nanos, Scheduler, TenantId, Ticket, VgpuParams};
@@ -22,7 +22,7 @@ pub(super) struct Work {
     pub(super) length: u64,
 }
 
-/// Work of an engine with its arrival times, and the end of the previous work.
+/// Work of an engine with its arrival times, and the end time of the previous work.
 #[derive(Clone, Debug, Default)]
 struct Unit {
     work: VecDeque<(u64, Work)>,
@@ -45,7 +45,7 @@ pub(super) struct Harness {
     /// Work that does not wait for its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
-    /// Delay until an end is noticed, in ns.
+    /// Delay in ns until an end is observed.
     pub(super) latency: u64,
 }
 
@@ -91,7 +91,7 @@ impl Harness {
         self.feed(Event::Arrival { vgpu, channel, engine, ticket })
     }
 
-    /// Returns the time and the engine of the next end that becomes visible.
+    /// Returns the time and the engine of the end that becomes visible next.
     pub(super) fn next_end(&self) -> Option<(u64, Engine)> {
         let end = |engine: Engine| {
             let (since, length) = self.units[engine.index()].first()?;
@@ -145,7 +145,7 @@ impl Harness {
         self.now = until;
     }
 
-    /// Reports all unnoticed ends on the card, as a feeder does before it ends a channel.
+    /// Reports all unobserved ends on the card, as a feeder does before it ends a channel.
     fn look(&mut self) {
         while let Some((_, engine)) = self.next_end().filter(|(at, _)| *at <= self.now + self.latency) {
             let event = self.end(engine);
@@ -171,7 +171,7 @@ impl Harness {
         self.feed(Event::Waiting { ticket })
     }
 
-    /// Resumes the first waiting submission, or ends it.
+    /// Resumes the first waiting submission, or completes it if it has ended.
     pub(super) fn go_on(&mut self, ended: bool) {
         if self.aside.is_empty() {
             return;
@@ -230,7 +230,7 @@ impl Harness {
         self.feed(Event::Removed { vgpu: TenantId(vgpu) })
     }
 
-    /// Runs all waiting work to its end. Fails if any waiting work would never start.
+    /// Runs all waiting work to completion. Fails if any waiting work would never start.
     pub(super) fn drain(&mut self) {
         while !self.aside.is_empty() {
             self.go_on(false);
@@ -244,7 +244,7 @@ impl Harness {
         assert_eq!(waits.count(), 0, "something was lost: {:#?}", self.scheduler);
     }
 
-    /// Checks the scheduler's accounts against the card's. Returns true if no work is in flight.
+    /// Compares the scheduler's accounts with the card's accounts. Returns true if no work is in flight.
     pub(super) fn audit(&self) {
         for engine in Engine::ALL {
             let accounts = self.scheduler.vgpus().filter_map(|vgpu| self.scheduler.account(vgpu, engine));

@@ -45,7 +45,7 @@ fn a_submission_beyond_its_limit_has_its_channel_killed_once() {
     harness.now += MS;
     assert_eq!(harness.feed(Event::Tick), []);
     assert_eq!(harness.scheduler.next_wakeup(), None);
-    // The next submission runs as soon as the channel is off the card, and the time is charged to the killed
+    // The next submission runs as soon as the channel is off the card, and the time until then is charged to the killed
     // submission.
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), []);
     assert_eq!(harness.end_channel(0, 3), [Decision::Start(Ticket(2))]);
@@ -73,12 +73,12 @@ fn the_last_strike_quarantines_until_the_operator_releases() {
     assert_eq!(harness.scheduler.strikes(TenantId(0)), Some((1, Quarantine::Free)));
     let (_, decisions) = overrun(&mut harness, 1);
     assert_eq!(decisions.last(), Some(&Decision::Quarantined { vgpu: TenantId(0), until: None }));
-    // The vGPU's work is held back but not dropped; the other vGPU continues.
+    // The vGPU's work is held back but not dropped, and the other vGPU continues.
     assert_eq!(harness.arrive(0, 2, Engine::Compute, MS), []);
     assert_eq!(harness.arrive(0, 2, Engine::Copy0, MS), []);
     assert_eq!(harness.arrive(1, 0, Engine::Compute, MS).len(), 1);
     harness.pass(1000 * MS);
-    // The same applies under another policy.
+    // The result is the same with another policy.
     harness.feed(Event::Configured(Config { policy: PolicyKind::Fifo, ..*harness.scheduler.config() }));
     harness.pass(1000 * MS);
     assert_eq!(harness.scheduler.next_wakeup(), None);
@@ -134,7 +134,7 @@ fn a_cap_that_is_raised_lets_go_at_once() {
 
 #[test]
 fn short_work_does_not_postpone_limit_of_long_submission() {
-    // On an engine that runs submissions concurrently, short submissions end while the long submission keeps its start.
+    // On an engine that runs submissions concurrently, short submissions end while the long one keeps its start time.
     let mut harness = Harness::new(Config { policy: PolicyKind::Direct, strikes: 0, ..Config::default() });
     harness.add(0, LIMITED);
     harness.arrive(0, 0, Engine::Compute, 1000 * MS);
@@ -162,7 +162,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.arrive(0, 0, Engine::Compute, MS);
     harness.now += MS / 4;
     harness.arrive(1, 7, Engine::Compute, 1000 * MS);
-    // The engine has started the second submission first, and does not finish it.
+    // The engine started the second submission first, and does not finish it.
     harness.now = 50 * MS;
     let engine = Engine::Compute;
     let kill = |decisions: Vec<Decision>| match decisions[..] {
@@ -177,7 +177,7 @@ fn engine_occupant_is_killed_rather_than_first_in_accounts() {
     harness.feed(Event::ChannelEnded { vgpu: TenantId(1), channel: Channel(7) });
     let decisions = harness.feed(Event::Struck { vgpu: TenantId(1), engine });
     assert_eq!(decisions, [Decision::Quarantined { vgpu: TenantId(1), until: None }]);
-    // The waiting submission is charged only for its own time, and still has its full limit.
+    // The waiting submission is charged only for its own time, and its limit is still complete.
     harness.now += MS;
     harness.feed(Event::Completed { ticket: Ticket(1), ended: Some(Nanos(harness.now)) });
     let used = |vgpu| harness.scheduler.account(TenantId(vgpu), engine).unwrap().used;
@@ -204,7 +204,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     let mut harness = harness(0, 0);
     harness.arrive(0, 3, Engine::Copy0, 1000 * MS);
     harness.arrive(1, 4, Engine::Compute, MS);
-    // According to the accounts the other submission has the engine, so this submission cannot begin.
+    // According to the accounts, the other submission has the engine, so this submission cannot begin.
     for step in 1..=4 {
         let since = Nanos(harness.now);
         harness.now = step * 10 * MS;
@@ -216,7 +216,7 @@ fn vgpu_blocking_an_engine_is_charged_instead_of_waiting_vgpu() {
     harness.feed(Event::Completed { ticket: Ticket(2), ended: Some(Nanos(harness.now)) });
     assert_eq!([used(&harness, 0), used(&harness, 1)], [40 * MS, MS]);
     assert_eq!(harness.scheduler.busy(Engine::Compute), 41 * MS);
-    // According to the budgets, the other vGPU runs first from now on.
+    // From now on, the other vGPU runs first because of the budgets.
     assert_eq!(harness.scheduler.strikes(TenantId(1)).unwrap().0, 0, "its limit begins when it has the engine");
 }
 
@@ -273,7 +273,7 @@ fn competing_settings_replace_own_ones_until_ended() {
             harness.arrive(0, 0, Engine::Compute, MS);
             harness.arrive(1, 0, Engine::Compute, MS);
         }
-        // Both vGPUs have work until the end of this time.
+        // Both vGPUs have work until after this time.
         harness.pass(2000 * MS);
         let [one, other] = [used(harness, 0) - before[0], used(harness, 1) - before[1]];
         harness.drain();
@@ -284,7 +284,7 @@ fn competing_settings_replace_own_ones_until_ended() {
     assert_near(share(&mut harness), 0.75);
     assert_eq!(harness.scheduler.params(TenantId(0)), Some(&VgpuParams::default()));
     assert_eq!(harness.scheduler.competing(TenantId(0)), Some(&boosted));
-    // A change of the vGPU's own settings by the operator does not end the replacement.
+    // If the operator changes the vGPU's own settings, the replacement settings stay in effect.
     harness.feed(Event::Changed { vgpu: TenantId(0), params: VgpuParams { weight: 50, ..VgpuParams::default() } });
     assert_near(share(&mut harness), 0.75);
     // Invalid settings are ignored.

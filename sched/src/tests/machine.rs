@@ -37,7 +37,7 @@ fn an_idle_engine_starts_an_arrival_at_once_whatever_the_policy() {
         let mut harness = two(config(policy));
         assert_eq!(harness.arrive(1, 0, Engine::Compute, MS), starts(&[1]), "{policy:?}");
         harness.drain();
-        // The same vGPU starts if the other vGPU has just had its slice.
+        // The same vGPU starts if the other vGPU has just had a slice.
         assert_eq!(harness.arrive(0, 0, Engine::Compute, MS), starts(&[2]), "{policy:?}");
     }
 }
@@ -87,8 +87,8 @@ fn submissions_run_ahead_only_for_same_vgpu() {
     harness.audit();
 }
 
-/// Runs `count` submissions of each of two vGPUs, which are all queued at the beginning. Returns the vGPU of each
-/// submission, in the order of the starts.
+/// Runs `count` submissions of each of two vGPUs, all of which are queued at the beginning. Returns the vGPU of each
+/// submission, in the order of their starts.
 fn owners(config: Config, count: u64, length: u64) -> Vec<u32> {
     let mut harness = two(config);
     let mut started = Vec::new();
@@ -113,8 +113,8 @@ fn vgpu_keeps_engine_for_a_slice() {
         // the other; at its start, it is equally far behind.
         let short = owners(config, 90, 400_000);
         assert!((20..=36).contains(&changes(&short)), "{short:?}");
-        // With submissions longer than a slice, the engine changes hands each time, except where both vGPUs have used
-        // the same time.
+        // If submissions are longer than a slice, the engine switches vGPUs after each submission, except when both
+        // vGPUs have used the same time.
         let long = owners(config, 12, 4 * MS);
         assert!(changes(&long) >= 15, "{long:?}");
     }
@@ -138,8 +138,8 @@ fn a_charge_begins_at_the_end_before_it() {
     assert_eq!((account.used, account.longest), ((450 - 110) + (600 - 450), 340));
 }
 
-/// Runs two vGPUs; the first has the engine from the beginning. Returns the amount of the first vGPU's budget that the
-/// events use.
+/// Runs two vGPUs, of which the first has the engine from the beginning. Returns the amount that the events debit from
+/// the first vGPU's budget.
 fn paid(policy: PolicyKind, events: &[(u64, Event)]) -> i64 {
     let mut scheduler = Scheduler::new(Config { policy, ..Config::default() }, Nanos(0)).unwrap();
     let mut decisions = Vec::new();
@@ -179,7 +179,7 @@ fn completion_seen_late_costs_only_engine_idle_time() {
 
 #[test]
 fn an_eighth_of_all_that_a_vgpu_has_used_is_free() {
-    // A kernel and its fence, whose end is noticed 300 us late.
+    // A kernel and its fence, whose end is observed 300 us late.
     let ends = [is_seen(500_000, 1, 500_000), is_seen(860_000, 2, 560_000)];
     let events = [&[arrives(0, 0, 1), arrives(0, 0, 2), arrives(0, 1, 3)][..], &ends].concat();
     assert_eq!(paid(PolicyKind::Band, &events), 560_000 + 300_000 - 560_000 / 8);
@@ -289,7 +289,7 @@ fn stalled_submission_lets_others_run_and_is_charged_own_time() {
         harness.arrive(1, 0, Engine::Compute, MS);
         harness.now += MS / 2;
         let started = harness.stall(Ticket(1));
-        // Under these two policies, all submissions have started immediately.
+        // With these two policies, all submissions have started immediately.
         let free = matches!(policy, PolicyKind::Direct | PolicyKind::Disengaged);
         assert!(free || !started.is_empty(), "{policy:?}");
         harness.drain();

@@ -1,4 +1,4 @@
-//! Properties of the state machine under any policy, with arbitrary changes.
+//! Properties of the state machine with any policy and arbitrary changes.
 
 use super::harness::Harness;
 use crate::{
@@ -124,8 +124,8 @@ fn apply(harness: &mut Harness, op: Op) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// No submission is lost or started twice, regardless of intermediate changes (the harness asserts this at each
-    /// step), and the charges equal the busy time.
+    /// No submission is lost or started twice, regardless of changes in between (the harness asserts this at each
+    /// step), and the charges add up to the busy time.
     #[test]
     fn tickets_and_time_are_conserved(
         first in config(),
@@ -144,7 +144,7 @@ proptest! {
         prop_assert!(departed || harness.scheduler.in_flight() == 0);
     }
 
-    /// A saved scheduler with edited bytes is rejected, or results in a harmless scheduler.
+    /// A saved scheduler with modified bytes is either rejected, or results in a harmless scheduler.
     #[test]
     fn edited_schedulers_never_panic(
         first in config(),
@@ -194,8 +194,8 @@ proptest! {
         }
     }
 
-    /// Budgets stay within a few periods per competitor, and the excesses of all vGPUs over their shares sum to zero
-    /// while no vGPU leaves.
+    /// Budgets stay within a few periods per competitor. While no vGPU leaves, the vGPUs' uses in excess of their
+    /// shares add up to zero.
     #[test]
     fn credits_are_bounded(
         policy in prop::sample::select(vec![PolicyKind::Credit, PolicyKind::Band]),
@@ -223,7 +223,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
 
-    /// Every vGPU with work gets the engine within a time that follows from the lengths and the weights.
+    /// Every vGPU with work gets the engine within a time that depends on the lengths and the weights.
     #[test]
     fn no_one_starves(
         policy in prop::sample::select(vec![PolicyKind::Fifo, PolicyKind::Credit, PolicyKind::Band, PolicyKind::Disengaged]),
@@ -244,7 +244,7 @@ proptest! {
         config.band.correct = correct;
         let scenario = sim::Scenario::new(config, 2_000 * MS, guests.collect());
         let outcome = sim::run(&scenario, seed).unwrap();
-        // By weight, a round of all waiting vGPUs takes this long. A few periods are added for time used in advance.
+        // A weighted round of all waiting vGPUs takes this long. A few periods are added for time used in advance.
         let bound = most * longest * u64::from(weights) / u64::from(least) + 12 * 30 * MS;
         for (vm, waits) in outcome.waits.iter().enumerate() {
             prop_assert!(waits.max() <= bound, "VM {vm} waited {} of {bound}", waits.max());
@@ -252,7 +252,7 @@ proptest! {
         }
     }
 
-    /// Two periods after the weights are set, the shares match the weights, regardless of the history.
+    /// Two periods after the weights are set, the shares match them, regardless of the history.
     #[test]
     fn shares_converge_to_weights_from_any_start(
         before in prop::collection::vec((config(), prop::collection::vec(params(), 3)), 0..4),

@@ -1,11 +1,11 @@
-//! A record in memory, of a bounded size.
+//! A record in memory with a limited size.
 
 use super::{MemoryMove, Recorder};
 use crate::{Decision, Event, Nanos, Scheduler, TenantId};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Write};
 
-/// Bytes in memory, up to a limit.
+/// A writer that stores bytes in memory, up to a limit.
 #[derive(Debug)]
 struct Bounded {
     bytes: Vec<u8>,
@@ -26,7 +26,7 @@ impl Write for Bounded {
     }
 }
 
-/// A record in progress. If it runs out of space, it ends with the last event that fitted.
+/// A record in progress. If the space runs out, the record ends with the last event that fitted.
 #[derive(Debug)]
 pub struct Recording {
     recorder: Recorder<Bounded>,
@@ -37,7 +37,7 @@ impl Recording {
     /// Starts a record of at most `limit` bytes. `turns` is true if the scheduler grants the whole card in turns.
     ///
     /// # Errors
-    /// If the scheduler's current state does not fit.
+    /// Returns an error if the scheduler's current state does not fit.
     pub fn new(
         scheduler: &Scheduler,
         turns: bool,

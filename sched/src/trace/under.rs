@@ -1,19 +1,20 @@
-//! Computes the effect of other settings on a record's submissions.
+//! Computes how other settings would affect the submissions in a record.
 //!
 //! The submissions keep their arrival times and durations, and the scheduler decides their starts again. The result
-//! does not include the reaction of guests, which would submit sooner or later: [`crate::sim`] has guests that react.
+//! does not include the reactions of guests, which would submit earlier or later. The guests in [`crate::sim`] do
+//! react.
 
 use super::Trace;
 use crate::types::{Engine, Ticket};
 use crate::{Config, ConfigError, Decision, Event, Nanos, Scheduler};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A submission of the record.
+/// A submission in the record.
 #[derive(Clone, Copy, Debug)]
 struct Work {
     engine: Engine,
     started: Option<Nanos>,
-    /// Time for which the engine worked on it, in ns; `None` if it did not end. Such work is omitted.
+    /// Time in ns for which the engine worked on the submission; `None` if it did not end. Such work is omitted.
     length: Option<u64>,
 }
 
@@ -21,16 +22,16 @@ struct Work {
 #[derive(Debug, Default)]
 struct Busy {
     queue: VecDeque<Ticket>,
-    /// Time at which the first submission is complete.
+    /// Time at which the first submission ends.
     until: Option<Nanos>,
 }
 
 impl Trace {
-    /// Replays the record's submissions with other settings. Returns the scheduler, with its accounts, after all of
-    /// them have ended.
+    /// Replays the record's submissions with other settings. Returns the scheduler, with its accounts, after all
+    /// submissions have ended.
     ///
     /// # Errors
-    /// If the settings are out of bounds.
+    /// Returns an error if the settings are out of bounds.
     pub fn under(&self, config: Config) -> Result<Scheduler, ConfigError> {
         let works = self.works();
         let mut events = self.told(&works);
@@ -42,7 +43,7 @@ impl Trace {
         }
         let mut engines: [Busy; Engine::COUNT] = Default::default();
         let mut now = self.at;
-        // This terminates, because all work that has arrived ends: each iteration takes an event, an end, or a time
+        // This terminates, because all work that has arrived ends: each iteration handles an event, an end, or a time
         // that the scheduler has requested.
         loop {
             let next_end =
@@ -81,7 +82,7 @@ impl Trace {
         Ok(scheduler)
     }
 
-    /// Returns the submissions of the record, with their durations.
+    /// Returns the submissions in the record, with their durations.
     fn works(&self) -> BTreeMap<Ticket, Work> {
         let mut works = BTreeMap::new();
         for (_, _, engine, ticket) in self.scheduler.pending() {
@@ -113,7 +114,7 @@ impl Trace {
         works
     }
 
-    /// Returns the events that do not depend on the scheduler's settings, in order: additions and removals of vGPUs,
+    /// Returns, in order, the events that do not depend on the scheduler's settings: additions and removals of vGPUs,
     /// and arrivals.
     fn told(&self, works: &BTreeMap<Ticket, Work>) -> VecDeque<(Nanos, Event)> {
         let whole = |ticket: &Ticket| works.get(ticket).is_some_and(|work| work.length.is_some());

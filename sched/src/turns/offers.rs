@@ -1,4 +1,4 @@
-//! Tests of offered and reserved turns on one card.
+//! Tests offered and reserved turns on one card.
 
 use super::{Order, Turns, TurnsConfig, scheduler_defaults};
 use crate::{Config, Engine, LatencyClass, Nanos, PolicyKind, TenantId, VgpuParams};
@@ -8,7 +8,7 @@ const GANG: TenantId = TenantId(1);
 const ONE: TenantId = TenantId(2);
 const TWO: TenantId = TenantId(3);
 
-/// Creates turns with slices of 10 ms and three tenants, the first of which is offered its turns.
+/// Creates turns with slices of 10 ms and three tenants. The turns of the first tenant are offered.
 fn turns(policy: PolicyKind) -> Turns {
     let config = TurnsConfig { slice_ns: 10 * MS, ..TurnsConfig::default() };
     let mut turns = Turns::new(Config { policy, ..scheduler_defaults() }, config, Nanos(0)).expect("in bounds");

@@ -1,14 +1,15 @@
 //! Turns that a card does not begin by itself, for tenants that need several cards at the same time.
 //!
-//! When such a tenant is next by the card's accounts, it does not get a turn. Its slice leaves the queue, its turn is
-//! *offered* ([`Turns::take_offers`]), and the next tenant after it gets the card. So an offer costs the card nothing,
-//! regardless of how long it lasts. [`Turns::reserve`] recalls the holder. No other turn comes between the end of the
-//! holder's turn and the reserved turn, which is charged from then on.
+//! When such a tenant is next according to the card's accounts, it does not get a turn. Instead, its slice leaves the
+//! queue, its turn is *offered* ([`Turns::take_offers`]), and the next tenant in the queue gets the card. So an offer
+//! does not leave the card idle, however long it lasts. [`Turns::reserve`] recalls the holder. No other turn begins
+//! between the end of the holder's turn and the reserved turn. The reserved turn is charged from that end on.
 
 use super::{CHANNEL, ENGINE, Order, Slice, Turns, after_slice};
 use crate::{Decision, Event, Nanos, PolicyKind, Scheduler, TenantId, Ticket};
 
-/// Number of slices after which another offer to a tenant that has had no turn again keeps others from getting offers.
+/// Number of slices after which a repeated offer to a tenant that has had no turn again prevents offers to other
+/// tenants.
 const SLICES_PER_PROMISE: u64 = 8;
 
 /// The next slice of a tenant that keeps its turn.
@@ -16,12 +17,12 @@ pub(super) struct NextSlice {
     pub(super) ticket: Ticket,
     /// The scheduler with that slice.
     pub(super) after: Scheduler,
-    /// The events from the current scheduler to that one, with their decisions.
+    /// The events that lead from the current scheduler to `after`, with their decisions.
     pub(super) steps: [(Event, Vec<Decision>); 2],
 }
 
 impl Turns {
-    /// Sets whether a tenant's turns are offered. Call this while the tenant has no work.
+    /// Sets whether a tenant's turns are offered. The tenant must have no work when this is called.
     pub fn set_offered(&mut self, tenant: TenantId, offered: bool) {
         if let Some(member) = self.members.get_mut(&tenant) {
             member.offers = offered;
@@ -33,8 +34,9 @@ impl Turns {
         std::mem::take(&mut self.offers)
     }
 
-    /// Gives a tenant the next turn: recalls the holder, and grants the turn as soon as the holder has given it back or
-    /// overruns. Returns false if the tenant is unknown, paused or has a turn, or if the next turn is reserved already.
+    /// Gives a tenant the next turn: recalls the holder, and grants the turn as soon as the holder has given its turn
+    /// back or overruns. Returns false if the tenant is unknown, is paused, or has a turn, or if the next turn is
+    /// already reserved.
     pub fn reserve(&mut self, tenant: TenantId, now: Nanos) -> bool {
         let Some(member) = self.members.get_mut(&tenant).filter(|member| !member.paused && member.slice.is_none())
         else {
@@ -64,12 +66,12 @@ impl Turns {
         self.reserved = self.reserved.filter(|reserved| *reserved != tenant);
     }
 
-    /// Recalls a tenant's turn, if it has one.
+    /// Recalls a tenant's turn if it has one.
     pub fn give_back(&mut self, tenant: TenantId, now: Nanos) {
         self.recall(tenant, now);
     }
 
-    /// Begins the first slice of a reserved turn that was granted: its gate opens now.
+    /// Begins the first slice of a reserved turn that was granted, because its gate opens now.
     pub fn open(&mut self, tenant: TenantId, now: Nanos) {
         let slice = self.members.get_mut(&tenant).and_then(|member| member.slice.as_mut());
         if let Some(slice) = slice.filter(|slice| slice.waits) {
@@ -82,8 +84,8 @@ impl Turns {
         !matches!(self.scheduler.config().policy, PolicyKind::Direct | PolicyKind::Disengaged)
     }
 
-    /// Begins the reserved turn if all other turns overrun. `leaving` is about to end its turn; the reserved turn must
-    /// be in the scheduler before that, because another turn would begin otherwise.
+    /// Begins the reserved turn if all other turns overrun. `leaving` is the tenant whose turn is about to end. The
+    /// reserved turn must enter the scheduler before that end, because another turn would begin otherwise.
     pub(super) fn admit(&mut self, leaving: Option<TenantId>, now: Nanos) {
         let Some(tenant) = self.reserved else { return };
         let mut others = self.members.iter().filter(|(id, _)| Some(**id) != leaving).filter_map(|(_, m)| m.slice);
@@ -101,7 +103,7 @@ impl Turns {
         self.orders.push(Order::Grant(tenant));
     }
 
-    /// Applies an event, and returns the scheduler's decisions. If the turn of a tenant with offered turns would begin,
+    /// Applies an event, and returns the scheduler's decisions. If a turn of a tenant with offered turns would begin,
     /// it is offered instead, as if the tenant's slice had not been queued. Returns `None` if the event is the arrival
     /// of such a slice.
     pub(super) fn decide(&mut self, now: Nanos, event: Event) -> Option<Vec<Decision>> {
@@ -110,7 +112,7 @@ impl Turns {
             self.scheduler.event(now, event, &mut decisions);
             return Some(decisions);
         }
-        // Each round takes a slice out of the queue.
+        // Each round takes one slice out of the queue.
         loop {
             let mut after = self.scheduler.clone();
             decisions.clear();
@@ -127,14 +129,14 @@ impl Turns {
         }
     }
 
-    /// Takes a slice out of the queue, and offers the turn.
+    /// Takes a slice out of the queue, and offers its turn.
     fn offer_queued(&mut self, tenant: TenantId, ticket: Ticket, now: Nanos) {
         self.offer(tenant, now);
         self.take_out(ticket, now);
     }
 
-    /// Takes a slice out of the queue. First charges the holder while the tenant still competes, because the scheduler
-    /// chose the tenant on the basis of its claim on that time.
+    /// Takes a slice out of the queue. Charges the holder first, while the tenant still competes, because the scheduler
+    /// chose the tenant based on its claim to that time.
     fn take_out(&mut self, ticket: Ticket, now: Nanos) {
         if let Some(since) = self.scheduler.charged_from(ENGINE) {
             self.event(now, Event::Shared { engine: ENGINE, since });
@@ -153,7 +155,7 @@ impl Turns {
         }
     }
 
-    /// Returns the first of the tenants that would start and whose turns are offered, with its ticket.
+    /// Returns the first tenant with offered turns among the tenants that would start, with its ticket.
     pub(super) fn first_offer<'a>(
         &self,
         decisions: impl IntoIterator<Item = &'a Decision>,
@@ -169,19 +171,19 @@ impl Turns {
         starts.into_iter().find_map(offered)
     }
 
-    /// Returns true if a tenant was offered the next turn less than a slice ago. In that case, no other tenant gets an
-    /// offer as long as the holder can continue; otherwise, tenants that need few cards would always come before
-    /// tenants that need many. A tenant whose other cards are busy does not cause such a delay with each offer.
+    /// Returns true if a tenant was offered the next turn less than a slice ago. If so, no other tenant gets an offer
+    /// while the holder can continue. Otherwise, tenants that need few cards would always precede tenants that need
+    /// many. A tenant whose other cards are busy does not cause this delay with each offer.
     fn is_promised(&self, now: Nanos) -> bool {
         let recent = |at: Nanos| now.since(at) < self.config.slice_ns;
         self.members.values().any(|member| member.offered.is_some() && member.promised.is_some_and(recent))
     }
 
     /// Ends a slice of a tenant in a copy of the scheduler. Returns the next slice if the tenant is chosen again. Skips
-    /// the tenants with offered turns that would be chosen; they get an offer or wait for the next offer.
+    /// the tenants with offered turns that would be chosen; they get an offer now or later.
     pub(super) fn pick_again(&mut self, tenant: TenantId, ends: Ticket, now: Nanos) -> Option<NextSlice> {
         let mut postponed = Vec::new();
-        // Each round takes a slice out of the queue.
+        // Each round takes one slice out of the queue.
         let next = loop {
             let begins = self.ticket();
             let mut after = self.scheduler.clone();
@@ -205,7 +207,7 @@ impl Turns {
         next
     }
 
-    /// Puts the tenants that were skipped during a choice back into the queue.
+    /// Puts the tenants that were skipped in a choice back into the queue.
     pub(super) fn requeue_postponed(&mut self, now: Nanos) {
         for tenant in std::mem::take(&mut self.postponed) {
             if self.members.get(&tenant).is_some_and(|member| member.queued.is_none() && !member.paused) {

@@ -1,4 +1,4 @@
-//! Tests of turns with tenants whose kernels have different lengths, on a card that executes one kernel at a time.
+//! Tests turns with tenants whose kernels have different lengths, on a card that executes one kernel at a time.
 
 use super::*;
 use proptest::prelude::*;
@@ -16,12 +16,12 @@ fn turns() -> Turns {
     Turns::new(scheduler_defaults(), config, Nanos(0)).expect("the defaults are in bounds")
 }
 
-/// A tenant's program: kernels of one length, with a few in flight, and idle time between bursts of kernels.
+/// A tenant's program: it has kernels of one length, a few of them in flight, and idle time between bursts of kernels.
 #[derive(Clone, Copy, Debug)]
 struct Program {
     kernel_ns: u64,
     ahead: u64,
-    /// Number of kernels in a burst, and the pause after it; `None` for a program that never pauses.
+    /// Number of kernels in a burst, and the pause after the burst; `None` for a program that never pauses.
     burst: Option<(u64, u64)>,
 }
 
@@ -36,7 +36,7 @@ impl Program {
 struct Outcome {
     /// Total length of the kernels that ended, in ns.
     done: BTreeMap<TenantId, u64>,
-    /// Time from a tenant's request for a turn to its grant, in ns.
+    /// Times from the tenant's requests for a turn to the grants, in ns.
     waits: BTreeMap<TenantId, Vec<u64>>,
     recalls: usize,
 }
@@ -49,7 +49,7 @@ struct Runner {
     asked: Option<u64>,
 }
 
-/// Runs programs for `until` ns, with `handoff` ns between the end of a turn's work and the next turn's first kernel.
+/// Runs programs for `until` ns, with `handoff` ns from the end of a turn's work to the first kernel of the next turn.
 fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, handoff: u64) -> Outcome {
     let mut outcome = Outcome::default();
     let burst = |program: &Program| program.burst.map_or(u64::MAX, |(kernels, _)| kernels);
@@ -82,7 +82,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                     recalled = true;
                     outcome.recalls += 1;
                 }
-                // A program with one kernel in flight waits for its result.
+                // A program with one kernel in flight waits for the kernel's result.
                 Order::Yield(tenant) => {
                     assert_eq!(holder, Some(tenant));
                 }
@@ -94,7 +94,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
             now = turns.next_wakeup().map(|at| at.0).into_iter().chain(wake).min().unwrap_or(until).max(now + 1);
             continue;
         };
-        // A program that waits for each result ends its turn after the kernel during which it is asked to yield.
+        // A program that waits for each result ends its turn after the kernel during which it was asked to yield.
         let mut yields = false;
         if runner.program.ahead == 1 && !recalled {
             let ends = now + runner.program.kernel_ns;
@@ -103,7 +103,7 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 yields |= turns.take_orders().iter().any(|order| matches!(order, Order::Yield(_) | Order::Recall(_)));
             }
         }
-        // Work in flight ends even when the turn is recalled.
+        // Work in flight runs to its end even if the turn is recalled.
         let kernels = if recalled { runner.program.ahead.min(runner.left) } else { 1 };
         now += kernels * runner.program.kernel_ns;
         *outcome.done.entry(tenant).or_default() += kernels * runner.program.kernel_ns;
@@ -150,7 +150,7 @@ fn single_tenant_is_granted_once_and_never_recalled() {
 fn time_used_without_competition_is_not_owed() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // Ticks were not handled for nine seconds.
+    // No tick was handled for nine seconds.
     turns.wants(id(1), Nanos(9_000 * MS));
     let beyond = turns.scheduler().standing(id(0), ENGINE).beyond;
     assert!(beyond.unsigned_abs() < MS, "owes {beyond} ns");
@@ -217,6 +217,28 @@ fn interactive_tenant_waits_only_for_minimum_slice() {
     assert_eq!(turns.next_wakeup(), Some(Nanos(MS)), "which it will not be at its slice's end only");
     turns.tick(Nanos(MS));
     assert_eq!(turns.take_orders(), [Order::Recall(id(1))]);
+}
+
+/// A tenant of the better class takes the card at the next submission boundary only while it is due. A tenant that has
+/// used its share waits for the other tenant's slices, and its class does not change that.
+#[test]
+fn interactive_tenant_waits_long_only_beyond_its_share() {
+    let run = |kernels, rest| {
+        let mut turns = turns();
+        turns.add(id(0), VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() }, Nanos(0));
+        turns.add(id(1), VgpuParams::default(), Nanos(0));
+        let interactive = Program { kernel_ns: MS, ahead: 1, burst: Some((kernels, rest)) };
+        let programs = [(id(0), interactive), (id(1), Program::steady(2 * MS, 2))];
+        let outcome = simulate(&mut turns, &programs, 5000 * MS, 50_000);
+        (outcome.waits[&id(0)].iter().max().copied().unwrap_or(0), shares(&outcome)[0])
+    };
+    for rest in [50, 20, 10, 5, 1] {
+        let (wait, share) = run(1, rest * MS);
+        // The minimum time of the other turn, and its two kernels in flight.
+        assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
+    }
+    let (wait, share) = run(20, MS / 10);
+    assert!((10 * MS..=30 * MS).contains(&wait) && (share - 0.5).abs() < 0.05, "{wait} ns for a share of {share}");
 }
 
 #[test]
@@ -299,7 +321,7 @@ fn turn_that_overruns_is_charged_and_paid_back() {
     assert!(granted[&1] >= 20 && granted[&1].abs_diff(granted[&2]) <= 1, "both of the others run: {granted:?}");
     // The first tenant ran alone for 40 ms, and then had half of the card's time.
     assert!(used[0].abs_diff(520) <= 10 && used[1].abs_diff(240) <= 10 && used[2].abs_diff(240) <= 10, "{used:?}");
-    // The first tenant's kernel ends, and the tenant has more work: the others have precedence.
+    // The first tenant's kernel ends, and the tenant has more work, but the other tenants take precedence.
     turns.ended(id(0), Nanos(now), true, Nanos(now));
     let before = turns.account(id(0)).expect("there").used;
     for _ in 0..300 {
@@ -335,7 +357,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
 fn a_time_that_a_tenant_made_up_is_bounded_by_the_clock() {
     let mut turns = with(&[100, 100]);
     turns.wants(id(0), Nanos(0));
-    // The tenant reports that its work ended long ago, and later that its work will end in an hour.
+    // The tenant reports that its work ended long ago, and later that it will end in an hour.
     turns.ended(id(0), Nanos(0), false, Nanos(50 * MS));
     let used = turns.account(id(0)).expect("there").used;
     assert!(used >= 49 * MS, "charged {used} ns of 50 ms");
@@ -403,7 +425,7 @@ proptest! {
                 prop_assert!(there.contains(&holder.0));
             }
         }
-        // The tenant with the turn repeatedly gives it back: all tenants that want a turn and may have one get it.
+        // The tenant with the turn repeatedly gives it back, so all tenants that want a turn and may have one get it.
         wanting.retain(|t| !paused.contains(t));
         for _ in 0..200 {
             now += 11 * MS;
@@ -441,7 +463,7 @@ fn work_that_fills_the_card_keeps_long_slices() {
     let mut turns = with(&[100, 100]);
     let programs = [(id(0), Program::steady(MS / 2, 4)), (id(1), Program::steady(MS / 2, 4))];
     let outcome = simulate(&mut turns, &programs, 2000 * MS, 100_000);
-    // Slices have 10 ms here.
+    // In this test, slices are 10 ms long.
     assert!(turns.switches() <= 200, "{} turns", turns.switches());
     assert!(shares(&outcome).iter().all(|share| (share - 0.5).abs() < 0.02));
 }

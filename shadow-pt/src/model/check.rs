@@ -7,7 +7,7 @@ use nvspec::addr::GpuVa;
 use nvspec::mmu::Rights;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Indices of the mediator's directory entries: for shared pages, and for its own pages.
+/// Indices of the mediator's directory entries: the entry for shared pages, and the entry for its own pages.
 const HOST_ENTRIES: [u64; 2] = [8190, 8191];
 
 /// Degree to which a shadow must agree with the guest's current tables.
@@ -21,7 +21,7 @@ pub(crate) enum Fit {
     Exact,
 }
 
-/// The mediator's own pages in a space, with their card addresses and rights.
+/// The mediator's own pages in a space, with their card addresses and access rights.
 pub(crate) type HostPages = BTreeMap<HostPage, (u64, Rights)>;
 
 /// The card's view of one space, and its expected state.
@@ -34,7 +34,8 @@ pub(crate) struct View<'a> {
     pub(crate) host: &'a HostPages,
 }
 
-/// A table that a directory entry refers to: its target, address and number of entries, and true for large pages.
+/// A table that a directory entry refers to: its target, address and number of entries, and a flag that is true for
+/// large pages.
 type Half = (u64, u64, usize, bool);
 
 /// Returns the two tables of a directory entry.
@@ -119,7 +120,7 @@ impl View<'_> {
                 continue;
             }
             let wanted = wanted(at);
-            // Until the page is read, entries may be visible that a large page hides for the guest.
+            // Until the page is read, entries may be visible that a large page hides from the guest.
             let hidden = || !large && raw == spec::entry(self.raw(theirs[1], at), false, self.grants);
             assert!(
                 raw == wanted || (fit == Fit::Sound && (raw == 0 || hidden())),

@@ -15,7 +15,8 @@ pub(crate) const OP_BYTES: usize = 8;
 pub(crate) const MAX_OPS: usize = 96;
 /// Address of the mediator's own pages on the card.
 const HOST_PAGE: u64 = 0x5_0000_0000;
-/// First I/O page for pages of guest VRAM in host memory. It is a multiple of the number of pages in a large page.
+/// First I/O page for pages of guest VRAM in host memory. The page number is a multiple of the number of pages in a
+/// large page.
 const HOSTED: u64 = 0x2_0000;
 
 const DIRECTORY: u64 = 0x1_0000;
@@ -24,7 +25,7 @@ const SPT: u64 = 0x3_0000;
 const RAM: u64 = 0x1000 * PAGE;
 const OTHER_RAM: u64 = 0x2000 * PAGE;
 
-/// Directories: two separate ones, one that is also a table, one in RAM, and one that is partly outside memory.
+/// Directories: two ordinary ones, one that is also a table, one in RAM, and one that is partly outside memory.
 const DIRECTORIES: [Place; 5] = [
     Place::Vram(GuestVramAddr(DIRECTORY)),
     Place::Vram(GuestVramAddr(0x9_0000)),
@@ -90,7 +91,7 @@ impl Operands<'_> {
         match shape & 15 {
             0 => 0,
             1 => u64::from_le_bytes([shape as u8, which as u8, 0x5a, which as u8, 1, 0, shape as u8, which as u8]),
-            // Most of these addresses are those of pages that contain a table.
+            // Most of these addresses are in pages that contain a table.
             2..=5 => vram([DIRECTORY, LPT, SPT, SPT + PAGE, 0x9_0000, GUEST_VRAM - PAGE][which as usize % 6]),
             6..=8 => vram(which * PAGE),
             9 | 10 => vram(which % 9 * LARGE),
@@ -177,7 +178,7 @@ impl Machine {
         assert_eq!((self.spaces.card_bytes(), self.spaces.tables()), (0, 0));
     }
 
-    /// Like [`Self::run`], but saves and restores the spaces after every `every`-th operation.
+    /// Same as [`Self::run`], but saves and restores the spaces after every `every`-th operation.
     #[cfg(test)]
     pub(crate) fn run_restored(mut self, bytes: &[u8], every: usize) {
         for (nth, op) in (1..).zip(bytes.chunks(OP_BYTES).take(MAX_OPS)) {
@@ -190,7 +191,7 @@ impl Machine {
         self.run(&[]);
     }
 
-    /// Saves the spaces and continues with restored ones, like a mediator that has taken all work off the card.
+    /// Saves the spaces and continues with the restored ones, as a mediator does that has taken all work off the card.
     #[cfg(test)]
     fn restore(&mut self) {
         let ids: Vec<_> = self.spaces.ids().collect();
@@ -328,7 +329,7 @@ impl Machine {
                 self.spaces.unseen(GuestVramAddr(page), unseen);
             }
             35 => {
-                // The CPU writes without reporting it.
+                // The CPU writes, and the write is not reported.
                 let pages: Vec<u64> = self.unseen.iter().copied().collect();
                 let (nth, at) = (of.byte() as usize, of.below(40) * 8);
                 let value = if nth & 1 == 0 { of.pte() } else { of.pde() };
@@ -543,7 +544,7 @@ impl Machine {
     fn host(&mut self, first: u64, pages: u64, to: Option<u64>) {
         let pages = first..(first + pages).min(GUEST_VRAM / PAGE);
         let places = to.map(|to| to..to + (pages.end - pages.start));
-        // First move away the pages that occupy the destination.
+        // First move the pages that occupy the destination.
         let others =
             self.grants.hosted.iter().filter(|(page, at)| {
                 !pages.contains(page) && places.as_ref().is_some_and(|places| places.contains(at))

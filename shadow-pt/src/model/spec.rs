@@ -30,7 +30,7 @@ fn pages(raw: u64, large: bool, grants: &Grants) -> Option<Vec<u64>> {
     (0..bytes / PAGE).map(page).collect()
 }
 
-/// Returns the shadow of the guest entry `raw` as a single entry. Returns 0 if it is not granted or not contiguous.
+/// Returns the shadow of the guest entry `raw` as a single entry, or 0 if the entry is not granted or not contiguous.
 pub(crate) fn entry(raw: u64, large: bool, grants: &Grants) -> u64 {
     let Some(pages) = pages(raw, large, grants) else { return 0 };
     let first = pages[0];

@@ -123,7 +123,7 @@ impl SavedSpaces {
     /// Returns [`NoMemory`] if memory is short. The caller must then free all allocations.
     pub fn moved(self, memory: &mut impl ShadowMemory) -> Result<(Self, Vec<(VramAddr, VramAddr)>), NoMemory> {
         let Self { mut spaces, generations, old: _, ram_barred } = self;
-        // Restoring refuses more spaces than this, so do not allocate memory for them.
+        // The restore rejects more spaces than this, so do not allocate memory for them.
         spaces.truncate(MAX_SPACES.saturating_add(1));
         let mut places = Vec::new();
         let mut moved = Vec::new();

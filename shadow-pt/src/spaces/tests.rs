@@ -70,7 +70,7 @@ impl World {
         }
     }
 
-    /// Flushes like the guest, without a flush of the card's TLBs.
+    /// Flushes as the guest does, without a flush of the card's TLBs.
     fn flush_only(&mut self, busy: bool) -> SyncReport {
         self.spaces.flush(
             self.id,
@@ -324,7 +324,7 @@ fn withdrawn_ram_is_unmapped_at_once_and_remapped_when_granted() {
     world.write(vram(SPT + 8), pte(0, GUEST_VRAM - PAGE));
     world.write(vram(LPT + 8), pte(3, 0x1000 * PAGE));
     world.sync();
-    // One byte of the range is enough.
+    // One byte of the range is sufficient.
     let report = world.invalidate(GuestRange::Ram(Gpa(0x101f * PAGE + 0xfff), 1));
     assert_eq!((report.entries_written, report.lost_permission), (1, true));
     assert_eq!((world.at(LARGE), world.at(0).is_some()), (None, true));
@@ -399,8 +399,8 @@ fn directory_used_as_its_own_table_keeps_isolation() {
     world.write(vram(DIRECTORY), own);
     world.write(vram(DIRECTORY + 8), pte(0, 3 * LARGE));
     world.sync();
-    // Interpreted as an entry, the first word refers to frame 0x10 of VRAM. Its low bits give a kind that the chip has,
-    // or one that it does not have.
+    // Interpreted as an entry, the first word refers to frame 0x10 of VRAM. Its low bits give either a kind that the
+    // chip supports or a kind that it does not support.
     assert_eq!(world.at(PAGE), Some((0, 90 * LARGE)));
     world.check_isolation();
 }

@@ -48,7 +48,7 @@ fn ungranted_entries_are_denied_with_reason() {
         (raw(0, GUEST_VRAM), PageSize::Small, Denial::Vram),
         (raw(0, 0xff_ffff_f000), PageSize::Small, Denial::Vram),
         (raw(0, 8 * LARGE), PageSize::Large, Denial::Vram),
-        // The first page belongs to the guest, but the last one does not.
+        // The first page belongs to the guest, but the last page does not.
         (raw(0, 7 * LARGE), PageSize::Large, Denial::Vram),
         (raw(1, 0), PageSize::Small, Denial::Peer),
         (raw(2, 0x5000 * PAGE), PageSize::Small, Denial::Ram),

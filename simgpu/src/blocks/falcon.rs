@@ -1,5 +1,5 @@
 //! The copy engines' falcons. The model does not execute their firmware: starting a falcon after the upload enables its
-//! engine, and the model reports errors of methods as nouveau's firmware does.
+//! engine, and the model reports method errors as nouveau's firmware does.
 //!
 //! Both blocks have the same registers, 0x1000 bytes apart, so the offsets of the first block are used to decode both.
 
@@ -14,7 +14,7 @@ use nvspec::regs::ce0::{self, CPU_CONTROL, INTR, INTR_DISPATCH, INTR_EN, Reg, SC
 use nvspec::regs::ce1;
 use saved_state::Invalid;
 
-/// Distance between the registers of the two falcons in bytes.
+/// Distance in bytes between the registers of the two falcons.
 const STRIDE: u32 = ce1::BASE - ce0::BASE;
 
 /// Interrupt lines of the falcon that the firmware routes to the host.

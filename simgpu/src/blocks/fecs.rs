@@ -94,7 +94,7 @@ impl GraphFalcons {
             Reg::CPU_CONTROL => {
                 cx.storage.poke(offset, value);
                 if CPU_CONTROL::START.is_set(value) {
-                    // FECS's program starts the programs of the GPCCS falcons.
+                    // The program of FECS starts the programs of the GPCCS falcons.
                     let begins = self.fecs_code.begins_at(cx.storage.peek(fecs::BOOT_VECTOR::OFFSET))
                         && self.gpccs_code.begins_at(cx.storage.peek(gpccs::BOOT_VECTOR::OFFSET));
                     if begins {
@@ -115,7 +115,7 @@ impl GraphFalcons {
             Reg::UCODE_ERROR if index == 0 => {
                 cx.storage.poke(UCODE_INTR::OFFSET, cx.storage.peek(UCODE_INTR::OFFSET) & !value);
             }
-            // The value is computed on reads, from the context that PGRAPH has loaded.
+            // The value is computed when it is read, from the context that PGRAPH has loaded.
             Reg::CURRENT => {}
             Reg::INTR
             | Reg::INTR_MISC

@@ -10,7 +10,7 @@ use nvspec::regs::{ltc, pbfb, pbfb_bcast, pfb, pflush, ptop};
 
 pub(crate) fn read_flush(reg: pflush::Reg) -> u32 {
     match reg {
-        // The operation completes within the write that requests it.
+        // The operation completes within the write that starts it.
         pflush::Reg::BAR_FLUSH | pflush::Reg::L2_FLUSH | pflush::Reg::L2_INVALIDATE => 0,
     }
 }
@@ -109,8 +109,8 @@ pub(crate) fn read_ltc(reg: ltc::Reg, offset: u32, cx: &Cx) -> u32 {
     }
 }
 
-/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off; drivers detect
-/// this in the last register that the VBIOS scripts write.
+/// Resets the memory controllers: one partition holds all memory. Before POST the controllers are off. Drivers detect
+/// this state in the last register that the VBIOS scripts write.
 pub(crate) fn reset(cx: &mut Cx) {
     let mib = (cx.memory.vram.size() >> 20) as u32;
     if mib == 0 {

@@ -1,5 +1,5 @@
-//! PBUS: the PRAMIN window and the apertures' instance blocks. The model does not raise access faults: drivers probe
-//! for registers of other chips, and each probe would raise one.
+//! PBUS: the PRAMIN window and the apertures' instance blocks. The model does not raise access faults. Drivers probe
+//! for registers of other chips, and each probe would raise a fault.
 
 use crate::cx::Cx;
 use card::Aperture;

@@ -1,4 +1,4 @@
-//! PGRAPH's front end: interrupts, traps, and the registers through which drivers set context state directly.
+//! PGRAPH's front end: interrupts, traps, and the registers with which drivers set context state directly.
 
 use crate::cx::Cx;
 use crate::faults::EngineId;

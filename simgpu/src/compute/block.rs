@@ -1,4 +1,4 @@
-//! One block of a grid: its warps take turns until all have ended.
+//! Executes one block of a grid: its warps take turns until all have ended.
 //!
 //! The order is deterministic: a warp executes until it waits, ends, or has executed [`INSTRUCTIONS_PER_TURN`]
 //! instructions.
@@ -58,7 +58,7 @@ pub(crate) struct Block {
     number: u64,
     position: [u32; 3],
     slot: u32,
-    /// Number of warps in this block; `warps` may be longer, because it is reused.
+    /// Number of warps in this block; `warps` may have more elements, because it is reused.
     count: usize,
     /// Index of the current warp, and the number of instructions left in its turn.
     turn: usize,
@@ -84,7 +84,7 @@ impl Block {
     }
 
     /// Starts block `number` of a grid, and reuses this object's memory. `slot` is the block's index among the running
-    /// blocks; `residue` provides the initial contents of registers and shared memory.
+    /// blocks. `residue` provides the initial contents of registers and shared memory.
     pub(crate) fn start(&mut self, launch: &Launch, number: u64, slot: u32, residue: &Residue) {
         let threads = launch.threads() as usize;
         self.count = threads.div_ceil(LANES);
@@ -106,7 +106,7 @@ impl Block {
         (self.turn, self.left, self.clock) = (0, INSTRUCTIONS_PER_TURN, 0);
     }
 
-    /// Leaves the contents of the block's registers and shared memory to the next block. The block must not be
+    /// Passes the contents of the block's registers and shared memory on to the next block. The block must not be
     /// continued afterwards.
     pub(crate) fn leave(&self, launch: &Launch, residue: &Residue) {
         let mut left = residue.lock_for_block(self.number);
@@ -130,7 +130,7 @@ impl Block {
     /// Executes about `budget` instructions, or fewer if they access memory often.
     ///
     /// # Errors
-    /// [`Failure`] if a warp fails. The block must not be continued then.
+    /// [`Failure`] if a warp fails. The block must not be continued after a failure.
     pub(crate) fn run(
         &mut self,
         launch: &Launch,
@@ -170,7 +170,7 @@ impl Block {
             let (done, arrival) = run_warp(warp, &mut machine, &mut caches.code, steps)?;
             self.clock += u64::from(done);
             self.left -= done;
-            // A scattered access takes as long as many instructions, and TLB flushes must wait for it.
+            // A scattered access takes as long as many instructions, and TLB flushes must wait for its end.
             let accesses = (counts.transactions - transactions).min(u64::from(u32::MAX)) as u32;
             budget = budget.saturating_sub(done).saturating_sub(accesses / 2);
             let condition = warp.condition;

@@ -1,4 +1,4 @@
-//! The instruction cache: keeps decoded instructions across grids as long as the bytes of the code do not change.
+//! The instruction cache: keeps decoded instructions across grids, as long as the bytes of the code do not change.
 
 use super::launch::{Failure, ILLEGAL};
 use crate::mmu::Session;
@@ -7,10 +7,10 @@ use nvspec::class::compute90c0::{limit, warp_error};
 use sm20::{Form, Instruction, Op};
 use std::collections::HashMap;
 
-/// Size of a line in bytes. A line is read, and compared with memory, as a whole.
+/// Size of a line in bytes. A line is read as a whole, and compared with memory as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Maximum number of lines per worker. A full cache drops all its lines.
+/// Maximum number of lines per worker. When the cache is full, it drops all its lines.
 const LINES_MAX: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -33,7 +33,7 @@ pub(crate) struct Decoded {
 struct Line {
     words: [u32; LINE_WORDS],
     slots: [Slot; LINE_WORDS],
-    /// Number of the grid that last compared the line with memory.
+    /// Number of the last grid for which the line was compared with memory.
     checked: u64,
 }
 
@@ -98,8 +98,8 @@ impl Code {
             let high = match line.words.get(word + 1) {
                 Some(high) => *high,
                 None if sm20::size(low) == 4 => 0,
-                // Do not cache this instruction: its second word is in the next line, and this line's entry would not
-                // detect a change there.
+                // Do not cache this instruction. Its second word is in the next line, and the entry in this line would
+                // not detect a change there.
                 None => session.read32(GpuVa(va).offset(4))?,
             };
             let slot = decode(u64::from(high) << 32 | u64::from(low));
@@ -111,7 +111,7 @@ impl Code {
         checked(self.lines[place].slots[word], registers)
     }
 
-    /// Returns the index of the line at address `at`; the first use by a grid refreshes the line from memory.
+    /// Returns the index of the line at address `at`. The first use in a grid refreshes the line from memory.
     fn line(&mut self, at: u64, session: &mut Session<'_>) -> Result<usize, Failure> {
         if at >> VA_BITS != 0 {
             return Err(Failure::Warp(warp_error::PC_OVERFLOW));

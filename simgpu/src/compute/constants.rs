@@ -16,8 +16,8 @@ struct Cache {
     present: [u64; LINES / 64],
 }
 
-/// A worker's constant cache. Its contents do not change during a grid: later writes stay invisible, as on the card
-/// before an invalidation.
+/// A worker's constant cache. The contents do not change during a grid. Later writes stay invisible, as they do on the
+/// card before an invalidation.
 #[derive(Debug)]
 pub(crate) struct Constants {
     banks: Banks,
@@ -37,7 +37,7 @@ impl Constants {
         }
     }
 
-    /// Returns the word at `offset` of a bank. `outside` is the error for an offset outside the bank.
+    /// Returns the word at `offset` of a bank. `outside` is the error to return for an offset outside the bank.
     pub(crate) fn word(
         &mut self,
         bank: u8,

@@ -42,7 +42,7 @@ pub(crate) struct Machine<'m, 's> {
     pub(crate) position: [u32; 3],
     /// The block's index among the running blocks, which selects its part of local memory.
     pub(crate) slot: u32,
-    /// Number of instructions that the block has executed. It serves as the block's clock.
+    /// Number of instructions that the block has executed. This number serves as the block's clock.
     pub(crate) clock: u64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Arrival {
     pub(crate) warps: Option<u32>,
     /// Lanes that arrived.
     pub(crate) lanes: u32,
-    /// Arrived lanes whose predicate is true.
+    /// Lanes that arrived with a true predicate.
     pub(crate) holds: u32,
     pub(crate) p: Predicate,
     pub(crate) dst: Register,
@@ -95,7 +95,7 @@ pub(crate) fn execute(
         machine.counts.thread_instructions += u64::from(guarded.count_ones());
         flow = operate(warp, op, guarded, machine)?;
         if instruction.join {
-            // The operation itself may have removed lanes from the active lanes. Those do not join.
+            // The operation itself may have removed lanes from the active lanes. Such lanes do not join.
             let joining = guarded & warp.active;
             if joining != 0 {
                 control::join(warp, joining);

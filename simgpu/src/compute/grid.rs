@@ -1,7 +1,7 @@
 //! A running grid. Workers take its blocks in ascending order.
 //!
-//! If blocks fail, the lowest failed block is reported, regardless of the number of workers: workers still execute all
-//! lower blocks, but no higher ones.
+//! If blocks fail, the failed block with the lowest number is reported, regardless of the number of workers: workers
+//! still execute all blocks below it, but no blocks above it.
 
 use super::block::{Block, Caches, Slice};
 use super::code::Code;
@@ -67,8 +67,8 @@ impl Grid {
         residue: Arc<Residue>,
     ) -> Self {
         let block_local = launch.warp_local_bytes() * u64::from(launch.threads().div_ceil(LANES as u32));
-        // Each running block needs its own part of local memory. At least one block runs; it fails if memory is too
-        // small.
+        // Each running block needs its own part of local memory. At least one block runs, and fails if the memory is
+        // too small.
         let slots =
             launch.local_bytes.checked_div(block_local).map_or(u32::MAX, |slots| slots.clamp(1, 1 << 16) as u32);
         Self {
@@ -92,7 +92,7 @@ impl Grid {
         state.closed.then(|| Outcome { counts: state.counts, failure: state.failure.map(|(_, failure)| failure) })
     }
 
-    /// Abandons the grid. No part of it executes after this call.
+    /// Abandons the grid. No part of the grid executes after this call.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Release);
         let mut state = self.state.lock();

@@ -36,9 +36,9 @@ pub(crate) type Banks = [Bank; limit::CONSTANT_BANKS as usize];
 pub(crate) struct GlobalMap(pub(crate) Box<[u16; 256]>);
 
 impl GlobalMap {
-    /// Set if stores are allowed.
+    /// Set if stores are permitted.
     pub(crate) const WRITE: u16 = 0x200;
-    /// Set if loads are allowed.
+    /// Set if loads are permitted.
     pub(crate) const READ: u16 = 0x100;
 }
 

@@ -1,8 +1,8 @@
 //! Locks on words of global memory: LDLK acquires a lock, and STUL releases it.
 //!
 //! Locks belong to a grid and end with it. GUESS: a lock refers to a word by its virtual address. The table has room
-//! for as many words as warps could lock at a time; words with the same hash share a set. If a set is full, LDLK fails
-//! to acquire the lock, and the program must retry.
+//! for as many words as warps can lock at the same time; words with the same hash share a set. If a set is full, LDLK
+//! fails to acquire the lock, and the program must retry.
 
 use parking_lot::Mutex;
 

@@ -6,10 +6,10 @@ use crate::mmu::Session;
 use nvspec::addr::{GpuVa, VA_BITS};
 use nvspec::class::compute90c0::{LOCAL_ADDRESS_BITS, WINDOW_BYTES, warp_error};
 
-/// Number of bytes that the memory partitions transfer at once: the unit of the time model.
+/// Number of bytes that a memory partition transfers at once, which is the unit of the time model.
 pub(crate) const TRANSACTION_BYTES: u64 = card::AccessCounts::BURST_BYTES;
 
-/// Counts of a grid or of a part of a grid. Sums of counts do not depend on the order of execution.
+/// Counts of a grid or of a part of a grid. The sum of counts does not depend on the order of execution.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Number of warp instructions.

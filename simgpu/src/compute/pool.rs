@@ -57,14 +57,14 @@ pub(crate) struct Pool {
 pub(crate) enum Advance {
     /// The grid needs another call.
     More,
-    /// The grid runs on the pool's threads, which wake the caller at its end.
+    /// The grid runs on the pool's threads, which wake the caller when the grid ends.
     Elsewhere,
     /// The grid has ended.
     Ended(Outcome),
 }
 
 impl Pool {
-    /// Creates a pool of `workers` threads, which start with the first grid. Without threads, callers of
+    /// Creates a pool of `workers` threads. The threads start with the first grid. Without threads, callers of
     /// [`Self::advance`] execute the grid.
     pub(crate) fn new(memory: Arc<Memory>, mmu: Arc<Mmu>, wake: Wake, workers: usize, sms: u32) -> Self {
         Self {
@@ -114,7 +114,7 @@ impl Pool {
         }
     }
 
-    /// Checks the grid's progress; executes part of it if the pool has no threads.
+    /// Checks the grid's progress, and executes a part of the grid if the pool has no threads.
     pub(crate) fn advance(&mut self) -> Option<Advance> {
         let grid = self.grid.as_ref()?;
         if self.threads.is_empty()
@@ -132,7 +132,7 @@ impl Pool {
         Some(Advance::Ended(outcome))
     }
 
-    /// Abandons the running grid, if any. No part of it executes after this call.
+    /// Abandons the running grid, if any. No part of the grid executes after this call.
     pub(crate) fn stop(&mut self) {
         if let Some(grid) = &self.grid {
             grid.stop();

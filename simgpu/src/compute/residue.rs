@@ -2,7 +2,7 @@
 //! them, even across kernels of different VMs.
 //!
 //! Blocks are assigned to multiprocessors round-robin, by their number. The warps of a block occupy the first rows of
-//! the register file, in order, and the block occupies the first bytes of shared memory. If several blocks run
+//! the register file in order, and the block occupies the first bytes of shared memory. If several blocks run
 //! concurrently on one multiprocessor, the last one to end leaves its residue. GUESS: the hardware places warps in the
 //! same way. Predicates and condition codes are cleared when a warp starts.
 

@@ -122,7 +122,7 @@ fn to_units(number: Exact, unit: i32, rounding: Rounding) -> u128 {
     let (units, rest, half) = match shift {
         ..=0 => (mantissa << shift.unsigned_abs().min(127), 0, 1),
         1..=127 => (mantissa >> shift, mantissa & ((1 << shift) - 1), 1 << (shift - 1)),
-        // The mantissa has less than 127 bits, so it is less than half a unit.
+        // The mantissa has fewer than 127 bits, so it is less than half a unit.
         _ => (0, u128::from(mantissa != 0), 2),
     };
     let order = match rest.cmp(&half) {
@@ -204,7 +204,7 @@ pub(crate) fn mul(a: u64, b: u64, scale: i32, format: Format, rounding: Rounding
             product.exponent += scale;
             pack(product, format, rounding)
         }
-        // The product with zero needs no rounding.
+        // A product with zero needs no rounding.
         _ => fma(a, b, format.sign_bit(), format, rounding),
     }
 }
@@ -272,7 +272,7 @@ pub(crate) fn integral(bits: u64, format: Format, rounding: Rounding) -> u64 {
     }
 }
 
-/// Rounds to an integer and clamps it to the type's range. A NaN becomes 0 (GUESS: for doubles too).
+/// Rounds to an integer and clamps it to the type's range. A NaN becomes 0 (GUESS: for doubles, too).
 pub(crate) fn to_integer(bits: u64, format: Format, rounding: Rounding, width: u32, signed: bool) -> u64 {
     let (least, most) = range(width, signed);
     let value = match unpack(bits, format) {

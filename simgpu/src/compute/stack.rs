@@ -59,8 +59,8 @@ impl Stack {
         room
     }
 
-    /// Removes lanes from all entries above the innermost entry of a kind. The lanes then wait in that entry. Returns
-    /// true if it exists.
+    /// Removes lanes from all entries above the innermost entry of a kind. These lanes then wait in the entry of that
+    /// kind. Returns true if that entry exists.
     pub(crate) fn unwind(&mut self, kind: Kind, lanes: u32) -> bool {
         let Some(at) = self.entries.iter().rposition(|entry| entry.kind == kind && entry.lanes & lanes != 0) else {
             return false;

@@ -1,4 +1,4 @@
-//! Unit tests of compute: they assemble programs and run them on the engine alone. The crate's tests cover launches
+//! Unit tests of compute, which assemble programs and run them on the engine alone. The crate's tests cover launches
 //! through PFIFO.
 
 mod control;

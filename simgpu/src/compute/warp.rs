@@ -23,7 +23,7 @@ pub(crate) struct Flags {
 }
 
 impl Flags {
-    /// Returns the lanes in which the test holds. A NaN has set both the zero and the sign flag.
+    /// Returns the lanes in which the test holds. A NaN has set both the zero flag and the sign flag.
     pub(crate) const fn test(self, test: CcTest) -> u32 {
         let Self { zero: z, sign: s, carry: c, overflow: o } = self;
         match test {

@@ -1,4 +1,4 @@
-//! A channel's host methods while an engine works for the channel.
+//! Executes a channel's host methods while an engine works for the channel.
 //!
 //! A PBDMA does not wait for its engine: it continues to fetch, and executes host methods up to the next method for the
 //! engine. A channel may therefore wait for a semaphore while its engine works, and
@@ -78,7 +78,7 @@ impl Fifo {
                 self.postpone(usize::from(context.channel), cx);
                 false
             }
-            // An error occurs again once the engine has ended its work, and is reported then.
+            // An error occurs again after the engine has ended its work, and is reported then.
             Some(_) => false,
         }
     }

@@ -12,7 +12,7 @@ use nvspec::regs::pfifo::{CHANNEL, CHANNEL_STATE};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Error state of a channel. The driver's settings are separate.
+/// Error state of a channel. The settings made by the driver are stored separately.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Health {
     /// The channel has no error.

@@ -7,10 +7,10 @@ use nvspec::addr::{GpuVa, Target};
 use nvspec::fifo::SUBCHANNELS;
 use nvspec::instance::{ramfc, userd};
 
-/// Mask of the upper address bits, which follow the low word of a GPU virtual address.
+/// Mask of the upper address bits that follow the low word of a GPU virtual address.
 const HIGH_MASK: u32 = 0xff;
 
-/// Words of the push buffer that were read ahead. They are dropped when a run ends.
+/// Words of the push buffer that were read ahead. These words are dropped when a run ends.
 #[derive(Clone, Debug)]
 pub(crate) struct Fetched {
     pub(crate) words: [u32; Self::MAX],

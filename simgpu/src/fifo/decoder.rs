@@ -1,5 +1,5 @@
-//! Decodes the dwords of a push buffer to methods. The decoder is a pure function from a word to its next state and an
-//! event. If a method cannot be executed yet, the same word can therefore be decoded again later.
+//! Decodes the dwords of a push buffer to methods. The decoder is a pure function that maps a word to its next state
+//! and an event. If a method cannot be executed yet, the same word can therefore be decoded again later.
 
 use nvspec::Field;
 use nvspec::fifo::{HeaderOp, MethodHeader, OldMethodHeader, sub_op};
@@ -17,7 +17,7 @@ mod subdevice {
     pub(super) const STORED: Field = Field::new(27, 16);
 }
 
-/// Distribution of a header's data to methods.
+/// Rule that distributes a header's data over methods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Run {
     Increasing,
@@ -47,7 +47,7 @@ pub(crate) enum Event {
     BadHeader,
 }
 
-/// Position of the stream within a header's data. The position stays valid across segments.
+/// Position of the stream within the data of a header. The position stays valid across segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decoder {
     run: Run,
@@ -176,8 +176,8 @@ impl Decoder {
 
 #[cfg(test)]
 mod tests {
-    //! Tests against an independent encoder, which was written from the header formats. It turns a list of packets into
-    //! words and the corresponding methods, with its own shifts and masks.
+    //! Tests against an independent encoder, which was written from the header formats. The encoder turns a list of
+    //! packets into words and the corresponding methods, with its own shifts and masks.
 
     use super::*;
     use proptest::prelude::*;

@@ -62,7 +62,7 @@ impl Fifo {
         report(what, cx);
     }
 
-    /// Stops a faulting engine and its channel until the driver makes the scheduler continue.
+    /// Stops a faulting engine and its channel until the driver lets the scheduler continue.
     pub(crate) fn engine_fault(
         &mut self,
         slot: usize,
@@ -107,8 +107,8 @@ impl Fifo {
         cx.storage.poke(at, cx.storage.peek(at) & !engines);
     }
 
-    /// Saves an engine's context. If the context's image is missing, the fault is attributed to the context's own
-    /// channel, and not to the next channel. The engine has then stopped, and the function returns `false`.
+    /// Saves an engine's context. If the context's image is missing, the fault is attributed to the channel of that
+    /// context, and not to the next channel. In this case, the engine has stopped, and the function returns `false`.
     pub(crate) fn evict(&mut self, slot: usize, cx: &mut Cx) -> bool {
         let Some(resident) = self.slots[slot].resident else { return true };
         let client = self.slots[slot].context_client();

@@ -47,7 +47,7 @@ impl Fifo {
                     DONE
                 }
                 mem_op::TLB_INVALIDATE => {
-                    // The method names a directory, but it is always correct to drop all translations.
+                    // The method names a directory, but dropping all translations is always correct.
                     cx.mmu.flush(Flush::default());
                     DONE
                 }
@@ -70,8 +70,8 @@ impl Fifo {
         let class = host::set_object::CLASS.get(method.data);
         let subchannel = usize::from(method.subchannel & 7);
         if number == engine::SOFTWARE {
-            // This is a software object: the PBDMA passes every method, including this one, to the driver, which
-            // executes the method and makes the PBDMA skip it.
+            // This is a software object: the PBDMA passes every method, including this one, to the driver. The driver
+            // executes the method, and makes the PBDMA skip it.
             let bound = context.objects[subchannel] == method.data;
             context.objects[subchannel] = method.data;
             return if bound { DONE } else { Outcome::Trap(INTR_0::EMPTY_SUBC.mask()) };

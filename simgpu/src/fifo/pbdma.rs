@@ -25,18 +25,18 @@ const WORDS_PER_STEP: u32 = 512;
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// First and maximum interval between retries of an acquire, in ns.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
-/// Retry time of a channel that waits for an event and not for a time.
+/// Retry time of a channel that waits for an event instead of a time.
 pub(super) const NEVER: CardNs = CardNs::MAX;
 /// Interval in ns between polls of a USERD page in host memory.
 const POLL_NS: u64 = 500_000;
 
-/// Maximum time in a saved card, in ns: the sum of this time and any cost still fits into 64 bits.
+/// Maximum time in a saved card, in ns. The sum of this time and any cost still fits into 64 bits.
 const TIME_MAX: CardNs = 1 << 62;
 
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time at which the PBDMA's work so far ends. It is ahead of the clock while an engine is busy.
+    /// Card time at which the PBDMA's work so far ends. This time is ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
     /// Set if the channel waits for a semaphore and keeps the PBDMA until its time slice ends.
@@ -68,7 +68,7 @@ pub(crate) enum Outcome {
     Done(Done),
     /// The engine is not ready; retry later.
     Later,
-    /// The semaphore is not released yet; retry later. True if other channels may use the PBDMA in the meantime.
+    /// The semaphore has not been released yet; retry later. True if other channels may use the PBDMA in the meantime.
     NotAcquired(bool),
     /// Another PBDMA serves the engine.
     Elsewhere(usize),
@@ -540,7 +540,7 @@ impl Fifo {
         }
         self.pbdmas[index].trap = None;
         let Some(method) = trap.method else { return };
-        // Skip a replaced method: drivers write a NOP in its place. Execute an unchanged method again.
+        // Skip a replaced method: drivers write a NOP in its place. If the method is unchanged, execute it again.
         if cx.storage.peek(METHOD_0::at(unit)) == method {
             return;
         }

@@ -1,4 +1,4 @@
-//! Saved state of PFIFO. It never includes loaded channels.
+//! Saved state of PFIFO. The state never includes loaded channels.
 
 use super::channel::Channel;
 use super::pbdma::{Pbdma, SavedPbdma};
@@ -23,7 +23,7 @@ pub(crate) struct SavedFifo {
 impl Fifo {
     /// Takes all channels off the PBDMAs and the engines. On failure, some channels may already have been taken off.
     pub(crate) fn clear_out(&mut self, cx: &mut Cx) -> Result<(), NotQuiescent> {
-        // Doorbells that ring after this point are handled when the card is idle the next time.
+        // Doorbells that ring after this point are handled the next time the card is idle.
         self.take_doorbells(cx);
         let loaded = self.pbdmas.iter().filter_map(|pbdma| pbdma.context.as_ref()).map(|context| context.channel);
         let current = self.slots.iter().filter_map(|slot| slot.resident?.channel);

@@ -1,4 +1,4 @@
-//! One engine from the host's point of view: the engine model, and the context that it holds.
+//! One engine as the host sees it: the engine model, and the context that the engine holds.
 
 use crate::clock::CardNs;
 use crate::cx::Cx;
@@ -27,8 +27,8 @@ pub(crate) enum Condition {
     Good,
     /// The engine waits for the driver to handle an illegal method or bad data.
     Trapped,
-    /// The engine stopped on an MMU fault. It does nothing until PMC resets it, even if the driver acknowledges the
-    /// fault. nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
+    /// The engine stopped on an MMU fault. The engine does nothing until PMC resets it, even if the driver acknowledges
+    /// the fault. nouveau resets each engine that faulted (`gf100_fifo_recover_work`).
     Failed,
     /// The engine hangs until it is reset. Only fault injection causes this.
     Hung,
@@ -54,7 +54,7 @@ pub(crate) struct Slot {
     pub(crate) resident: Option<Resident>,
     /// Set to corrupt a byte of the current work's output.
     corrupt: bool,
-    /// Set if the engine's channel must leave while work is in progress.
+    /// Set if the engine's channel must leave while its work is in progress.
     pub(crate) switch: Option<Switch>,
     /// Card time at which completed work ends according to the time model. The card does not show the end of the work
     /// before this time.
@@ -66,11 +66,11 @@ pub(crate) struct Slot {
 pub(crate) enum Switch {
     /// The switch was requested at this time.
     Since(CardNs),
-    /// The switch took too long, and the driver has been notified.
+    /// The switch has taken too long, and the driver has been notified.
     Reported,
 }
 
-/// Cost and effects of an engine call.
+/// Cost and effects of a call of the engine.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Done {
     /// Duration in ns according to the time model, including injected delays.
@@ -145,8 +145,8 @@ impl Slot {
         self.engine.pending()
     }
 
-    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not ended by the
-    /// time model.
+    /// Returns true if the engine is busy at card time `now`: work is pending, or completed work has not ended yet by
+    /// the time model.
     pub(crate) fn works(&self, now: CardNs) -> bool {
         self.pending() || self.until > now
     }
@@ -313,7 +313,7 @@ impl Slot {
         let mut engine_cx =
             EngineCx { memory: &cx.memory, mmu: &cx.mmu, space: &resident.space, now_ns, work: &mut work };
         let result = self.engine.step(&mut engine_cx, PIECE_BYTES);
-        // A kernel reports its writes only at its end.
+        // A kernel reports its writes only when it ends.
         let later = work.written.is_none() && matches!(result, Ok(Progress::More | Progress::Elsewhere));
         if !later && std::mem::take(&mut self.corrupt) {
             self.spoil(&resident.space, work, cx);

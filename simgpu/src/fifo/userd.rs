@@ -1,7 +1,7 @@
 //! USERD: the page through which a channel's owner submits work, and the detection of submissions.
 //!
 //! A real card polls GP_PUT. The model detects every CPU write to VRAM, through any window, that covers a GP_PUT word
-//! in a bound channel's page. It detects writes by engines when the scheduler is idle the next time, and it polls pages
+//! in a bound channel's page. The model detects writes by engines the next time the scheduler is idle, and polls pages
 //! in host memory while their channel runs.
 
 use crate::clock::{CardNs, CardTime};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const NONE: u64 = u64::MAX;
 
 /// The USERD pages of bound channels in VRAM, and a record of the pages that were written. The CPU's threads and the
-/// scheduler share this object; they access single atomic words and do not depend on their order.
+/// scheduler share this object. They access single atomic words, and do not depend on the order of these accesses.
 #[derive(Debug)]
 pub(crate) struct Doorbells {
     pages: [AtomicU64; CHANNELS as usize],

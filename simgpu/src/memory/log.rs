@@ -5,7 +5,7 @@ use card::AccessCounts;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Amounts of data that engines transferred from and to a block of VRAM.
+/// Amounts of data that engines transferred from and to one block of VRAM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
     /// Number of bytes read from the block.
@@ -44,7 +44,7 @@ impl Log {
         state.open.entry(address.0 / AccessCounts::BLOCK_BYTES).or_default().add(touched);
     }
 
-    /// Ends a step. A step that only accessed blocks of the previous step is merged into that step.
+    /// Ends a step. A step that only accessed blocks of the previous step is merged with that step.
     pub(super) fn end(&self) {
         let Some(State { ended, open }) = &mut *self.0.lock() else { return };
         let open = std::mem::take(open);

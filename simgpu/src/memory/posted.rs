@@ -1,11 +1,11 @@
-//! Posted writes to host memory: writes in flight for which no unit waits.
+//! Posted writes to host memory: writes in flight that no unit waits for.
 //!
-//! The card's owner cannot bound the time that a write takes through caches and over the bus. A flush
+//! The card's owner cannot bound the time that a write takes through the caches and over the bus. A flush
 //! ([`BAR_FLUSH`](nvspec::regs::pflush::BAR_FLUSH), or the push buffer's) and a semaphore that waits for its engine
 //! complete all earlier writes. A read of host memory completes the writes on the same path, which is the hub's or the
-//! shaders'. Tests can keep writes in flight ([`crate::SimGpu::hold_posted_writes`]); otherwise writes take no time. As
-//! with an IOMMU, the address of a write is looked up when the write arrives: if the address has been unmapped, the
-//! write is lost; if it now maps other memory, the write changes that memory.
+//! shaders'. Tests can keep writes in flight ([`crate::SimGpu::hold_posted_writes`]). Otherwise, writes arrive
+//! immediately. As with an IOMMU, the address of a write is looked up when the write arrives: if the address has been
+//! unmapped, the write is lost; if it now maps other memory, the write changes that memory.
 
 use super::sysmem::SysmemView;
 use super::{BusError, Memory};

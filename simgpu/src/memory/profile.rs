@@ -31,17 +31,17 @@ impl Counters {
         let block = address / AccessCounts::BLOCK_BYTES;
         let Some(group) = self.groups.get((block / GROUP_BLOCKS) as usize) else { return };
         let counters = group.get_or_init(|| (0..GROUP_BLOCKS).map(|_| AtomicU64::new(0)).collect());
-        // The counter would need centuries to wrap.
+        // The counter would wrap only after centuries.
         counters[(block % GROUP_BLOCKS) as usize].fetch_add(bursts, Ordering::Relaxed);
     }
 
-    /// Returns the accessed blocks by number, with their counts. `reset` sets the counts to zero.
+    /// Returns the numbers of the accessed blocks, with their counts. If `reset` is true, sets the counts to zero.
     fn read(&self, reset: bool) -> impl Iterator<Item = (u64, u64)> {
         let groups = (0..).zip(&self.groups).filter_map(|(index, group)| Some((index, group.get()?)));
         let blocks = groups.flat_map(|(index, group)| (index * GROUP_BLOCKS..).zip(group));
         blocks
             .map(move |(block, counter)| {
-                // A single swap counts a concurrent access exactly once: in this reading or in the next.
+                // A single swap counts a concurrent access exactly once, either in this reading or in the next one.
                 let count = if reset { counter.swap(0, Ordering::Relaxed) } else { counter.load(Ordering::Relaxed) };
                 (block, count)
             })
@@ -77,7 +77,7 @@ impl Profile {
         }
     }
 
-    /// Returns the counts. `reset` sets them to zero.
+    /// Returns the counts. If `reset` is true, sets the counts to zero.
     pub(super) fn read(&self, reset: bool) -> AccessCounts {
         let mut vram = vec![0; self.blocks];
         for (block, count) in self.vram.read(reset) {

@@ -61,12 +61,12 @@ pub enum VramError {
     },
 }
 
-/// The card's own memory. It is initially zero, and any thread may read and write it.
+/// The card's own memory. The memory is initially zero, and any thread may read and write it.
 #[derive(Debug)]
 pub struct Vram {
     region: MmapRegion,
     size: u64,
-    /// The file of the memory, if another process can take the memory over.
+    /// The file that contains the memory, if another process can take the memory over.
     file: Option<File>,
 }
 
@@ -101,10 +101,10 @@ impl Vram {
         Self::of_file(made.map_err(|source| VramError::File { size, source: source.into() })?, size)
     }
 
-    /// Takes over the memory of a card in another process.
+    /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// See [`VramError`]. Also if the file has a different size, or could be truncated while in use.
+    /// See [`VramError`]. Also returns an error if the file has a different size, or could be truncated while in use.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -126,7 +126,7 @@ impl Vram {
         self.file.as_ref()
     }
 
-    /// Turns the memory controllers off: the memory then answers no access.
+    /// Turns the memory controllers off. The memory then does not respond.
     #[must_use]
     pub fn off(self) -> Self {
         Self { size: 0, ..self }
@@ -144,14 +144,14 @@ impl Vram {
         if address.0 >= self.size || len > self.size - address.0 {
             return Err(beyond);
         }
-        // Both values fit into `usize`, because they are smaller than a mapping.
+        // Both values are smaller than a mapping, so they fit into `usize`.
         self.region.get_slice(address.0 as usize, len as usize).map_err(|_| beyond)
     }
 
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been read then.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, no byte has been read.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,7 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. No byte has been written then.
+    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, no byte has been written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -173,7 +173,7 @@ impl Vram {
         Ok(())
     }
 
-    /// Fills a range with zeros. Pages that are zero already are not written, so that scrubbing untouched memory
+    /// Fills a range with zeros. Pages that are already zero are not written, so that scrubbing untouched memory
     /// allocates no host memory.
     fn clear(&self, address: VramAddr, len: usize) -> Result<(), BusError> {
         let mut now = [0; HOST_PAGE];
@@ -183,7 +183,7 @@ impl Vram {
             let run = (len - done).min(HOST_PAGE - at as usize % HOST_PAGE);
             let whole = (len - done) / HOST_PAGE * HOST_PAGE;
             if let Some(file) = self.file.as_ref().filter(|_| run == HOST_PAGE && whole > 0) {
-                // Reading a page of the file would allocate it, so punch holes.
+                // Reading a page of the file would allocate it, so punch holes instead.
                 let holes = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
                 self.piece(address.offset(done as u64), whole as u64)?;
                 if fallocate(file, holes, at, whole as u64).is_ok() {

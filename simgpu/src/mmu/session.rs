@@ -1,8 +1,8 @@
 //! Sessions of accesses through one address space.
 //!
 //! Work is charged for the bytes that it transfers, so code that works for a channel counts its accesses
-//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the
-//! translation of the access; when the translation is replaced, its count is attributed to a memory.
+//! ([`Session::count`] and the `counted` functions; copies always count). Counting is a single addition to the last
+//! translation. When this translation is replaced, its count is attributed to a memory.
 
 use super::tlb::TlbEntry;
 use super::walk::{check, place, walk};
@@ -125,7 +125,7 @@ impl<'a> Session<'a> {
     }
 
     /// Returns the bytes transferred from or to system memory since the last call; bytes transferred in both directions
-    /// count twice. Call it at the end of the session, or the counts of the last pages are lost.
+    /// count twice. Call it at the end of the session. Otherwise, the counts of the last pages are lost.
     pub fn take_bus_bytes(&mut self) -> u64 {
         self.sort(false);
         self.sort(true);
@@ -164,7 +164,7 @@ impl<'a> Session<'a> {
         let entry = self.entry(va, write)?;
         let fail = |reason| MmuFault { reason, va, write };
         check(entry.pte, write, self.access.privileged).map_err(fail)?;
-        // GUESS: the reason's later name is "unsupported aperture", and the card has no peers.
+        // GUESS: the reason was later named "unsupported aperture", and the card has no peers.
         let (address, to_end) = place(entry, va).ok_or(fail(fault::COMPRESSED_SYSRAM))?;
         // The limit of the address space may be within the page.
         let bytes = to_end.min((self.space.limit.0 - va.0).saturating_add(1));
@@ -194,10 +194,10 @@ impl<'a> Session<'a> {
         Ok(entry)
     }
 
-    /// Reads bytes. Bytes that no memory answers read as ones.
+    /// Reads bytes. Bytes without memory read as ones.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page cannot be accessed. Part of `data` may then have been filled.
+    /// [`MmuFault`] if a page cannot be accessed. In this case, part of `data` may have been filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -213,7 +213,7 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Writes bytes. Unanswered writes are lost.
+    /// Writes bytes. Writes to bytes without memory are lost.
     ///
     /// # Errors
     /// [`MmuFault`] if a page cannot be accessed. The bytes before that page have been written then.
@@ -318,8 +318,8 @@ impl<'a> Session<'a> {
         }))
     }
 
-    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory answers,
-    /// reads return ones and writes are lost.
+    /// Copies `len` bytes in ascending order of addresses, and counts them on both sides. Where no memory exists, reads
+    /// return ones and writes are lost.
     ///
     /// # Errors
     /// [`CopyFault`], with the number of bytes that were copied before. For each run, the source is accessed before the
@@ -346,8 +346,8 @@ impl<'a> Session<'a> {
         Ok(())
     }
 
-    /// Returns the copy as a single run if source and target are within the last used pages, as for a row of a block or
-    /// a short line.
+    /// Returns the copy as a single run if source and target are within the pages that were used last, as for a row of
+    /// a block or a short line.
     fn short_copy(&self, from: GpuVa, to: GpuVa, len: u64) -> Option<Piece> {
         let (source, target) = (self.reads.place(from)?, self.writes.place(to)?);
         (source.bytes >= len && target.bytes >= len).then_some(Piece { from: source.address, to: target.address, len })
@@ -381,7 +381,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// Copies a run that is partly not backed by memory: copies only readable bytes to writable addresses, slowly.
+    /// Copies a run that memory backs only in part: copies only readable bytes to writable addresses, slowly.
     #[cold]
     fn copy_over_a_hole(&self, from: BusAddr, to: BusAddr, len: u64) {
         let mut buffer = [0; 256];

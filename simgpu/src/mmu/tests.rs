@@ -1,4 +1,4 @@
-//! Tests of the MMU. They write tables with explicit bits and not through `nvspec`'s formats, so that each checks the
+//! Tests of the MMU. The tests write tables with explicit bits instead of `nvspec`'s formats, so that each checks the
 //! other.
 
 mod faults;

@@ -1,7 +1,7 @@
 //! A TLB: keeps translations until they are flushed or displaced.
 //!
 //! The TLB consists of two direct-mapped tables, one per page size. They are divided into sets, each with its own lock.
-//! The TLB holds far more entries than that of a real card, which makes it more likely to reveal a missing flush.
+//! The TLB has far more entries than that of a real card, so that a missing flush is more likely to have an effect.
 
 use crate::memory::BusAddr;
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE};
@@ -101,7 +101,7 @@ impl Tlb {
 
     fn small_line(key: TlbKey) -> usize {
         let page = key.va.0 / SMALL_PAGE;
-        // Include the bits above those of the set, so that addresses that are 8 MiB apart do not always collide.
+        // Include the bits above those of the set, so that addresses 8 MiB apart do not always collide.
         ((page ^ (page >> 11)).wrapping_add(spread(key.directory) >> 6) % SMALL_LINES as u64) as usize
     }
 

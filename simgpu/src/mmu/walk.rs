@@ -6,7 +6,7 @@ use crate::memory::{BusAddr, View};
 use nvspec::addr::{GpuVa, LARGE_PAGE, SMALL_PAGE, VA_BITS};
 use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault, kind};
 
-/// Finds the page table entry of `va`. Does not check permissions ([`check`] does); `write` is for the fault only.
+/// Finds the page table entry of `va`. Permissions are left to [`check`]; `write` is for the fault only.
 ///
 /// # Errors
 /// [`MmuFault`] with the reason that the card would report.

@@ -1,4 +1,4 @@
-//! Tests of host methods while an engine works.
+//! Tests host methods while an engine works.
 
 use super::driver::{CE0, Driver, PAGE, acquire, ce_copy, object, release, small, words};
 use crate::{EngineId, Fault, FaultKind};

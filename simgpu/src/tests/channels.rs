@@ -1,4 +1,4 @@
-//! Tests of channels: copies, semaphores, interrupts, and switches.
+//! Tests channels: copies, semaphores, interrupts, and switches.
 
 use super::driver::{
     CE0, CE1, Driver, M2MF, PAGE, acquire, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -150,7 +150,7 @@ fn channels_on_the_runlist_take_turns_and_keep_their_state() {
         let seed = index as u32;
         driver.buffer(channel, A, 1, seed);
         targets.push(driver.buffer(channel, B, 1, 99));
-        // Send all methods of the copy except the launch.
+        // Send all methods of the copies except the launches.
         let copy = m2mf_copy(A, B, PAGE as u32);
         driver.push(channel, &words(&[object(M2MF), copy[..copy.len() - 2].to_vec()]));
     }

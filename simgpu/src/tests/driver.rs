@@ -1,5 +1,5 @@
 //! A minimal driver: creates page tables, channels and push buffers in the hardware's formats, through the card's own
-//! windows. It shares `nvspec`'s constants with the card, but no code.
+//! windows. The driver shares `nvspec`'s constants with the card, but no code.
 
 use crate::{Config, SimGpu};
 use card::{Aperture, Card, DmaMemory};

@@ -1,4 +1,4 @@
-//! Tests of errors, and of the driver's recovery.
+//! Tests errors, and the driver's recovery.
 
 use super::driver::{
     CE0, CE1, Driver, IMAGE_VA, M2MF, PAGE, ce_copy, m2mf_copy, methods, object, release, small, words,
@@ -331,7 +331,7 @@ fn card_lost_from_bus_reads_ones_and_stays_dead_after_reset() {
     let mut read = [0; 4];
     driver.card.aperture_read(Aperture::Bar1, 0, &mut read);
     assert_eq!((driver.rd(pmc::ENABLE::OFFSET), driver.rd(pramin::BASE), read), (u32::MAX, u32::MAX, [0xff; 4]));
-    // A reset does not bring the card back either.
+    // A reset does not bring the card back, either.
     driver.card.reset();
     assert_eq!(driver.rd(pmc::BOOT_0::OFFSET), u32::MAX);
 }

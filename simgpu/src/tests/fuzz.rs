@@ -121,7 +121,7 @@ proptest! {
         for op in ops {
             apply(&driver, &mut channel, op);
         }
-        // This loop must end, because any push buffer is finite. The only work left may be waits for a later time.
+        // This loop must end, because any push buffer is finite. Only waits for a later time may be left.
         let mut gpu = driver.card.gpu();
         let rested = (0..200_000).any(|_| gpu.step() != Progress::Ran);
         prop_assert!(rested);

@@ -1,4 +1,4 @@
-//! Tests of kernels that channels launch through PFIFO: semaphores, errors, switches, and time.
+//! Tests kernels that channels launch through PFIFO: semaphores, errors, switches, and time.
 
 use super::driver::{At, Channel, Driver, PAGE, acquire, methods, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, SimGpu, TimeModel};
@@ -225,7 +225,7 @@ fn time_of_a_kernel_follows_from_its_instructions() {
     }
 }
 
-/// Adds to one word per thread, in rounds. The words are a stride apart, in bytes.
+/// Adds to one word per thread, in rounds. The words are separated by a stride in bytes.
 const STRIDE: &str = ".kernel k
     S2R R0, SR_TID.X
     MOV R1, c[0][0x24]

@@ -29,7 +29,7 @@ const UNMAPPED_ADDR: u64 = 0x555_5000;
 /// Address of a read-only page.
 const READ_ONLY: u64 = 0x440_0000;
 
-/// A card with one channel that fails and one channel that computes.
+/// A card with two channels: one fails, and the other computes.
 struct Pair {
     driver: Driver,
     bad: Channel,
@@ -93,7 +93,7 @@ fn errs(code: &str, more: &[Vec<u32>], error: Error) {
         assert_eq!(driver.rd(pgraph::INTR::OFFSET), 0, "{code}");
     };
     match error {
-        // The client is 1 of the first cluster (its texture unit and L1), or 4 of the hub (dispatch).
+        // The client is number 1 of the first cluster (its texture unit and L1), or number 4 of the hub (dispatch).
         Error::Shader(reason, va, write) => faulted(1 << 8, reason, va, write),
         Error::Method(reason, va, write) => faulted(1 << 6 | 4 << 8, reason, va, write),
         Error::Warp(error) => {

@@ -1,4 +1,4 @@
-//! Tests of posted writes to host memory that are in flight.
+//! Tests posted writes to host memory that are in flight.
 
 use super::driver::{At, CE0, Channel, Driver, PAGE, ce_copy, methods, object, pattern, release, small, words};
 use nvspec::regs::{pfb, pflush};

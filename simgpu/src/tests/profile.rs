@@ -1,4 +1,4 @@
-//! Tests of the access counts of engines and kernels per memory block.
+//! Tests the counts of accesses by engines and kernels per memory block.
 
 use super::driver::{At, CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use super::kernels::{ADD, BANK, DATA, launch, prepare, query, set_up};
@@ -26,8 +26,8 @@ fn touched(counts: &AccessCounts) -> (Touched, Touched) {
     (vram.map(|(block, count)| (block * BLOCK, *count)).collect(), counts.system.clone().into_iter().collect())
 }
 
-/// Maps 64 pages of VRAM at `va` in the channel's address space. They start 16 pages before the end of a block; returns
-/// that end.
+/// Maps 64 pages of VRAM at `va` in the channel's address space. The pages start 16 pages before the end of a block.
+/// Returns the address of that end.
 fn across_blocks(driver: &mut Driver, channel: &Channel, va: u64) -> u64 {
     let at = driver.vram(4 * BLOCK / PAGE).next_multiple_of(BLOCK) + BLOCK;
     driver.map(channel.space, va, At::Vram(at - 16 * PAGE), 64);

@@ -1,4 +1,4 @@
-//! Tests of registers and windows.
+//! Tests registers and windows.
 
 use super::driver::{At, Driver, PAGE, small};
 use crate::{Config, SimGpu};
@@ -8,7 +8,8 @@ use nvspec::regs::{self, pbfb, pbfb_bcast, pbus, pfb, pfifo, pmc, ppci, ptop};
 use nvspec::{Access, RegInfo};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Registers whose reads differ from the stored value. Each is either tested separately or a constant of the chip.
+/// Registers whose reads differ from the stored value. Each of them either has its own test or is a constant of the
+/// chip.
 const COMPUTED: &[&str] = &[
     "BOOT_0",
     "ENABLE",

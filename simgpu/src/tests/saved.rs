@@ -1,4 +1,4 @@
-//! Tests of halting, saving and restoring a card, with a handover of its memory.
+//! Tests halting, saving and restoring a card, with a handover of its memory.
 
 use super::driver::{CE0, Channel, Driver, ce_copy, methods, object, release, small, words};
 use crate::memory::Vram;
@@ -196,7 +196,7 @@ fn cards_that_cannot_be_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Edits a saved card. The card must be refused, or be restored as a card that may misbehave but never panics.
+    /// Edits a saved card. The card must be rejected, or restored as a card that may misbehave but never panics.
     #[test]
     fn edited_bytes_never_panic(edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let (mut driver, mut channel, ..) = copier(&config());

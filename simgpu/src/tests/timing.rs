@@ -1,4 +1,4 @@
-//! Tests of the time model, with a manual clock.
+//! Tests the time model with a manual clock.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object, release, small, words};
 use crate::{ComputeTiming, Config, EngineId, EngineTiming, Fault, FaultKind, TimeModel};
@@ -8,7 +8,7 @@ const A: u64 = 0x100_0000;
 const B: u64 = 0x200_0000;
 const SEM: u64 = 0x300_0000;
 
-/// Returns a configuration in which a byte takes 1 ns, a launch 1 us, and a switch 100 ns.
+/// Returns a configuration in which a byte takes 1 ns, a launch takes 1 us, and a switch takes 100 ns.
 fn slow() -> Config {
     let timing = EngineTiming { bytes_per_second: 1_000_000_000, launch_ns: 1_000 };
     Config {
@@ -83,7 +83,7 @@ fn late_host_does_not_make_the_card_slower() {
 #[test]
 fn late_host_does_not_delay_start_of_card_work() {
     let takes = |switches: u64| 100 * switches + 1_000 + 4 * PAGE;
-    // Test both cases: the driver removes the channel from its engine before the card's thread runs, or it does not.
+    // Test both cases: the driver removes the channel from its engine before or after the card's thread runs.
     for off in [false, true] {
         let mut driver = Driver::new(&slow());
         let mut channel = driver.only_channel(1);
@@ -213,8 +213,8 @@ fn injected_delay_is_added_even_without_a_model() {
 /// Returns true if the page with this number of a buffer is in host memory.
 type Host = fn(u64) -> bool;
 
-/// Maps `pages` pages at `va` in the channel's address space. Pages that `host` selects are in host memory, at the I/O
-/// virtual address `va`.
+/// Maps `pages` pages at `va` in the channel's address space. The pages that `host` selects are in host memory, at the
+/// I/O virtual address `va`.
 fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Host) {
     let vram = driver.vram(pages);
     driver.host(va, pages);
@@ -227,8 +227,8 @@ fn buffer(driver: &mut Driver, channel: &Channel, va: u64, pages: u64, host: Hos
 #[test]
 fn bytes_of_a_copy_that_cross_the_bus_take_its_time() {
     let (none, all, some): (Host, Host, Host) = (|_| false, |_| true, |page| page % 4 == 1);
-    // The last field of a case is the copy's time per byte in ns: one for the engine, plus the bus time of each byte
-    // that crosses the bus.
+    // The last field of each case is the copy's time per byte in ns: 1 ns for the engine, plus the bus time of each
+    // byte that crosses the bus.
     let cases: [(u64, Host, Host, u64); 7] = [
         (4, none, none, 16),
         (4, all, none, 16 * 4),

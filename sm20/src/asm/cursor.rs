@@ -69,7 +69,7 @@ impl<'a> Cursor<'a> {
         self.rest().is_empty()
     }
 
-    /// Skips this text if it comes next, and the spaces before it.
+    /// Skips this text, and the spaces before it, if it comes next.
     pub(super) fn eat(&mut self, text: &str) -> bool {
         let before = self.at;
         self.skip_spaces();
@@ -81,7 +81,7 @@ impl<'a> Cursor<'a> {
         false
     }
 
-    /// Skips this text, or fails.
+    /// Skips this text, or fails if other text comes next.
     pub(super) fn expect(&mut self, text: &str) -> Result<(), Failure> {
         if self.eat(text) {
             return Ok(());
@@ -120,7 +120,7 @@ impl<'a> Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
-    /// Returns the text between this position and another in the same statement.
+    /// Returns the text between this position and another position in the same statement.
     pub(super) fn between(&self, other: &Self) -> &'a str {
         self.text.get(self.at..other.at).unwrap_or("")
     }

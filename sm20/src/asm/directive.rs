@@ -95,7 +95,7 @@ pub(super) fn first_pass<'a>(
 }
 
 /// Reads the total size of the parameters, or the sizes of the individual parameters, separated by commas. An
-/// individual parameter is aligned to its size if this is 1, 2, 4, 8 or 16 bytes, and to 4 bytes otherwise.
+/// individual parameter is aligned to its size if the size is 1, 2, 4, 8 or 16 bytes, and to 4 bytes otherwise.
 fn parameters(cursor: &mut Cursor<'_>, symbols: &Symbols) -> Result<(u32, Vec<Parameter>), Failure> {
     let first = ranged(cursor, symbols, MAX_PARAMS)?;
     if !cursor.eat(",") {
@@ -174,7 +174,7 @@ fn new_name<'a>(cursor: &mut Cursor<'a>) -> Result<&'a str, Failure> {
     }
 }
 
-/// Reads a number from 0 to `limit`, which fits in 32 bits.
+/// Reads a number from 0 to `limit`, which must fit into 32 bits.
 fn ranged(cursor: &mut Cursor<'_>, symbols: &Symbols, limit: i64) -> Result<u32, Failure> {
     let at = operand(*cursor);
     let value = expression(cursor, symbols)?;

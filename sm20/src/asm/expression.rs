@@ -69,7 +69,7 @@ fn factor(cursor: &mut Cursor<'_>, symbols: &Symbols, depth: u32) -> Result<i64,
     if negative { value.checked_neg().ok_or(()).or_else(|()| at.fail("the number is too large")) } else { Ok(value) }
 }
 
-/// Reads a number: decimal, or with 0x or 0b; underscores separate digits.
+/// Reads a number: decimal, or with the prefix 0x or 0b; underscores may separate digits.
 fn number(word: &str) -> Option<i64> {
     let digits: String = word.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
     let magnitude = match digits.get(..2) {

@@ -1,4 +1,4 @@
-//! First pass: statements, their addresses, labels, constants, kernels.
+//! First pass: finds statements, their addresses, labels, constants, and kernels.
 
 use super::cursor::{Cursor, Failure};
 use super::statement::statements;
@@ -6,7 +6,7 @@ use super::symbols::{Symbols, usable};
 use super::{AsmError, Kernel, MAX_BYTES, MAX_ERRORS, directive};
 use crate::ir::Form;
 
-/// Code that a statement produces.
+/// The code that a statement produces.
 #[derive(Clone, Copy)]
 pub(super) enum Place {
     Instruction {
@@ -136,7 +136,7 @@ impl<'a> Layout<'a> {
     }
 }
 
-/// Returns the form of an instruction: 32 bits if `.E32` is among its suffixes.
+/// Returns the form of an instruction: the 32-bit form if `.E32` is among its suffixes.
 fn form_of(mut cursor: Cursor<'_>) -> Form {
     if cursor.eat("@") {
         _ = cursor.eat("!");

@@ -60,7 +60,7 @@ fn template(mnemonic: &str) -> Option<(Op, bool)> {
     has_long.then_some((op, true))
 }
 
-/// The suffixes of a mnemonic. Each modifier takes the suffix that belongs to it.
+/// The suffixes of a mnemonic. Each modifier takes its own suffix.
 struct Suffixes<'a> {
     mnemonic: &'a str,
     /// Suffixes with their columns. An entry becomes `None` when a modifier takes the suffix.
@@ -204,8 +204,8 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Reads an immediate's 32 bits. For floats, this is a number with or without a point or exponent, or the bits in
-    /// hexadecimal.
+    /// Reads an immediate's 32 bits. For floats, the number is written with or without a point or exponent, or as the
+    /// bits in hexadecimal.
     fn immediate(&mut self, kind: Kind) -> Read<u32> {
         self.cursor.skip_spaces();
         let at = *self.cursor;
@@ -229,7 +229,7 @@ impl<'b> Operands<'_, 'b> {
         }
     }
 
-    /// Skips a prefix, unless it is part of a number, and the parentheses around a number that follows the prefix.
+    /// Skips a prefix that is not part of a number, and the parentheses around a number that follows the prefix.
     fn prefixed<T>(&mut self, prefix: char, read: impl FnOnce(&mut Self) -> Read<T>) -> Read<(bool, T)> {
         let mut ahead = *self.cursor;
         ahead.take(|c| c == prefix);
@@ -251,7 +251,7 @@ impl<'b> Operands<'_, 'b> {
         Ok((true, value))
     }
 
-    /// Returns true if the next text is an operand that allows the prefix, and not a name that is part of a number.
+    /// Returns true if the next text is an operand that permits the prefix, and not a name that is part of a number.
     fn is_operand(&self, mut cursor: Cursor<'b>) -> bool {
         match cursor.peek() {
             Some('(' | '|') => true,

@@ -12,7 +12,7 @@ pub(super) enum Named {
     Predicate(Predicate),
 }
 
-/// Names by kernel; names under `None` are valid everywhere.
+/// Names, by the kernel in which they are valid; names under `None` are valid everywhere.
 #[derive(Default)]
 pub(super) struct Symbols {
     /// The kernel that is being read.
@@ -40,7 +40,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// Gives a register a name, valid from here on in the current scope. The name can be defined again.
+    /// Gives a register a name, which is valid from here on in the current scope. The name can be defined again.
     pub(super) fn register(&mut self, name: &str, named: Named) {
         self.registers.insert((self.scope, name.to_owned()), named);
     }

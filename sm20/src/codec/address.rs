@@ -79,8 +79,8 @@ impl Field for CacheLine {
     }
 }
 
-/// Target of a control instruction. If bit 14 is set, the target is a word of a constant bank (bank at bit 42, byte
-/// offset at bit 26).
+/// Target of a control instruction. If bit 14 is set, the target is in a word of a constant bank (the bank is at bit
+/// 42, and the byte offset at bit 26).
 pub(super) enum Goto {
     /// 24 bits at bit 26, relative to the end of the instruction.
     Relative,

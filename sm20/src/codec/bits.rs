@@ -1,4 +1,4 @@
-//! Bit fields of 64-bit words. Positions and widths are constants of the tables, below 64.
+//! Bit fields of 64-bit words. Positions and widths are constants in the tables, and are below 64.
 
 /// Returns a word with the low `width` bits set.
 pub(super) const fn ones(width: u32) -> u64 {

@@ -275,7 +275,7 @@ impl<T: Code> Field for Coded<T> {
     }
 }
 
-/// A field without bits: the encoding has only this value.
+/// A field without bits, because the encoding has only this value.
 pub(super) struct Fixed<T>(pub T);
 
 impl<T: Copy + PartialEq> Field for Fixed<T> {
@@ -324,7 +324,7 @@ impl Field for Int {
 pub(super) enum Immediate {
     /// Sign-extended.
     Signed,
-    /// Used as the upper bits of a word.
+    /// The immediate is the upper bits of a word.
     Upper,
 }
 
@@ -411,7 +411,7 @@ impl Field for Src {
     }
 }
 
-/// The second and third operand. One of them can be a constant, and the second can be an immediate.
+/// The second and third operand. One of these operands can be a constant, and the second operand can be an immediate.
 pub(super) struct SrcPair(pub Immediate);
 
 impl Field for SrcPair {

@@ -1,4 +1,4 @@
-//! Integer arithmetic: type 3, and type 2 for 32-bit immediates.
+//! Integer arithmetic: type 3 encodings, and type 2 for 32-bit immediates.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

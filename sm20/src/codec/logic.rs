@@ -1,4 +1,4 @@
-//! Logic, shifts and bit fields: type 3, POPC type 4, and type 2 for 32-bit immediates.
+//! Logic, shifts and bit fields: type 3 encodings, type 4 for POPC, and type 2 for 32-bit immediates.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

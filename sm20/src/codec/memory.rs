@@ -1,4 +1,4 @@
-//! Memory: type 5, and LDC type 6.
+//! Memory: type 5 encodings, and type 6 for LDC.
 
 use super::address::{ATOMIC, CacheLine, GLOBAL, GLOBAL_LOCK, WINDOW};
 use super::field::*;

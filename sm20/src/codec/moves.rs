@@ -1,4 +1,4 @@
-//! Moves, selection and predicates: type 4, and type 2 for 32-bit immediates.
+//! Moves, selection and predicates: type 4 encodings, and type 2 for 32-bit immediates.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

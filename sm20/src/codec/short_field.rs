@@ -55,7 +55,7 @@ impl Field for Small {
     }
 }
 
-/// Like [`Small`], but without registers.
+/// Same as [`Small`], but without registers.
 pub(super) struct SmallConstant(pub Small);
 
 impl Field for SmallConstant {
@@ -113,8 +113,8 @@ impl Field for SplitImmediate {
     }
 }
 
-/// The upper 12 bits of a word, at bit 20. They count as a 32-bit immediate, because zero would otherwise have two
-/// encodings.
+/// The upper 12 bits of a word, at bit 20. These bits count as a 32-bit immediate, because zero would otherwise have
+/// two encodings.
 pub(super) struct UpperImmediate;
 
 impl Field for UpperImmediate {
@@ -195,7 +195,7 @@ impl Field for Near {
     }
 }
 
-/// LDC's base and displacement. Like [`Near`], but in words.
+/// LDC's base and displacement. Same as [`Near`], but in words.
 pub(super) struct NearConstant;
 
 impl Field for NearConstant {
@@ -295,7 +295,7 @@ impl Field for WordSign {
     }
 }
 
-/// FSETP's comparison: its lowest bit is at bit 7, the others at 14.
+/// The comparison of FSETP: its lowest bit is at bit 7, and the other bits are at bit 14.
 pub(super) struct SplitCompare;
 
 impl Field for SplitCompare {

@@ -1,4 +1,4 @@
-//! Single precision: type 0, and type 2 for 32-bit immediates.
+//! Single precision: type 0 encodings, and type 2 for 32-bit immediates.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};

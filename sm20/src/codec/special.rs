@@ -1,4 +1,4 @@
-//! Barriers, votes, NOP (type 4); and instructions of all types that are not modelled.
+//! Barriers, votes, and NOP (type 4 encodings); and instructions of all types that are not modelled.
 
 use super::field::*;
 use super::table::{Guarding, Row, group, named, rows, union, values};
@@ -16,7 +16,7 @@ rows! { ROWS, Guard, true, 0x8;
     }
 }
 
-/// Name, value and mask of instructions that exist but are not modelled. Their other bits are ignored.
+/// Name, value and mask of instructions that exist but are not modelled. Bits outside the mask are ignored.
 pub(super) static UNSUPPORTED: &[(&str, u64, u64)] = &[
     ("FSWZ", 0x4800_0000_0000_0000, 0xf800_0000_0000_000f),
     ("IPA", 0xc000_0000_0000_0000, 0xf800_0000_0000_000f),

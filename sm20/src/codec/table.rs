@@ -44,7 +44,7 @@ pub(super) fn union(masks: &[u64]) -> (u64, u64) {
     masks.iter().fold((0, 0), |(all, twice), mask| (all | mask, twice | (all & mask)))
 }
 
-/// Returns a field's result, with the field's name in the error.
+/// Returns the result of a field, with the field's name in the error.
 pub(super) fn named<T>(field: &'static str, result: Result<T, Reason>) -> Result<T, FieldError> {
     result.map_err(|why| (field, why))
 }
@@ -69,7 +69,8 @@ macro_rules! rows {
             fields: || {
                 $(let $first = $codec;)*
                 let fields = union(&[$(Field::mask(&$first)),*]);
-                // Never called: this closure only lets the compiler infer the type of each field's operand.
+                // This closure is never called. The closure only lets the compiler infer the type of each field's
+                // operand.
                 let _types = || -> Result<Op, Reason> {
                     $(let group!($first $($more)*) = Field::get(&$first, 0)?;)*
                     Ok(Op::$variant { $($first $(, $more)*),* })

@@ -1,4 +1,4 @@
-//! Tests of the tables: each table is consistent, and decoding and encoding agree for words of all kinds.
+//! Tests the tables: each table is consistent, and decoding and encoding agree for words of all kinds.
 
 use super::*;
 use crate::tests::text::word_of;
@@ -95,7 +95,7 @@ fn single_bits_that_no_field_covers_are_refused() {
 fn every_operation_has_an_encoding() {
     for (name, template) in Op::TEMPLATES {
         let op = match template() {
-            // Without this change the target would be relative, which this operation does not support.
+            // Without this change, the target would be relative, which this operation does not support.
             Op::Jmp { test, uniform, limit, .. } => {
                 Op::Jmp { target: crate::Target::Absolute(0), test, uniform, limit }
             }
@@ -125,8 +125,8 @@ fn unmodelled_instruction_has_a_name() {
     assert!(encode(&forged).is_err());
 }
 
-/// Returns words of all kinds: random words, short words, words with few bits set, and neighbours of valid words. The
-/// whole space is too sparse for random words alone: about one word in a hundred is an instruction.
+/// Returns words of all kinds: random words, short words, words with few bits set, and neighbours of valid words.
+/// Random words alone are not sufficient, because only about one word in a hundred is an instruction.
 fn any_word(random: &mut Rng, last: u64) -> u64 {
     let bits = random.u64(..);
     let word = random.u64(..);
@@ -157,7 +157,7 @@ fn a_million_words_through_instructions_and_text() {
         (good, last) = (good + 1, word);
         let instruction = decode(word).unwrap();
         seen.insert(instruction.op.mnemonic());
-        // Test the text less often: it takes longer, and does not depend on undefined bits.
+        // Test the text less often, because it takes longer and does not depend on undefined bits.
         if good % 8 == 0 {
             let text = instruction.to_string();
             assert_eq!(word_of(&text), Ok(canonical(word)), "{text}");

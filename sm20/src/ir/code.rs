@@ -22,7 +22,7 @@ macro_rules! codes {
 }
 
 codes! {
-    /// Treatment of an addition's two operands.
+    /// Treatment of the two operands of an addition.
     AddMode: 2 {
         /// a + b
         #[default] Add = 0 "ADD",
@@ -68,9 +68,9 @@ codes! {
     PredicateLogic: 2 {
         /// Both the comparison and the predicate are true.
         #[default] And = 0 "AND",
-        /// At least one of them is true.
+        /// The comparison, the predicate, or both are true.
         Or = 1 "OR",
-        /// Exactly one of them is true.
+        /// Either the comparison or the predicate is true, but not both.
         Xor = 2 "XOR",
     }
 
@@ -86,7 +86,8 @@ codes! {
         PassB = 3 "PASS_B",
     }
 
-    /// Minimum or maximum of a part of a wider number; each part passes its result to the next in the condition code.
+    /// Minimum or maximum of one part of a wider number. Each part passes its result to the next part in the condition
+    /// code.
     Extended: 2 {
         /// The whole number of 32 bits.
         #[default] Whole = 0 "",
@@ -154,7 +155,7 @@ codes! {
         Replicate16 = 6 "RC16",
     }
 
-    /// Width of a memory access, and how a narrow value fills the register.
+    /// Width of a memory access, and the rule for extending a narrow value to the register.
     Width: 3 {
         /// A byte, zero-extended.
         U8 = 0 "U8",
@@ -284,7 +285,7 @@ codes! {
         Eq = 2 "EQ",
     }
 
-    /// Action of a barrier instruction. The first three actions wait; without results they are BAR.SYNC.
+    /// Action of a barrier instruction. The first three actions wait. Without results, they are BAR.SYNC.
     BarrierOp: 3 {
         /// Waits, and counts the threads whose predicate is true.
         #[default] Popc = 0 "POPC",
@@ -311,11 +312,11 @@ codes! {
     /// Part of a register that a narrow conversion reads: a byte, or for 16 bits the half-word that starts at that
     /// byte.
     Byte: 2 {
-        /// Bits 0 and up.
+        /// Bits 0 to 7 (B0), or the lower half-word.
         #[default] B0 = 0 "B0",
         /// Bits 8 to 15.
         B1 = 1 "B1",
-        /// Bits 16 and up: B2, or the upper half-word.
+        /// Bits 16 to 23 (B2), or the upper half-word.
         B2 = 2 "B2",
         /// Bits 24 to 31.
         B3 = 3 "B3",
@@ -428,7 +429,8 @@ impl IntType {
     }
 }
 
-/// A comparison, as the set of relations between two numbers for which it is true. All sixteen sets can be encoded.
+/// A comparison, represented by the set of relations between two numbers for which it is true. All sixteen sets can be
+/// encoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Compare(u8);
 
@@ -447,7 +449,7 @@ impl Compare {
     pub const GE: Self = Self(6);
     /// Neither is a NaN.
     pub const NUM: Self = Self(7);
-    /// At least one is a NaN.
+    /// At least one of the numbers is a NaN.
     pub const NAN: Self = Self(8);
     /// Never.
     pub const FALSE: Self = Self(0);

@@ -29,7 +29,7 @@ macro_rules! ops {
         pub enum Op {
             $($(#[$meta])* $variant { $($field: $type),* },)*
             /// An instruction that exists but is not modelled (texture, surface, graphics, video). The interpreter must
-            /// refuse it with a fault.
+            /// reject it with a fault.
             Unsupported {
                 /// NVIDIA's mnemonic, or the name of a group.
                 name: &'static str,
@@ -65,7 +65,7 @@ ops! {
 
     /// Sum or difference.
     IAdd "IADD" { dst: Register, write_cc: bool, a: Register, b: Source, mode: AddMode, saturate: bool, carry_in: bool }
-    /// Low word of the product, or high word if `high` is set.
+    /// Low word of the product, or its high word if `high` is set.
     IMul "IMUL" { dst: Register, write_cc: bool, a: Register, b: Source, a_signed: bool, b_signed: bool, high: bool }
     /// Low or high word of a * b, combined with c; the first operand of `mode` is the product.
     IMad "IMAD" {
@@ -109,7 +109,7 @@ ops! {
     /// Bit field of a, whose bits are reversed first if `reverse` is set. The position is in b's bits 0 to 7, and the
     /// length in bits 8 to 15.
     Bfe "BFE" { dst: Register, write_cc: bool, a: Register, b: Source, signed: bool, reverse: bool }
-    /// c, where a's low bits replace the bit field that b selects as in BFE.
+    /// The value c, in which a's low bits replace the bit field that b selects as in BFE.
     Bfi "BFI" { dst: Register, write_cc: bool, a: Register, b: Source, c: Source }
     /// Number of the highest set bit (if signed, of the highest bit that differs from the sign), or all ones if no such
     /// bit exists. With `shift_amount`, the left shift that moves this bit to bit 31 instead.
@@ -168,7 +168,7 @@ ops! {
     }
     /// Like FMNMX.
     DMnMx "DMNMX" { dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, select: PredicateOperand }
-    /// Like FSET; the result is one register.
+    /// Same as FSET, but with double precision; the result is one register.
     DSet "DSET" {
         dst: Register, write_cc: bool, a: FloatOperand, b: FloatOperand, compare: Compare, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
@@ -224,7 +224,7 @@ ops! {
         dst: Register, write_cc: bool, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, float_result: bool,
         logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// (a combine b) logic accumulate, like ISETP.
+    /// Computes (a combine b) logic accumulate, and writes predicates as ISETP does.
     PSetP "PSETP" {
         p: Predicate, q: Predicate, a: PredicateOperand, b: PredicateOperand, combine: PredicateLogic, logic: PredicateLogic,
         accumulate: PredicateOperand,
@@ -233,7 +233,7 @@ ops! {
     CSet "CSET" {
         dst: Register, write_cc: bool, test: CcTest, float_result: bool, logic: PredicateLogic, accumulate: PredicateOperand,
     }
-    /// Test of the condition code, like ISETP.
+    /// Tests the condition code, and writes predicates as ISETP does.
     CSetP "CSETP" { p: Predicate, q: Predicate, test: CcTest, logic: PredicateLogic, accumulate: PredicateOperand }
 
     // Memory. Values of more than 32 bits are in pairs and quads of registers.
@@ -290,8 +290,8 @@ ops! {
     Nop "NOP" { test: CcTest }
     /// Performance event, selected by a mask.
     Pmtrig "PMTRIG" { test: CcTest, mask: u16 }
-    /// Branch. With `uniform`, branches only if all active lanes take the branch. With `limit`, checks the stack's
-    /// limit.
+    /// Branch. With `uniform`, branches only if all active lanes take the branch. With `limit`, checks the limit of the
+    /// stack.
     Bra "BRA" { target: Target, test: CcTest, uniform: bool, limit: bool }
     /// Branch to the target plus the register; if the target is a constant, the register is added to the constant's
     /// offset.
@@ -318,7 +318,7 @@ ops! {
     Exit "EXIT" { test: CcTest }
     /// Returns from a call.
     Ret "RET" { test: CcTest }
-    /// Ends the lanes, like a discarded fragment.
+    /// Ends the lanes, as for a discarded fragment.
     Kil "KIL" { test: CcTest }
     /// Breaks out of a loop.
     Brk "BRK" { test: CcTest }

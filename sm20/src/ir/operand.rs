@@ -100,16 +100,16 @@ impl Default for Source {
 /// A word in a constant bank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct ConstAddress {
-    /// Number of the bank, 0 to 31; on this hardware, banks from 16 on belong to the driver and the compiler.
+    /// Number of the bank, from 0 to 31; on this hardware, banks from 16 on belong to the driver and the compiler.
     pub bank: u8,
-    /// Offset in bytes. A multiple of 4, except in branch targets, which keep the low bits of the word.
+    /// Offset in bytes. The offset is a multiple of 4, except in branch targets, which keep the low bits of the word.
     pub offset: u16,
 }
 
 /// A floating-point operand with its modifiers; the absolute value is taken before the negation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct FloatOperand {
-    /// The value. For most first operands only a register can be encoded.
+    /// The value. Most first operands can only be a register.
     pub source: Source,
     /// Set for `-`.
     pub negate: bool,
@@ -223,13 +223,13 @@ impl SpecialRegister {
     pub const LMEM_HI_OFF: Self = Self(0x37);
     /// The lane's own bit.
     pub const EQ_MASK: Self = Self(0x38);
-    /// Bits of the lower lanes.
+    /// Mask of the lower lanes.
     pub const LT_MASK: Self = Self(0x39);
-    /// Bits of the lower lanes and the lane's own bit.
+    /// Mask of the lower lanes and the lane itself.
     pub const LE_MASK: Self = Self(0x3a);
-    /// Bits of the higher lanes.
+    /// Mask of the higher lanes.
     pub const GT_MASK: Self = Self(0x3b);
-    /// Bits of the higher lanes and the lane's own bit.
+    /// Mask of the higher lanes and the lane itself.
     pub const GE_MASK: Self = Self(0x3c);
     /// Low word of the clock.
     pub const CLOCK_LO: Self = Self(0x50);

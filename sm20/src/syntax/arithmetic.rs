@@ -4,7 +4,7 @@
 use super::{Kind, Sign, Visitor, small, unless};
 use crate::ir::*;
 
-/// Visits an addition's operands: a subtracted operand has a minus, and the addition of one is `.PO`.
+/// Visits the operands of an addition: a subtracted operand has a minus, and the addition of one is `.PO`.
 fn sum<V: Visitor>(
     v: &mut V,
     mode: &mut AddMode,
@@ -363,7 +363,7 @@ const fn int_kind(of: IntType) -> Kind {
     if of.bits() == 64 { Kind::Long } else { Kind::Int }
 }
 
-/// F2F's rounding, either of the significand or to an integral value.
+/// The rounding of F2F, either of the significand or to an integral value.
 #[derive(Clone, Copy, Default, PartialEq)]
 struct FloatRounding(Rounding, bool);
 

@@ -3,7 +3,7 @@
 use super::{Kind, Visitor, small, unless};
 use crate::ir::*;
 
-/// Lane mask of MOV for all lanes.
+/// Lane mask of MOV that selects all lanes.
 const ALL_LANES: u32 = 15;
 
 pub(super) fn moves<V: Visitor>(op: &mut Op, v: &mut V) -> Result<bool, V::Error> {

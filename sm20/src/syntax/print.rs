@@ -33,7 +33,7 @@ impl Display for Address {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match (self.base.is_zero(), self.offset) {
             (_, 0) => write!(f, "[{}]", self.base),
-            // A 64-bit base is always printed, even if it is RZ: `.E` needs a register.
+            // A 64-bit base is always printed, even if it is RZ, because `.E` needs a register.
             (true, offset) if !self.wide && offset > 0 => write!(f, "[{offset:#x}]"),
             (_, offset) => write!(f, "[{}{}]", self.base, Displacement(offset)),
         }
@@ -49,7 +49,7 @@ impl Display for SpecialRegister {
     }
 }
 
-/// A signed number that is always written with its sign.
+/// A signed number that is always printed with its sign.
 struct Displacement(i32);
 
 impl Display for Displacement {
@@ -58,8 +58,8 @@ impl Display for Displacement {
     }
 }
 
-/// An instruction in the assembler's syntax, without a semicolon. Relative targets are written `pc+0x10`: in bytes from
-/// the end of the instruction.
+/// An instruction in the assembler's syntax, without a semicolon. Relative targets are written as `pc+0x10`: the number
+/// of bytes from the end of the instruction.
 impl Display for Instruction {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         if let Op::Unsupported { name, word } = self.op {
@@ -85,7 +85,7 @@ impl Display for Instruction {
 
 impl Op {
     /// Calls `found` with each register that the operation reads or writes, including RZ, and with the number of
-    /// registers that start there (1, 2 or 4).
+    /// registers in the group that starts there (1, 2 or 4).
     pub fn registers(&self, mut found: impl FnMut(Register, u8)) {
         registers(self, &mut found);
     }

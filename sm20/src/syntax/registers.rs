@@ -1,4 +1,5 @@
-//! Registers that an operation uses.
+//! Calls `found` with each register that an operation reads or writes, including RZ, and with the number of registers
+//! in the group that starts there.
 
 use super::{Kind, Sign, Visitor, walk};
 use crate::ir::*;

@@ -1,5 +1,4 @@
-//! Tests of cubins: valid cubins in the layout of NVIDIA's compilers, damaged cubins, and cubins for other
-//! architectures.
+//! Tests cubins: valid cubins in the layout of NVIDIA's compilers, damaged cubins, and cubins for other architectures.
 
 use object::elf::{ELFCLASS64, EM_CUDA, SHF_ALLOC, SHF_EXECINSTR, SHT_NOBITS, SHT_PROGBITS, SHT_REL};
 use object::write::elf::{FileHeader, SectionHeader, Writer};

@@ -6,7 +6,7 @@ use crate::codec::tests::samples;
 use crate::{Form, Instruction, Op, assemble, decode};
 use fastrand::Rng;
 
-/// Returns the word that results from assembling a text on its own.
+/// Returns the word that results from assembling only this text.
 pub(crate) fn word_of(text: &str) -> Result<u64, String> {
     let program = assemble(text).map_err(|errors| errors[0].to_string())?;
     Ok(match program.words[..] {

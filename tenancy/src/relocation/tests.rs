@@ -119,7 +119,7 @@ fn order_runs_from_quiesce_to_resume() {
     assert_eq!(words(&copies), ["copy1:2", "copy2:1"]);
     let Action::Copy { chunks, .. } = &copies[0] else { panic!("{copies:?}") };
     assert_eq!(chunks.iter().map(|chunk| chunk.index).collect::<Vec<_>>(), [0, 1], "in the order of addresses");
-    // Copies may end in a different order. Each batch is remapped while the other is copied.
+    // Copies may end in a different order. Each batch is remapped while the other batch is copied.
     assert_eq!(words(&world.copied(2, true)), ["remap:1"]);
     assert_eq!(words(&world.remapped(7, 1, 1)), ["moved:1"]);
     assert_eq!(words(&world.copied(1, true)), ["remap:2"]);
@@ -144,7 +144,7 @@ fn batches_of_a_user_are_bounded() {
     world.quiet(7, 1);
     world.copied(1, true);
     world.remapped(7, 1, 2);
-    // Three batches in progress are too many for a new one.
+    // Three batches in progress are too many to start a new one.
     world.relocations.begin_round();
     assert_eq!(world.evict(7, 8..32, false), 0);
     world.copied(2, true);
@@ -322,7 +322,7 @@ fn each_move_ends_once_whatever_the_answers() {
                 5 if !remaps.is_empty() => {
                     let (user, order) = remaps.remove(0);
                     let below = draw(3) as usize;
-                    // The order may have been cancelled in the meantime, and another one may have begun.
+                    // In the meantime, the order may have been cancelled, and another order may have begun.
                     let _ = world.relocations.remapped(&world.table, world.now, user, order, |at| at < below);
                 }
                 6 if draw(4) == 0 => world.relocations.forget(user),

@@ -3,17 +3,17 @@
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
 //! verifies every byte of the copies. It then waits until the device disappears, and reports this. If the name of a
-//! workload is given, the program instead runs the workload's kernels repeatedly, and verifies each result, until it is
-//! ended.
+//! workload is given, the program instead uses the library `gdev` to run the workload's kernels repeatedly, and verifies
+//! each result, until it is ended.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use gdev::Target;
 use rig::driver::{At, Driver, M2MF, PAGE, m2mf_copy, object, pattern};
-use rig::in_process_vm::LightGpu;
 use rig::{Machine, RemoteGuest};
 use workloads::{Options, by_name};
 
@@ -36,8 +36,8 @@ fn main() -> ExitCode {
 }
 
 /// Runs a workload until the program is ended.
-fn compute(driver: Driver<RemoteGuest>, name: &str) -> Result<()> {
-    let mut gpu = LightGpu::new(driver)?;
+fn compute(socket: &Path, name: &str) -> Result<()> {
+    let mut gpu = gdev::open(&Target::Vgpu(socket.to_owned()))?;
     for seed in 1.. {
         let options = Options { seed, ..Options::default() };
         let workload = by_name(name, options).with_context(|| format!("no workload is named {name}"))?;
@@ -55,12 +55,12 @@ fn run() -> Result<()> {
     let socket: PathBuf = arguments.next().context("no socket is named")?.into();
     let mib: u64 = arguments.next().context("no MiB of VRAM are named")?.parse()?;
     println!("connecting");
+    if let Some(name) = arguments.next() {
+        return compute(&socket, &name);
+    }
     let guest = RemoteGuest::connect(&socket, mib * MIB).with_context(|| socket.display().to_string())?;
     let mut driver = Driver::new(guest);
     ensure!(driver.guest.map_ram(0, MIB, true), "the device takes no RAM");
-    if let Some(name) = arguments.next() {
-        return compute(driver, &name);
-    }
     let mut channel = driver.channel(1);
     let copies = driver.room() / (CHUNK + PAGE);
     let to = driver.vram(copies);

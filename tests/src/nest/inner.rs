@@ -59,7 +59,7 @@ impl InnerSpec {
         }
     }
 
-    /// Returns QEMU's arguments, without the program's name, that start the VM in the machine.
+    /// Returns the arguments with which QEMU starts the VM in the machine, without the program's name.
     fn words(&self, line: usize) -> Vec<String> {
         let Self { name, memory_mib, .. } = self;
         let (image, line) = (self.image(), FIRST_LINE + line);
@@ -106,7 +106,7 @@ pub(super) fn prepare(shape: Shape<'_>, config: &mut VmConfig, folder: &Path) ->
     let whole = shape.vms.iter().all(|spec| spec.memory_mib.is_multiple_of(HUGE_MIB));
     ensure!(whole && huge_mib.is_multiple_of(HUGE_MIB), "RAM that is not made of huge pages");
     config.memory_mib += huge_mib;
-    // With one thread per processor, two of five machines failed; with a single thread, the stock driver is too slow.
+    // With one thread per processor, two of five machines failed. With a single thread, the stock driver is too slow.
     let wants_threads = shape.vms.iter().any(|spec| !spec.paravirtual);
     let threads = if wants_threads { images::ensure_svm(&images::Progress::stderr())? } else { None };
     match threads {

@@ -13,8 +13,8 @@ use vmm_glue::client::Client;
 const EVENTS: usize = 6;
 const CARD_MIB: u64 = 512;
 const VM_MIB: &str = "64";
-/// Permitted growth, excluding the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. It
-/// depends on the number of concurrent VMs, not on their total number.
+/// Permitted growth, without the card's VRAM: touched stacks, and heap memory that the daemon keeps for reuse. The
+/// growth depends on the number of concurrent VMs, not on their total number.
 const SLACK: Slack = Slack { mappings: 64, resident_kib: 16 << 10, pools: &["admin-work", "simgpu-sm"] };
 /// Time limit for the daemon to notice that a VM is gone.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -23,7 +23,7 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 struct Seat {
     name: String,
     vm: Vm,
-    /// True if nouveau is loaded in the seat's VM.
+    /// True if nouveau is loaded in this VM.
     drives: bool,
 }
 
@@ -35,7 +35,7 @@ struct Host {
 }
 
 impl Host {
-    /// Boots a VM, with or without its driver, in seat `name`, which the daemon's configuration contains.
+    /// Boots a VM, with or without its driver, in seat `name`, which must be in the daemon's configuration.
     fn seated(&mut self, name: String, drives: bool) -> Result<Seat> {
         let mut config = VmConfig::new(&name, tests::images()?, ["6.1", "6.12"][self.random.usize(..2)])?;
         config = config.with_gpu(self.daemon.vm_socket(&name));
@@ -44,7 +44,7 @@ impl Host {
         Ok(Seat { name, vm, drives })
     }
 
-    /// Waits until the VM is up, and loads its driver if the seat has one.
+    /// Waits until the VM has booted, and loads its driver if the seat has one.
     fn settle(seat: &Seat) -> Result<()> {
         seat.vm.wait_ready()?;
         if seat.drives {
@@ -117,7 +117,7 @@ impl Host {
     }
 
     /// Reads the daemon's resources from its own accounts and from the kernel. The accounts are read first, because
-    /// that connection itself uses a descriptor.
+    /// this connection itself uses a descriptor.
     fn holdings(&self) -> Result<(Value, Vec<String>, Holdings)> {
         let holdings = Holdings::for_process(self.daemon.pid(), CARD_MIB << 10)?;
         let card = self.daemon.ctl_json(&["card", "show", "card0"])?;
@@ -138,7 +138,7 @@ fn come_and_go(name: &str, count: usize) -> Result<()> {
     host.add("first")?;
     drop(Client::connect(&host.daemon.vm_socket("first"))?);
     host.daemon.ctl(&["vm", "remove", "first"])?.success()?;
-    // Wait until the earlier connections are closed. Otherwise they could hide a leak.
+    // Wait until the earlier connections are closed. Otherwise, they could hide a leak.
     std::thread::sleep(Duration::from_millis(500));
     let (card, files, before) = host.holdings()?;
 

@@ -1,4 +1,4 @@
-//! Tests stock guests whose memory moves at random while they work: together they use several times the card's memory,
+//! Tests stock guests whose memory moves at random while they work. Together, they use several times the card's memory,
 //! and chunks move after every few submissions. VMMs and the daemon are killed meanwhile.
 
 use std::time::Duration;
@@ -7,7 +7,7 @@ use anyhow::Result;
 use tests::guest::{self, card_toml, vm_toml};
 use tests::{Daemon, Output, Vm, VmConfig, wait};
 
-/// Maximum time for the daemon to notice the end of a VM, and for chunks to move.
+/// Time limit for the daemon to notice the end of a VM, and for chunks to move.
 const NOTICE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Returns the configuration of a card of `vram_mib` MiB, of which the mediator reserves `reserve_mib`, with chunks of

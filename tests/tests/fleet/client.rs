@@ -1,4 +1,4 @@
-//! Tests the Python client that is generated from the API's description, used as an operator uses it.
+//! Tests the Python client that is generated from the API's description, as an operator would use it.
 
 use std::env;
 use std::path::Path;
@@ -13,9 +13,9 @@ use tests::wait::Scratch;
 
 /// A second card, next to `card0`.
 const OTHER_CARD: &str = "\n[[card]]\nname = \"card1\"\nkind = \"simgpu\"\nvram_mib = 256\n";
-/// Maximum time for creating the client, whose generator is downloaded the first time.
+/// Time limit for creating the client, whose generator is downloaded the first time.
 const CLIENT_LIMIT: Duration = Duration::from_secs(400);
-/// Maximum time for the operator's session.
+/// Time limit for the operator's session.
 const DAY_LIMIT: Duration = Duration::from_secs(200);
 
 #[test]

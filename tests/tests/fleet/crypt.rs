@@ -16,7 +16,7 @@ use tests::wait::Scratch;
 const VM: &str = "crypt";
 /// Size of the disk in bytes.
 const DISK_BYTES: usize = 24 << 20;
-/// Copies a file to the device with one program, and back with another.
+/// Copies a file to the device with one program, and copies it back with another.
 const COPY: &str = "set -e
 uri='nbd+unix:///?socket=/mnt/disk.sock'
 nbdinfo --size \"$uri\"

@@ -86,7 +86,7 @@ fn domains_of_libvirt_have_vgpus() -> Result<()> {
     ensure!(after["counters"]["resets"].as_u64() > before["counters"]["resets"].as_u64(), "{after:#}");
     host.ok("virsh --quiet destroy web")?;
     is_gone(host)?;
-    // QEMU is killed. The hook cleans up, even if libvirt was stopped and notices later.
+    // QEMU is killed. The hook cleans up even if libvirt was stopped and notices the end later.
     start(host)?;
     host.ok("kill -9 $(cat /run/libvirt/qemu/web.pid)")?;
     is_gone(host)?;

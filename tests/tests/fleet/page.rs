@@ -12,7 +12,8 @@ use tests::{Debian, wait};
 
 use crate::site::{Form, WAIT_TIMEOUT, json, start_node_with, start_up};
 
-/// Environment variable with the folder for screenshots; `docs/images` updates the documentation's screenshots.
+/// Environment variable with the folder for screenshots; if it is `docs/images`, the screenshots in the documentation
+/// are updated.
 const SCREENSHOTS: &str = "GPU_MEDIATOR_SCREENSHOTS";
 const ADDRESS: &str = "127.0.0.1:9470";
 /// Name of a program.
@@ -244,8 +245,8 @@ fn page_in_browser_shows_what_the_api_says() -> Result<()> {
     let document = wait::until("the page to show what the API says", WAIT_TIMEOUT, || {
         let before = expected(host)?;
         let document = host.browse("--dump-dom", &format!("http://{ADDRESS}/"))?;
-        // Both tenants always have work, and together have received more than half of the last second. The guest also
-        // computes, on its own card.
+        // Both tenants always have work, and together they have received more than half of the last second. The guest
+        // also computes, on a card of its own.
         let all = shown(&document);
         let received_by = |users: &[&str]| -> u32 {
             let received =

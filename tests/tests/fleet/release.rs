@@ -212,7 +212,7 @@ fn image_of_the_driver_builds_from_its_package() -> Result<()> {
         "podman build --pull=never --network=host --isolation=chroot --ulimit=nofile=1024:1024 --ulimit=nproc=1024:1024 --file /root/Containerfile --tag {tag} /root/context"
     ))?;
     let run = "podman run --rm --network=none --cgroups=disabled";
-    // The driver is started in the same way as by the DaemonSet, and complains that the name of its node is missing.
+    // The driver is started as the DaemonSet starts it, and reports that the name of its node is missing.
     let driver = host.sh(&format!("{run} localhost/{tag} serve"))?;
     ensure!(driver.code != 0 && driver.text().contains("--node <NAME>"), "{}", driver.text());
     let schema = host.ok(&format!("{run} localhost/{tag} schema"))?;

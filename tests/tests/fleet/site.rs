@@ -71,7 +71,7 @@ fn package(folder: &Path, form: Form) -> Result<PathBuf> {
     Ok(line.with_context(|| ended.stdout.clone())?.into())
 }
 
-/// Starts a host with the package installed; `None` if this machine cannot run such a host.
+/// Starts a host on which the package is installed; `None` if this machine cannot run such a host.
 pub fn start_up(name: &str, form: Form) -> Result<Option<Debian>> {
     if let Some(why) = tests::debian::impossible() {
         println!("skipped: {why}");

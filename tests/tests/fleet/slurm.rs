@@ -54,7 +54,7 @@ fn start(host: &Debian) -> Result<()> {
     host.write("/etc/slurm/slurm.conf", 0o644, SLURM)?;
     host.write("/etc/slurm/gres.conf", 0o644, GRES)?;
     host.write("/etc/slurm/cgroup.conf", 0o644, "CgroupPlugin=disabled\n")?;
-    // The page's commands install the plugin. Then each node gets its own arguments.
+    // The commands in the page install the plugin. Then each node gets its own arguments.
     let shell = blocks(PAGE, "sh");
     let [install] = &shell[..] else { bail!("docs/guides/slurm.md has not one block of commands") };
     host.ok(&format!("mkdir -p /etc/slurm/plugstack.conf.d && set -e; {install}"))?;
@@ -96,7 +96,7 @@ fn stop(host: &Debian) -> Result<()> {
     ["slurmd-n1", "slurmd-n2", "controller", "authority", "n1", "n2"].iter().try_for_each(|unit| host.stop(unit))
 }
 
-/// Submits a user's job. Returns its number.
+/// Submits a user's job. Returns the job's number.
 fn submit(host: &Debian, user: &str, options: &str, program: &str) -> Result<u32> {
     let script = format!("{CARD}; {program}").replace('$', "\\$");
     let text = host.ok(&format!(
@@ -118,7 +118,7 @@ fn kill(job: u32) -> String {
     )
 }
 
-/// Cancels or kills jobs that hold their memory, each once it runs.
+/// Cancels or kills the jobs that hold their memory, each as soon as it runs.
 ///
 /// The controller decides in which order the jobs start. The jobs together request more shards than the nodes have, so
 /// a job may have to wait until any other job has ended.
@@ -183,7 +183,7 @@ fn nothing_is_left(host: &Debian) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of MiB that a program was able to allocate, which the program prints last.
+/// Returns the number of MiB that a program was able to allocate, from the last line that it prints.
 fn filled(host: &Debian, job: u32) -> Result<u64> {
     let text = output(host, job)?;
     text.lines().last().and_then(|line| line.trim().parse().ok()).with_context(|| format!("job {job}: {text}"))
@@ -359,7 +359,7 @@ fn forty_jobs_leave_nothing_and_their_accounts_add_up() -> Result<()> {
         of_light > 0 && of_heavy * 2 > of_light * 3 && of_heavy < of_light * 5,
         "{of_heavy} and {of_light} ns, expected 3:1"
     );
-    // Together the jobs used the card for at most the elapsed time.
+    // The jobs together used the card for at most the elapsed time.
     let most = began.elapsed().as_nanos();
     ensure!(u128::from(of_heavy + of_light) <= most, "{of_heavy} and {of_light} ns of {most}");
     ensure!(u128::from(of_heavy + of_light) * 2 > BUSY.as_nanos(), "{of_heavy} and {of_light} ns of {BUSY:?}");

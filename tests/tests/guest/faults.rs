@@ -84,7 +84,7 @@ impl Scene {
 
 /// Causes three kinds of faults in sequence in one guest. The neighbour copies during the whole test.
 fn only_the_culprit_is_told(kernel: &str) -> Result<()> {
-    // The first two kinds of faults take only a few launches, so the hang, which occurs after 200 launches, cannot
+    // The first two kinds of faults take only a few launches, so the hang, which occurs after 200 launches, does not
     // occur during them. The residue must be kept: otherwise the mediator's own kernel, which clears PGRAPH between
     // VMs, would launch on this engine as well, and could trigger the hang.
     let hang = "residue = \"keep\"\n\n[[card.fault]]\nengine = \"graph\"\nkind = \"hang\"\nafter = 200\n";

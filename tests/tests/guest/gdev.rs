@@ -1,4 +1,4 @@
-//! C programs that use Gdev's interface, in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
+//! Tests C programs that use Gdev's interface, in a guest. `cuda/rig` runs the same sources on the fake CUDA driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use super::stories::complaints;
 
 /// Name of the VM.
 const VM: &str = "gdev";
-/// Name of the VM whose vGPU is used by a process on the host.
+/// Name of the VM whose vGPU a process on the host uses.
 const HOST: &str = "host";
 
 /// Returns the library that cargo has built next to the tests.
@@ -39,8 +39,8 @@ fn compiled(folder: &Path, part: &str, name: &str, library: &Path) -> Result<Pat
     Ok(program)
 }
 
-/// Returns the library of the driver API, under the name that programs need. Its folder is next to the folder of the
-/// built libraries, because guests mount their own file system at `/tmp`.
+/// Returns the library of the driver API, under the name with which programs are linked. Its folder is next to the
+/// folder of the built libraries, because guests mount their own file system at `/tmp`.
 fn driver_library() -> Result<PathBuf> {
     let built = library("libgdev_cuda.so")?;
     let folder = built.with_file_name("gdev-driver-api");

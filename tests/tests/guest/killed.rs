@@ -18,7 +18,7 @@ const KILLS_ARE: &str = "GPU_MEDIATOR_KILLS";
 /// Maximum time for which a guest's program may keep running on a device that has lost its work.
 // TIMEOUT: nouveau waits 15 s for each channel of a program that ends, and longer for its own channels.
 const NOTICE_LIMIT: Duration = Duration::from_secs(240);
-/// Signs of a fault in the kernel itself, as opposed to a driver's complaint about its device.
+/// Signs of a fault in the kernel itself, as opposed to a message of a driver about its device.
 const FAULTS: [&str; 6] = ["Oops", "BUG:", "Kernel panic", "general protection", "unable to handle", "KASAN"];
 
 fn faults(log: &[Line]) -> Vec<&str> {

@@ -22,7 +22,7 @@ const PORT: &str = "127.0.0.1:9401";
 const FOLDER: &str = "/run/gpu-mediator";
 /// Folder of the alert rules in the package, as the guide gives it.
 const RULES_FOLDER: &str = "/usr/share/gpu-mediator/prometheus";
-/// Metrics of dashboard panels that have no result for a daemon with only VMs.
+/// Metrics in dashboard panels that have no result if a daemon serves only VMs.
 const OTHER_METRICS: [&str; 4] =
     ["_tenant_", "_owner_restarts_", "_moves_total", "gpu_mediator_vm_wait_seconds_bucket"];
 /// Further settings of the card: host memory for evicted chunks.
@@ -285,7 +285,7 @@ fn prometheus_through_documented_proxy_matches_mediatorctl() -> Result<()> {
     let quantile = "histogram_quantile(0.99, gpu_mediator_vm_suspended_seconds_bucket{vm=\"web\"})";
     let suspended = value(port, quantile)?.context("no quantile")?;
     assert!(suspended > 0.0 && suspended <= 30.0, "{suspended} s");
-    // All queries of the dashboards must be valid. Queries about VMs have results once rates have two samples.
+    // All queries of the dashboards must be valid. Queries about VMs have results as soon as rates have two samples.
     let queries = dashboard_queries(&packaging)?;
     ensure!(queries.len() > 50, "{queries:?}");
     let mut without = Vec::new();

@@ -15,13 +15,13 @@ use super::upgrade::{Copies, compute_until};
 /// Number of moves of computing guests, by default and at full scale.
 const MOVES: usize = 24;
 const FULL_MOVES: usize = 100;
-/// Time within which a lost card must be out of service.
+/// Time limit for taking a lost card out of service.
 // TIMEOUT: the daemon polls the card ten times a second.
 const DEAD_LIMIT: Duration = Duration::from_secs(30);
 /// Cards of the daemon.
 const CARDS: [&str; 4] = ["card0", "card1", "card2", "card3"];
 
-/// Returns four cards. The third card has memory for one working guest only. All cards have host memory.
+/// Returns four cards. The third card has memory for only one working guest. All cards have host memory.
 fn cards_toml(paths: &Paths) -> String {
     let memory = "memory = { host_mib = 320, chaos_every = 50, chaos_seed = 7 }\n";
     let more = |name: &str, vram_mib: u32| {

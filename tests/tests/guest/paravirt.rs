@@ -1,11 +1,17 @@
-//! Tests guests with the paravirtual driver, which manages page tables, channels and memory through calls. A guest with
+//! Tests guests with the paravirtual driver, which uses calls to manage page tables, channels and memory. A guest with
 //! the stock driver runs on the same card. Also tests device memory that channels share.
 
 use anyhow::{Context, Result};
+use gdev::{SegmentRequest, Target};
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
+use tests::wait::until;
 use tests::{Daemon, Output, Vm, VmConfig};
+use workloads::Random;
 
 use super::stories::complaints;
+
+/// Name of the VM whose vGPU is used by a process on the host.
+const HOST: &str = "host";
 
 /// All workloads, with a size that an emulated guest completes in seconds.
 const ALL: &str = "run /bin/gpu-workloads workload --name all --scale 1";
@@ -76,7 +82,8 @@ fn makespan(line: &str) -> Result<u64> {
 
 #[test]
 fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
-    let vms = offered("one", 160, ", group = \"team\"") + &offered("two", 160, ", group = \"team\"");
+    let vms = ["one", "two"].map(|name| offered(name, 160, ", group = \"team\"")).concat();
+    let vms = vms + &offered(HOST, 64, ", group = \"team\"");
     let daemon = Daemon::start("sharing", |paths| card_toml(paths, 512) + &vms)?;
     let (one, two) = (boot(&daemon, "one", "6.1")?, boot(&daemon, "two", "6.12")?);
     for vm in [&one, &two] {
@@ -97,9 +104,52 @@ fn channels_share_segments_and_graphs_flow_through_them() -> Result<()> {
     assert!(got.is_some_and(|got| got.ok), "the other machine found nothing");
     let put = guest::parse_smoke(&put.wait_within(guest::SMOKE_LIMIT)?)?;
     assert!(put.ok && put.bytes > 0, "{}", put.line);
+    exchange_with_host(&daemon, &one)?;
     for vm in [&one, &two] {
         assert_eq!(guest::counter(&daemon, vm.name(), "pv_attachments")?, 0);
         vm.run_within("unbind", guest::LOAD_LIMIT)?.success()?;
     }
+    Ok(())
+}
+
+/// Size in bytes of a segment of the guests' command `share`.
+const SEGMENT_BYTES: u64 = 256 << 10;
+
+/// Returns the data that the guests' command `share` writes.
+fn segment_data(seed: u64) -> Vec<u8> {
+    Random::new(seed).words(SEGMENT_BYTES as usize / 4).iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Exchanges data between a VM and a process of the host that uses the vGPU [`HOST`]: each shares memory once, and the
+/// other opens it and replies.
+fn exchange_with_host(daemon: &Daemon, vm: &Vm) -> Result<()> {
+    let mut context = gdev::open(&Target::Vgpu(daemon.vm_socket(HOST)))?;
+    let find = |key| SegmentRequest { group: true, group_writes: true, ..SegmentRequest::find(key, SEGMENT_BYTES) };
+    let holds = |context: &mut gdev::Context, memory, expected: &[u8]| -> Result<bool> {
+        let mut found = vec![0; SEGMENT_BYTES as usize];
+        context.read(memory, 0, &mut found)?;
+        Ok(found == expected)
+    };
+    let put = vm.start("run /bin/gpu-workloads share --what put --key 78 --seed 8 --duration 120")?;
+    let attached = until("the guest's segment", guest::SMOKE_LIMIT, || {
+        Ok(context.segment(find(78)).and_then(|segment| context.attach(segment, false)).ok())
+    })?;
+    until("the guest's data", guest::SMOKE_LIMIT, || {
+        Ok(holds(&mut context, attached, &segment_data(8))?.then_some(()))
+    })?;
+    context.write(attached, 0, &segment_data(9))?;
+    context.detach(attached)?;
+    let put = guest::parse_smoke(&put.wait_within(guest::SMOKE_LIMIT)?)?;
+    assert!(put.ok && put.bytes > 0, "{}", put.line);
+
+    let segment = context.segment(SegmentRequest { create: true, ..find(79) })?;
+    let attached = context.attach(segment, false)?;
+    context.write(attached, 0, &segment_data(20))?;
+    context.finish()?;
+    assert!(guest::smoke(vm, "share --what get --key 79 --seed 20")?.bytes > 0);
+    assert!(holds(&mut context, attached, &segment_data(21))?, "the guest's answer differs");
+    context.remove(segment)?;
+    context.detach(attached)?;
+    assert_eq!(guest::counter(daemon, HOST, "pv_attachments")?, 0);
     Ok(())
 }

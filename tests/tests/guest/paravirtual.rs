@@ -20,7 +20,8 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Runs the driver with hooks on a virtual GPU and on a card concurrently. Neither offers the interface.
+/// Runs the driver with hooks on a virtual GPU and on a passed-through card at the same time. Neither offers the
+/// interface.
 fn is_as_the_stock_one(kernel: &str) -> Result<()> {
     let names = [format!("mediated{kernel}"), format!("passed{kernel}")];
     let daemon = Daemon::start(&format!("hooked{kernel}"), |paths| {

@@ -45,7 +45,7 @@ fn reversioned(package: &Path, version: &str, folder: &Path) -> Result<PathBuf> 
     Ok(other)
 }
 
-/// Command prefix that runs a command as a user that may run VMs.
+/// Command prefix that runs a command as a user with permission to run VMs.
 const OPERATOR: &str = "setpriv --reuid=alice --regid=alice --init-groups";
 /// Command prefix that runs a command as an unprivileged user.
 const STRANGER: &str = "setpriv --reuid=mallory --regid=mallory --init-groups";
@@ -132,7 +132,7 @@ fn vmm_says(host: &Host, vm: u32, word: &str) -> Result<String> {
     host.until(&format!("vm{vm}: {word}"), &format!("grep '^{word}' /tmp/vm{vm}.log"), WAIT_TIMEOUT)
 }
 
-/// Waits until systemd has restarted the service by itself for the given number of times.
+/// Waits until systemd has restarted the service by itself this number of times.
 fn restarted(host: &Host, restarts: u32) -> Result<()> {
     let command = format!(
         "systemctl is-active --quiet gpu-mediator && test $(systemctl show --value --property=NRestarts gpu-mediator) = {restarts}"
@@ -242,11 +242,11 @@ fn is_restarted(host: &Host) -> Result<()> {
         host.until("the operator to be answered", "test -s /tmp/list.log && cat /tmp/list.log", WAIT_TIMEOUT)?;
     assert_eq!(listed.matches("\"name\"").count(), VMS as usize, "{listed}");
     restarted(host, 0)?;
-    // The daemon's state of the vGPUs is lost, which the VMMs notice.
+    // The daemon's state of the vGPUs is lost, and the VMMs notice this.
     for vm in [1, 2] {
         vmm_says(host, vm, "the device has gone")?;
     }
-    // Their connections are lost as well. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
+    // Their connections are lost, too. For VM 3, systemd stores a copy of the connection, the journal, the VMM's RAM
     // and interrupt, and the mapped memory of BAR1, BAR3 and PRAMIN.
     assert_eq!(property(host, "NFileDescriptorStore")?, (VMS + 8).to_string());
     assert_eq!(state(host)?, before);

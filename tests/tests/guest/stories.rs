@@ -6,7 +6,7 @@ use anyhow::Result;
 use tests::guest::{self, TRAPPED, card_toml, vm_toml};
 use tests::{Daemon, Vm, VmConfig, klog};
 
-/// Lines that Linux 6.12 also prints on a healthy card of this kind. It requests a privileged copy engine channel,
+/// Lines that Linux 6.12 also prints on a healthy card of this kind. Linux requests a privileged copy engine channel,
 /// which Fermi does not have, and a display format, which a card without outputs does not have.
 const HARMLESS: [&str; 2] = ["failed to create ce channel, -22", "No compatible format found"];
 
@@ -142,7 +142,7 @@ fn two_guests_share_one_card() -> Result<()> {
         vm.wait_ready()?;
         guest::load_driver(vm)?;
     }
-    // Run both guests concurrently. Neither may wait for the other.
+    // Run both guests concurrently. Neither guest may wait for the other one.
     let command = "run /bin/gpu-workloads all --quick";
     let runs = [vms[0].start(command)?, vms[1].start(command)?];
     for run in runs {

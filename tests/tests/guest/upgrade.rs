@@ -15,7 +15,7 @@ use tests::{Daemon, Vm, VmConfig, scale};
 use super::paravirt;
 use super::stories::complaints;
 
-/// Returns the number of rollbacks while guests compute. An upgrade follows each rollback.
+/// Returns the number of rollbacks while guests compute. Each rollback is followed by an upgrade.
 fn rounds() -> u64 {
     scale::pick(4, 20)
 }

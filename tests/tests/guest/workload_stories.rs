@@ -17,7 +17,7 @@ fn boot(daemon: &Daemon, name: &str, kernel: &str) -> Result<Vm> {
     Ok(vm)
 }
 
-/// Checks each workload's line of the output, and that the kernel has no complaints.
+/// Checks the output line of each workload, and that the kernel has no complaints.
 fn all_verified(vm: &Vm, output: &Output) -> Result<()> {
     println!("VM {}:\n{}", vm.name(), output.text());
     let lines = |ok: &str| output.lines.iter().filter(|line| line.starts_with("RESULT ") && line.contains(ok)).count();
@@ -42,6 +42,17 @@ fn a_working_set_larger_than_vram_is_verified() -> Result<()> {
     println!("{}", smoke.line);
     assert!(smoke.bytes >= 96 << 20, "{}", smoke.line);
     assert_eq!(complaints(&vm.kernel_log()?), Vec::<&str>::new());
+    Ok(())
+}
+
+/// Tests the baseline of the library's benchmark: its results are checked in the same way as the library's.
+#[test]
+fn raw_ioctls_and_library_compute_the_same() -> Result<()> {
+    let daemon = Daemon::start("raw", |paths| card_toml(paths, 320) + &vm_toml("raw", 192))?;
+    let vm = boot(&daemon, "raw", "6.12")?;
+    let output = vm.run_within("run /bin/gpu-workloads compare --name all", guest::SMOKE_LIMIT)?;
+    all_verified(&vm, &output)?;
+    assert!(output.lines.iter().all(|line| !line.starts_with("RESULT ") || !line.contains("raw_ns=0 ")));
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, and a neighbour copies
-//! and verifies meanwhile.
+//! Tests the holes of the reference code: a guest with exclusive access to the BARs tries them, while a neighbour
+//! copies and verifies.
 
 use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ const HOLES: RangeInclusive<u32> = 1..=29;
 const IMAGES: u32 = 30;
 /// Numbers of the attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Holes whose attempts only read memory or write virtual registers. The mediator therefore refuses no access: residue,
+/// Holes whose attempts only read memory or write virtual registers. The mediator therefore denies no access: residue,
 /// scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
 /// Maximum time for the attempts of one hole.
@@ -62,14 +62,14 @@ fn attempt(attacker: &Vm, hole: u32, more: &str) -> Result<(String, bool)> {
 /// Tries holes while a neighbour copies and verifies.
 fn beside_a_neighbour(name: &str, holes: &[RangeInclusive<u32>]) -> Result<()> {
     let offered = "paravirtual = { offered = true, group = \"a\" }\n";
-    // Trap each access of the attacker, and deny accesses to foreign memory.
+    // Trap each access of the attacker, and deny accesses to other VMs' memory.
     let vms = vm_toml("victim", 96) + &vm_toml("attacker", 96) + TRAPPED + offered;
     let mut daemon = Daemon::start(name, |paths| card_toml(paths, 256) + &vms)?;
     let victim = boot(&daemon, "victim", "6.12")?;
     let attacker = boot(&daemon, "attacker", "6.1")?;
     guest::load_driver(&victim)?;
-    // Free memory in a process of the neighbour. It still belongs to the neighbour's VM, so an attacker that can read
-    // it is detected.
+    // Free memory in a process of the neighbour. This memory still belongs to the neighbour's VM, so an attacker that
+    // can read it is detected.
     guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     let log_before = victim.kernel_log()?.len();
 

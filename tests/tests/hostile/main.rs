@@ -31,8 +31,8 @@ fn freed_memory_of_one_guest_is_not_seen_by_another() -> Result<()> {
     guest::load_driver(&victim)?;
     let filled = guest::smoke(&victim, &format!("fill --pattern {PATTERN}"))?;
     assert!(filled.line.contains("hits="), "{}", filled.line);
-    // Free memory in the victim's process. It still belongs to the victim's VM, and another VM sees only its own
-    // memory.
+    // Free memory in the victim's process. This memory still belongs to the victim's VM, and another VM sees only its
+    // own memory.
     daemon.ctl(&["vm", "add", "beside", "--card", "card0", "--vram-mib", "48"])?.success()?;
     let beside = boot(&daemon, "beside", "6.12")?;
     guest::load_driver(&beside)?;
@@ -85,7 +85,7 @@ fn pointers_outside_of_the_share_are_denied_and_counted() -> Result<()> {
     Ok(())
 }
 
-/// Runs an attack on `attacker`'s socket, and checks that `victim`'s guest copies during the whole attack.
+/// Runs an attack on the socket of `attacker`, and checks that the guest of `victim` copies during the whole attack.
 fn beside_a_client(name: &str, attack: impl FnOnce(&Daemon) -> Result<()>) -> Result<()> {
     let daemon = pair(name)?;
     let victim = boot(&daemon, "victim", "6.1")?;
@@ -130,7 +130,8 @@ fn client_that_does_not_read_is_dropped() -> Result<()> {
     beside_a_client("deaf", |daemon| {
         let mut client = Client::connect(&daemon.vm_socket("attacker"))?;
         client.stream().set_write_timeout(Some(Duration::from_secs(5)))?;
-        // Send requests without reading the replies. Their number is bounded, in case the server accepts them all.
+        // Send requests without reading the replies. The number of requests is bounded, in case the server accepts them
+        // all.
         let body = vmm_glue::client::write_body(0, 0, &[0; 4]);
         for _ in 0..200_000 {
             if client.send(vmm_glue::protocol::Command::REGION_WRITE, 0, &body, &[]).is_err() {

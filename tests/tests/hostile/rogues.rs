@@ -1,5 +1,5 @@
-//! Tests guests that try to get more than their share of the card's time. Each runs with two guests that keep
-//! computing.
+//! Tests guests that try to get more than their share of the card's time. Each such guest runs with two guests that
+//! keep computing.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use tests::contention::Outcome;
 use tests::many_vms::{Crowd, ROUND_NS, name_of};
 use tests::rogues::{Rogue, stretched};
 
-/// Numbers of rounds of the neighbours' kernels, which take 2 and 10 ms. Enough kernels are in flight that each
+/// Number of rounds of each neighbour's kernels, which take 2 and 10 ms. Enough kernels are in flight that each
 /// neighbour has work even if a busy host delays its guest.
 const NEIGHBOURS: [u32; 2] = [4, 20];
 const MEASURED_TIME: Duration = Duration::from_secs(3);
 /// Maximum number of measurements of one rogue. A guest that the host schedules late has no work for a while, and the
-/// other guests receive its share. A fault of the mediator shows in every measurement.
+/// other guests receive its share. A fault of the mediator would appear in every measurement.
 const ROUNDS: usize = 3;
 
 /// Describes the harm that a rogue did to its neighbours. The test reports all rogues together.
@@ -29,8 +29,8 @@ fn complaints(crowd: &mut Crowd, rogue: Rogue) -> Result<Vec<String>> {
         if received < 0.9 / 3.0 * charged && !Rogue::BY_REGISTERS.contains(&rogue) {
             complaints.push(format!("{}: neighbour {place} had {received:.3} of {charged:.3}", rogue.name));
         }
-        // A neighbour must pay only for its own work, not for a rogue's. On a busy host, the rogue is detected late.
-        // Without detection, the factor would be ten times as large.
+        // A neighbour must pay only for its own work, and not for a rogue's work. On a busy host, the rogue is detected
+        // late. Without detection, the factor would be ten times as large.
         if stretched > 3.0 {
             complaints.push(format!("{}: neighbour {place}'s kernels took {stretched:.3} times as long", rogue.name));
         }

@@ -1,4 +1,4 @@
-//! Tests a card that is a PCI function: the tool lists and binds it, the daemon drives and releases it.
+//! Tests a card that is a PCI function: the tool lists and binds the card, and the daemon drives and releases it.
 
 use anyhow::Result;
 use tests::files::Files;

@@ -28,14 +28,14 @@ const PARAVIRTUAL: &str = "pv";
 const OFFERED: &str = "paravirtual = { offered = true }\n";
 /// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short: each access is an exit of a guest in an emulated
-/// machine, and the mediator reads the tables of each channel.
+/// Returns the options of an attack. The default attack is short, because each access is an exit of a guest in an
+/// emulated machine, and the mediator reads the tables of each channel.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }
 
-/// Workloads that copy between RAM and VRAM, and that run kernels. They are small, because each word that a guest's CPU
-/// transfers through an aperture is an exit.
+/// Workloads that copy between RAM and VRAM, and that run kernels. The workloads are small, because each word that a
+/// guest's CPU transfers through an aperture is an exit.
 const COPIES: &str = "copy --engine m2mf --from gart --to vram --size 65536";
 const KERNELS: &str = "workload --name mmul";
 
@@ -73,8 +73,8 @@ fn vms_that_know_the_mediator_share_the_machines_card() -> Result<()> {
     share(InnerSpec { paravirtual: true, ..InnerSpec::new(FIRST) })
 }
 
-/// Runs the same test with a stock driver, which alone causes half a million exits of a VM in an emulated machine when
-/// it loads.
+/// Runs the same test with a stock driver. Loading this driver alone causes half a million exits of a VM in an emulated
+/// machine.
 #[test]
 #[ignore = "loading the stock driver there takes seven minutes on a quiet host; docs/guides/real-cards.md has the times"]
 fn vms_of_the_machine_share_its_card() -> Result<()> {

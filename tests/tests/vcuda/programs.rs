@@ -63,7 +63,7 @@ impl Site {
         let daemon = Daemon::start_as_service_with(&format!("{name}-daemon"), &variables, |paths| {
             format!(
                 "[daemon]\nadmin_socket = {:?}\nsocket_dir = {:?}\n\
-                 [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 256\n\
+                 [[card]]\nname = \"fake\"\nkind = \"cuda\"\nvram_mib = 256\nmemory.host_mib = 1280\n\
                  cuda = {{ driver = {fake:?}, worker = {worker:?}, chunk_mib = 2, host_ready_mib = 0 }}\n\
                  [[vm]]\nname = \"{VM}\"\ncard = \"fake\"\nvram_mib = 64\ncuda = {{ window_mib = 1024 }}\n",
                 paths.admin_socket, paths.folder
@@ -142,7 +142,7 @@ fn program_computes_through_upgrades_and_kills_of_the_daemon() -> Result<()> {
     ensure!(output.text().trim() == site.plain(&["train", "--mib", "8", "--rounds", "100"])?, "{}", output.text());
     let tenant = site.daemon.ctl_json(&["tenant", "show", VM])?;
     ensure!(tenant["time"]["weight"] == 300 && tenant["memory"]["quota_mib"] == 32, "{tenant}");
-    // No worker was started again: the first worker made the whole computation.
+    // No worker was restarted, so the first worker did the whole computation.
     ensure!(site.shown("/counters/workers_started")? == 0, "{}", site.daemon.log_tail());
     Ok(())
 }

@@ -9,7 +9,7 @@ use tests::guest::{self, Smoke};
 use tests::xen::{Domain, DomainSpec, XenMachine};
 use tests::{scale, wait};
 
-/// Size of the card in MiB. It is less than the VMs' total VRAM, so that chunks must move.
+/// Size of the card in MiB. This size is less than the VMs' total VRAM, so that chunks must move.
 const CARD_MIB: u32 = 96;
 /// Size of a VM's VRAM in MiB.
 const VM_MIB: u32 = 48;
@@ -17,8 +17,8 @@ const VM_MIB: u32 = 48;
 const DOM0_MIB: u32 = 1400;
 /// The pattern that a hostile guest searches for.
 const PATTERN: u64 = 0x5eed_0fed_0000_0001;
-/// Returns the options of an attack. The default attack is short: each access is an exit of a guest in an emulated
-/// machine, and the mediator reads the tables of each channel.
+/// Returns the options of an attack. The default attack is short, because each access is an exit of a guest in an
+/// emulated machine, and the mediator reads the tables of each channel.
 fn attack_size() -> String {
     scale::pick("--probes 2 --channels 4", "--probes 6 --channels 16").to_owned()
 }

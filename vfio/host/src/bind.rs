@@ -1,7 +1,7 @@
 //! Binds a function to `vfio-pci`, or back to the driver that the kernel selects for it.
 //!
-//! Three files of the kernel control this: `driver_override` names the only driver that may bind the function, `unbind`
-//! unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
+//! Three files of the kernel control the binding: `driver_override` names the only driver that may bind the function,
+//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -50,7 +50,7 @@ pub enum BindError {
     /// Sysfs cannot be read, or no such function exists.
     #[error(transparent)]
     Host(#[from] ManagerError),
-    /// The function is not NVIDIA's.
+    /// The function is not an NVIDIA function.
     #[error("{address} is a function of vendor {vendor:04x}; only NVIDIA's are supported")]
     Foreign {
         /// The function.
@@ -75,7 +75,7 @@ pub enum BindError {
     /// The text is not a valid driver name.
     #[error("{0:?} is not a name of a driver, expected one such as nouveau")]
     NoName(String),
-    /// The kernel refused a write.
+    /// The kernel rejected a write.
     #[error("{} cannot be written: {source}", .path.display())]
     Refused {
         /// The file.
@@ -136,7 +136,7 @@ impl Sysfs {
     }
 
     /// Binds a function to `driver`, or to the driver that the kernel selects. Without `driver`, the function may be
-    /// left without one.
+    /// left without a driver.
     ///
     /// # Errors
     /// See [`BindError`].

@@ -44,7 +44,7 @@ impl Fake {
     /// Creates an empty sysfs in the folder `root`, with the drivers vfio-pci and nouveau.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     #[must_use]
     pub fn new(root: &Path) -> Self {
         let fake = Self { root: root.to_owned() };
@@ -70,7 +70,7 @@ impl Fake {
     /// Adds a driver.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     pub fn add_driver(&self, name: &str) {
         let folder = self.driver_folder(name);
         fs::create_dir_all(&folder).expect("a folder");
@@ -82,7 +82,7 @@ impl Fake {
     /// Removes a driver.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     pub fn remove_driver(&self, name: &str) {
         fs::remove_dir_all(self.driver_folder(name)).expect("a driver");
     }
@@ -90,7 +90,7 @@ impl Fake {
     /// Adds a function.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     pub fn add(&self, plan: Plan<'_>) {
         let folder = self.root.join("bus/pci/devices").join(plan.address);
         fs::create_dir_all(&folder).expect("a folder");
@@ -115,7 +115,7 @@ impl Fake {
     /// Gives a function that is bound to vfio-pci its own node.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     pub fn add_node(&self, address: &str, name: &str) {
         let folder = self.root.join("bus/pci/devices").join(address).join("vfio-dev").join(name);
         fs::create_dir_all(folder).expect("a folder");
@@ -124,7 +124,7 @@ impl Fake {
     /// Replaces a file of a function.
     ///
     /// # Panics
-    /// If the folder cannot be written.
+    /// Panics if the folder cannot be written.
     pub fn spoil(&self, address: &str, file: &str, text: &str) {
         fs::write(self.root.join("bus/pci/devices").join(address).join(file), text).expect("a file");
     }
@@ -141,7 +141,7 @@ impl Attributes for Fake {
         if name == "driver_override" {
             return fs::write(path, text);
         }
-        // The kernel accepts only the bare address, without blanks.
+        // The kernel accepts only the address itself, without blanks.
         let Ok(address) = text.parse::<Address>() else { return error(22) };
         let folder = self.root.join("bus/pci/devices").join(address.to_string());
         let driver = folder.join("driver");
@@ -158,7 +158,7 @@ impl Attributes for Fake {
             "drivers_probe" => {
                 let wanted = if only.is_empty() { "nouveau" } else { &only };
                 let target = self.driver_folder(wanted);
-                // It is not an error for the kernel if no driver matches.
+                // If no driver matches, the kernel does not report an error.
                 if target.exists() { symlink(target, driver) } else { Ok(()) }
             }
             _ => error(19),

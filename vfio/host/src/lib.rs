@@ -1,9 +1,9 @@
 //! The NVIDIA functions of a host, as its sysfs shows them: each function's driver, the other functions in its IOMMU
-//! group, whether VFIO can use it, and the remedy if not. Also binds functions to `vfio-pci` and back.
+//! group, and whether VFIO can use it, with a remedy if not. Also binds functions to `vfio-pci` or to another driver.
 //!
 //! Parts: [`Address`], [`Sysfs`] with [`Sysfs::list`] and [`Sysfs::function`] (this file), [`bind`].
 //!
-//! Not in this crate: VFIO itself, and properties of a card that the kernel does not show.
+//! This crate does not contain VFIO itself, and does not report properties of a card that the kernel does not show.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -86,7 +86,7 @@ pub struct Neighbour {
 
 impl Neighbour {
     /// Returns true if this function does not prevent VFIO from using the group: it has no driver, or a driver that
-    /// does not touch it.
+    /// does not access the device.
     fn is_harmless(&self) -> bool {
         self.driver.as_deref().is_none_or(|driver| [VFIO_PCI, "pci-stub"].contains(&driver))
     }
@@ -129,7 +129,7 @@ pub enum Obstacle {
         /// The functions that prevent VFIO from using the group.
         others: Vec<Neighbour>,
     },
-    /// The function has another driver, or none.
+    /// The function has another driver, or no driver.
     #[error("{}", driven(*.address, .driver.as_deref()))]
     Driver {
         /// The function.
@@ -183,7 +183,7 @@ pub enum ManagerError {
     Unreadable {
         /// The file or folder.
         path: PathBuf,
-        /// The error from reading it.
+        /// The error of the read.
         #[source]
         source: io::Error,
     },
@@ -263,7 +263,7 @@ impl Sysfs {
     /// Returns all NVIDIA display controllers, sorted by address. The list is empty on a host without PCI.
     ///
     /// # Errors
-    /// If sysfs cannot be read. A function that disappears during the scan is omitted.
+    /// Returns an error if sysfs cannot be read. A function that disappears during the scan is omitted.
     pub fn list(&self) -> Result<Vec<Function>, ManagerError> {
         let mut functions = Vec::new();
         for address in addresses(&self.devices())? {
@@ -279,7 +279,7 @@ impl Sysfs {
     /// Returns one function of any kind.
     ///
     /// # Errors
-    /// If the function does not exist, or sysfs cannot be read.
+    /// Returns an error if the function does not exist, or sysfs cannot be read.
     pub fn function(&self, address: Address) -> Result<Function, ManagerError> {
         let folder = self.folder(address);
         if !folder.exists() {

@@ -1,4 +1,4 @@
-//! Tests of an open card: registers, apertures, memory, interrupts and resets, and the mediator on top.
+//! Tests an open card: registers, apertures, memory, interrupts and resets, and the mediator on such a card.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ fn with_bar1(mappable: bool) -> (Arc<Machine>, Rig) {
     mediated(Nature { mappable, ..Nature::default() })
 }
 
-/// Creates a mediator on a card of a host with `nature`.
+/// Creates a mediator on a card of a host that has the properties `nature`.
 fn mediated(nature: Nature) -> (Arc<Machine>, Rig) {
     let machine = std::cell::OnceCell::new();
     let config = simgpu::Config { vram_mib: 64, compute_workers: Some(1), ..simgpu::Config::default() };

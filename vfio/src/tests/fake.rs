@@ -18,7 +18,7 @@ use vmm_sys_util::eventfd::EventFd;
 use crate::kernel::{Dependent, DeviceInfo, FileOpenError, IommuInfo, Irq, Kernel, OpenKernel, Region, Window};
 use crate::{OpenError, Place, Reset, VfioCard};
 
-/// Properties of the host and of its function. A test changes the properties that it examines.
+/// Properties of the host and of its function. A test changes only the properties that it examines.
 #[derive(Clone)]
 pub struct Nature {
     pub open: Option<i32>,
@@ -114,7 +114,7 @@ pub const GROUP: u32 = 7;
 const NODE: &str = "vfio4";
 
 impl Machine {
-    /// Creates a machine with the properties `nature`. Its card is bound to vfio-pci.
+    /// Creates a machine with the properties `nature`. The machine's card is bound to vfio-pci.
     pub fn new(nature: Nature) -> Arc<Self> {
         let config = simgpu::Config { vram_mib: 64, ..simgpu::Config::default() };
         Self::around(Arc::new(SimGpu::new(&config).unwrap()), nature)
@@ -170,7 +170,7 @@ impl Machine {
         self.state.lock().mapped.iter().map(|(iova, len)| (*iova, *len)).collect()
     }
 
-    /// Returns two flags: true if memory answers, and true if the card may be bus master.
+    /// Returns two flags: whether memory accesses are answered, and whether the card may be bus master.
     pub fn enabled(&self) -> (bool, bool) {
         let command = self.state.lock().command;
         (command & 2 != 0, command & 4 != 0)
@@ -298,7 +298,7 @@ impl FakeKernel {
 
 impl Drop for FakeKernel {
     fn drop(&mut self) {
-        // A mapped BAR keeps the function open in the kernel, and with it all mappings.
+        // A mapped BAR keeps the function open in the kernel, and therefore keeps all mappings.
         assert_eq!(self.0.windows.load(Ordering::Relaxed), 0, "a BAR is still mapped");
         let mut state = self.0.state.lock();
         // The kernel would remove the mappings, but a card must remove them itself before the memory is freed.

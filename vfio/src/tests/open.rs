@@ -1,4 +1,4 @@
-//! Tests of opening a card at an address, and of every obstacle with its remedy.
+//! Tests opening a card at an address, and every obstacle with its remedy.
 
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_GROUP_FLAGS_CONTAINER_SET, VFIO_GROUP_FLAGS_VIABLE,

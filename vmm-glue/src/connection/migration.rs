@@ -1,8 +1,8 @@
 //! Handles the messages with which a client saves or restores the device's state, or queries the memory that the device
 //! has written.
 //!
-//! The session tracks the migration state, so it calls the device only in the order of [`Migration`]'s states. It
-//! refuses an invalid request without changing anything. If the device fails, the device reports its state.
+//! The session tracks the migration state, so it calls the device only in the order of [`Migration`]'s states. The
+//! session refuses an invalid request without changing anything. If the device fails, the device reports its state.
 
 use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};

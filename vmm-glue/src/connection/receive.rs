@@ -57,7 +57,7 @@ impl DerefMut for Buffer {
 #[derive(Debug)]
 pub(super) struct Receive {
     buffer: Buffer,
-    /// Start of the unhandled bytes. They are `start..end` of the buffer.
+    /// Start of the unhandled bytes. The unhandled bytes are `start..end` of the buffer.
     start: usize,
     end: usize,
     /// Stream position of `start`.
@@ -116,7 +116,7 @@ impl Receive {
         }
     }
 
-    /// Like [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
+    /// Same as [`Self::mark`], but before the replies to all handled messages are sent. `sent` is the number of the
     /// commit.
     pub fn mark_sent(&mut self, sent: u64, next_id: u64) {
         if let Buffer::Journal(room) = &mut self.buffer {

@@ -119,7 +119,7 @@ impl Connection {
         SavedConnection::from_parts(receive, out, session, giving)
     }
 
-    /// Restores the connection. It has no regions until [`Self::resume`] is called.
+    /// Restores the connection. The connection has no regions until [`Self::resume`] is called.
     pub(crate) fn restored(
         saved: SavedConnection,
         given: &Given,

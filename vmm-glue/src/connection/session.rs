@@ -22,7 +22,7 @@ use crate::protocol::{
 };
 use crate::protocol::{DMA_UNMAP_GET_DIRTY_BITMAP, FLAG_TYPE_MASK};
 
-/// Reason for refusing a request. It has one part for the client and one part for the log.
+/// Reason for refusing a request. The reason has one part for the client and one part for the log.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub errno: Errno,
@@ -44,7 +44,7 @@ pub(super) struct Session {
     pub(super) share: ShareCheck,
     /// Number of withdrawals in this process that were checked so far.
     pub(super) withdrawals: usize,
-    /// Number of refused requests of this client. It limits the number of log lines.
+    /// Number of refused requests of this client. This number limits the number of log lines.
     pub(super) refused: u64,
     /// Set when the client's negotiation, memory or interrupts have changed; cleared by the reader.
     pub(super) changed: bool,

@@ -35,7 +35,7 @@ impl Bench {
         bench
     }
 
-    /// Feeds bytes to the connection. Returns its replies.
+    /// Feeds bytes to the connection. Returns the connection's replies.
     fn feed(&mut self, bytes: &[u8], fds: Vec<OwnedFd>) -> Result<Vec<u8>, Fatal> {
         let mut out = Vec::new();
         let mut fds = Some(fds);

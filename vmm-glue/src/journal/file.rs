@@ -49,7 +49,7 @@ mod word {
 /// Positions of a connection, which change with each message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Marks {
-    /// Start of the waiting bytes. They are `start..end` of the buffer.
+    /// Start of the waiting bytes. The waiting bytes are `start..end` of the buffer.
     pub start: u64,
     pub end: u64,
     /// Stream position of `start`.
@@ -234,7 +234,7 @@ pub(super) fn write_half(file: BorrowedFd<'_>, half: u64, bytes: &[u8]) -> io::R
     Ok(true)
 }
 
-/// Reads one of the two halves. Returns `None` if it cannot be complete.
+/// Reads one of the two halves. Returns `None` if the half cannot be complete.
 pub(super) fn read_half(file: BorrowedFd<'_>, half: u64) -> Option<Vec<u8>> {
     let at = half_at(half);
     let mut length = [0; LENGTH_BYTES];

@@ -66,7 +66,7 @@ impl Keeper for Store {
     }
 }
 
-/// A device that has only a configuration space. It defers all writes; the second field is the deferred write.
+/// A device that has only a configuration space. The device defers all writes; the second field is the deferred write.
 #[derive(Debug)]
 struct Words(Vec<u8>, Option<(u64, Vec<u8>)>);
 
@@ -231,7 +231,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     next.connection.process(&mut next.device, 4096).unwrap();
     assert_eq!(next.connection.output().take()[0], 6);
 
-    // Test the same with descriptors. They are lost.
+    // Test the same with descriptors. The descriptors are lost.
     let mut process = Process::new();
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);

@@ -11,8 +11,8 @@ use crate::memory::{MemoryLimits, SavedRegion};
 /// Maximum number of messages that a client may still reply to, over a few consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Number of latest messages that a client may still reply to after a kill. It exceeds the number of messages in
-/// flight.
+/// Number of latest messages that a client may still reply to after a kill. This number exceeds the number of messages
+/// in flight.
 const MAX_UNANSWERED: u16 = 64;
 
 /// The client's memory and interrupts.

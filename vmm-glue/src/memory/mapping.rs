@@ -57,8 +57,8 @@ pub(super) struct Backing {
 /// Pages mapped into this process without a file.
 ///
 /// # Safety
-/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes. It stays mapped, readable and writable until the value
-/// is dropped, and is only accessed with volatile operations.
+/// [`Self::base`] is page-aligned memory of [`Self::len`] bytes. The memory stays mapped, readable and writable until
+/// the value is dropped, and is only accessed with volatile operations.
 pub unsafe trait LentPages: Send + Sync + std::fmt::Debug {
     /// Returns the start of the memory.
     fn base(&self) -> *mut u8;
@@ -340,8 +340,8 @@ impl VolatileMemory for Mapping {
 
     fn get_slice(&self, offset: usize, count: usize) -> volatile_memory::Result<VolatileSlice<'_, ()>> {
         self.compute_end_offset(offset, count)?;
-        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` exists. It is
-        // only ever accessed with volatile operations.
+        // SAFETY: `compute_end_offset` checked the range against `len`; the memory is mapped while `self` exists. The
+        // memory is only ever accessed with volatile operations.
         Ok(unsafe { VolatileSlice::new(self.as_ptr().wrapping_add(offset), count) })
     }
 }

@@ -6,8 +6,8 @@
 //! server; the access is then repeated and succeeds. A `SIGBUS` at any other address is forwarded to the previous
 //! handler.
 #![expect(unsafe_code, reason = "installs a signal handler that repairs mappings")]
-// UNSAFETY: the handler can run on any thread, at any access to a mapping. It only uses atomics, `mmap` and `write`,
-// which are safe in a signal handler.
+// UNSAFETY: the handler can run on any thread, at any access to a mapping. The handler only uses atomics, `mmap` and
+// `write`, which are safe in a signal handler.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicPtr, AtomicUsize, Ordering};

@@ -42,7 +42,7 @@ impl FirstTouches {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// Sets the limit in bytes. It applies to future accesses.
+    /// Sets the limit in bytes. The limit applies to future accesses.
     pub fn set_limit(&self, bytes: u64) {
         self.limit.store(bytes, Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ impl Looked {
         self.words.get(page / 64).is_none_or(|word| word.load(Ordering::Relaxed) & bit(page) != 0)
     }
 
-    /// Marks a page as checked. Returns true if it already was.
+    /// Marks a page as checked. Returns true if the page was already checked.
     fn set(&self, page: usize) -> bool {
         let bit = bit(page);
         self.words.get(page / 64).is_none_or(|word| word.fetch_or(bit, Ordering::Relaxed) & bit != 0)

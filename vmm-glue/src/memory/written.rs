@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
-/// Granularity of the log in bytes. It is coarse to keep the log small.
+/// Granularity of the log in bytes. The granularity is coarse to keep the log small.
 pub const LOG_BLOCK: u64 = 2 << 20;
 
 /// The log of one client's memory.

@@ -19,9 +19,9 @@ impl Balancer {
     /// Returns the active VMs with their working sets, for the thrash detector. `weight` returns the weight of a VM's
     /// time.
     ///
-    /// A working set is the part of a VM's memory that may be on the card at once; the quota limits it. A VM's
+    /// A working set is the part of a VM's memory that may be on the card at the same time; the quota limits it. A VM's
     /// guarantee stays on the card. If a VM's quota is below its use, and its fair share covers the quota, the VM
-    /// already has its maximum. It would not benefit from a quantum, so all of its working set stays.
+    /// already has its maximum. Such a VM would not benefit from a quantum, so its whole working set stays.
     #[must_use]
     pub fn active_vms(&self, table: &ChunkTable, now_ns: u64, weight: impl Fn(TenantId) -> u32) -> ActiveVms {
         let bytes = table.chunk_bytes();

@@ -11,12 +11,12 @@ pub struct Config {
     pub seed: u64,
     /// Interval at which chunks are returned and shares are equalized, in ns.
     pub return_interval_ns: u64,
-    /// Minimum time between two moves of a chunk, unless a request or a limit needs the second move, in ns.
+    /// Minimum time in ns between two moves of a chunk, unless a request or a limit requires the second move.
     pub settle_ns: u64,
-    /// Time for which a returned chunk of a working VM stays on the card even if other VMs request memory, in ns, so
-    /// that the VM can make progress. A limit, a guarantee or the mediator's own needs evict the chunk nevertheless.
+    /// Time in ns for which a returned chunk of a working VM stays on the card even if other VMs request memory, so
+    /// that the VM can make progress. A limit, a guarantee, or the mediator's own needs evict the chunk nevertheless.
     pub residency_ns: u64,
-    /// Time without a submission after which a VM gives up memory to others, in ns.
+    /// Time in ns without a submission after which a VM gives up memory to other VMs.
     pub idle_after_ns: u64,
     /// Number of card chunks that returns leave free, so that the next request need not wait.
     pub low_water: u32,
@@ -25,8 +25,8 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// Selects random victims as in GPUswap, returns every 50 ms, and a settling time of four intervals. VMs are idle
-    /// after 2 s.
+    /// Returns the default settings: random victims as in GPUswap, returns every 50 ms, and a settling time of four
+    /// intervals. VMs are idle after 2 s.
     fn default() -> Self {
         Self {
             policy: VictimPolicy::default(),

@@ -24,12 +24,13 @@ struct Vm {
     exhausted: bool,
 }
 
-/// Recently returned chunks that must stay on the card.
+/// Chunks with a recent move that must stay on the card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stays {
     /// No chunks must stay.
     None,
-    /// Chunks that a working VM has had for less than [`Config::residency_ns`](super::Config::residency_ns).
+    /// Chunks that a working VM has had on the card for less than
+    /// [`Config::residency_ns`](super::Config::residency_ns).
     Resident,
     /// Chunks that have not [settled](super::Config::settle_ns).
     Unsettled,
@@ -79,7 +80,7 @@ impl<'a> Round<'a> {
                 (None, true) => vm.back_room = vm.back_room.saturating_sub(1),
                 (None, false) => {
                     (vm.card, vm.swap_room) = (vm.card - 1, vm.swap_room.saturating_sub(1));
-                    // If a VM loses a chunk below its guarantee, the chunk stays reserved for it.
+                    // If a VM loses a chunk below its guarantee, the chunk stays reserved for the VM.
                     spare += u32::from(vm.card >= vm.guarantee);
                 }
             }
@@ -110,11 +111,13 @@ impl<'a> Round<'a> {
 type Exchange = (usize, usize);
 
 impl Balancer {
-    /// Returns the steps that are due now: for a request that is about to be made, or, without a request, for lowered
-    /// limits and, once per interval, for fairness. Returns at most [`Config::steps_max`](super::Config::steps_max)
-    /// steps, in an order in which they can be executed: a later step may need the chunk that an earlier step frees.
+    /// Returns the steps that are due now: the steps for a request that is about to be made; or, without a request, the
+    /// steps for lowered limits and, once per interval, for fairness. Returns at most
+    /// [`Config::steps_max`](super::Config::steps_max) steps, in an order in which they can be executed, because a
+    /// later step may need the chunk that an earlier step frees.
     ///
-    /// Execute the steps before serving the request. If the VM still gets no card chunk, it is not entitled to one.
+    /// The caller must execute the steps before it serves the request. If the VM then still gets no card chunk, it is
+    /// not entitled to one.
     pub fn plan(&mut self, table: &ChunkTable, now_ns: u64, request: Option<Request>) -> Vec<Step> {
         self.forget(table, now_ns);
         let mut round = Round::new(table, self.config.steps_max);
@@ -177,7 +180,7 @@ impl Balancer {
                 let Ok(at) = round.vms.binary_search_by_key(&vm, |vm| vm.id) else { return };
                 self.active.insert(vm, now_ns);
                 let vm = &round.vms[at];
-                // The VM gets no chunk beyond its quota. The chunks that are owed to it are already included.
+                // The VM gets no chunk beyond its quota. The chunks that are owed to the VM are already included.
                 let gets = request.chunks.min(vm.limits.quota.saturating_sub(vm.card));
                 (gets.saturating_sub(vm.owed), Some((at, gets)))
             }
@@ -188,7 +191,7 @@ impl Balancer {
         let taken = if requester.is_none() { need } else { 0 };
         let wanted = requester.map(|(at, gets)| (round.vms[at].id, gets));
         let shares = self.shares(round, table.for_vms().saturating_sub(taken), wanted, now_ns);
-        // The loop terminates, because each iteration except the last exhausts a VM or the steps.
+        // The loop terminates, because each iteration except the last one exhausts either a VM or the steps.
         loop {
             let missing = need.saturating_sub(round.spare);
             let mut short = false;
@@ -218,7 +221,7 @@ impl Balancer {
         chosen.len() as u32
     }
 
-    /// Returns victims among the chunks of a VM, except the recently returned chunks that `stays` selects.
+    /// Returns victims among a VM's chunks, without the chunks that `stays` selects.
     fn victims(&mut self, round: &Round<'_>, at: usize, count: u32, stays: Stays, now_ns: u64) -> Vec<u32> {
         if count == 0 {
             return Vec::new();
@@ -308,7 +311,7 @@ impl Balancer {
         let kept = spare.min(self.config.low_water);
         let shares = self.shares(round, round.table.for_vms() - kept, None, now_ns);
         let (free, exchanges) = settle_up(round, &shares, spare - kept);
-        // Choose the chunks of both sides first, because a VM gets only chunks that another VM can give up.
+        // Choose the chunks on both sides first, because a VM gets only as many chunks as another VM can give up.
         let mut getting: Vec<u32> = free.clone();
         let mut giving: Vec<u32> = vec![0; round.vms.len()];
         for &(from, to) in &exchanges {
@@ -330,8 +333,8 @@ impl Balancer {
             both.then(|| Some(((from, out[from].next()?), (to, back[to].next()?)))).flatten()
         };
         let mut pairs: Vec<_> = exchanges.into_iter().filter_map(pair).collect();
-        // Members of a quantum wait anyway, and all moves complete sooner if they first go in one direction. Other VMs
-        // are blocked for only one chunk at a time.
+        // Members of a quantum wait anyway, and all moves complete earlier if all evictions come before all returns.
+        // Other VMs are blocked for only one chunk at a time.
         let together = if self.turn.is_some() { pairs.len() } else { 1 };
         if self.turn.is_some() {
             pairs.sort_by_key(|&((from, _), _)| from);
@@ -362,7 +365,7 @@ fn tally(round: &Round<'_>, shares: &Shares, requester: Option<(usize, u32)>, ne
         let Some(giver) = givers.rev().max_by_key(|&at| excess(at)) else { break };
         let own = requester.map(|(at, _)| shares.excess(at, round.vms[at].card.saturating_add(wanted)));
         if let Some(beyond) = own.map(|own| own - excess(giver)).filter(|&beyond| beyond >= 0) {
-            // Drops enough chunks at once to bring the requester no further above its share than the other VM.
+            // Drop enough chunks in one step that the requester is no further above its share than the other VM.
             let without = shares.chunks(beyond).saturating_add(1).min(need);
             (need, wanted) = (need - without, wanted - without);
         } else {
@@ -400,12 +403,12 @@ fn settle_up(round: &Round<'_>, shares: &Shares, free: u32) -> (Vec<u32>, Vec<Ex
             (free, steps) = (free - 1, steps - 1);
             continue;
         }
-        // A VM that gets chunks does not give up any, because its own may not have settled.
+        // A VM that gets chunks does not give up any, because its own chunks may not have settled.
         let is_giver = |at: usize| got[at] == 0 && shares.excess(at, card(at)) > 0 && round.can_give(at, given[at]);
         let givers = (0..count).filter(|&at| is_giver(at));
         let Some(giver) = givers.rev().max_by_key(|&at| shares.excess(at, card(at))) else { break };
-        // Exchange only if one of the two VMs is off by at least a chunk, and neither will be off in the other
-        // direction.
+        // Exchange only if at least one of the two VMs is off by a chunk or more, and the exchange does not make either
+        // VM off in the other direction.
         let is_rich = card(giver) > shares.ceil(giver);
         let is_due = |at: usize| given[at] == 0 && if is_rich { is_below(at) } else { card(at) < shares.floor(at) };
         let Some(getter) = poorest(&is_due).filter(|_| steps > 1 && room > 0) else { break };

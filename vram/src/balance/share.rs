@@ -1,19 +1,19 @@
-//! Entitlements to the card: a weighted max-min fair share.
+//! Entitlements to the card, according to weighted max-min fairness.
 
 /// Minimum, maximum and weight of one VM.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Claim {
-    /// Weight of the claim in the division. It is at least 1.
+    /// Weight of the claim in the division. The weight is at least 1.
     pub(super) weight: u32,
     /// Guarantee of the claim.
     pub(super) least: u32,
-    /// Number of chunks that the VM can use. It is at least the guarantee.
+    /// Number of chunks that the VM can use. The number is at least the guarantee.
     pub(super) most: u32,
     /// True if this claim is served before claims that are not `first`.
     pub(super) first: bool,
 }
 
-/// Exact shares of a card's chunks. They are not rounded, so rounding never causes a move.
+/// Exact shares of a card's chunks. Rounding therefore never causes a move.
 #[derive(Debug)]
 pub(super) struct Shares {
     /// Denominator of the shares. `parts` contains the numerators.
@@ -93,13 +93,13 @@ fn level(chunks: i128, claims: &[Claim], bounds: &[(i128, i128)]) -> (i128, i128
         bends.push(Bend { at: (least, weight), fixed: -least, slope: weight });
         bends.push(Bend { at: (most, weight), fixed: most, slope: -weight });
     }
-    // The sort is stable, so a claim whose bounds are equal begins to grow before it ends.
+    // The sort is stable, so a claim whose bounds are equal begins to grow before it stops growing.
     bends.sort_by(|a, b| (a.at.0 * b.at.1).cmp(&(b.at.0 * a.at.1)));
     let (mut fixed, mut slope) = (bounds.iter().map(|&(least, _)| least).sum::<i128>(), 0);
     let highest = bends.last().map_or((0, 1), |bend| bend.at);
     for bend in &bends {
         if fixed * bend.at.1 + slope * bend.at.0 >= chunks * bend.at.1 {
-            // If no share grows here, the sum of the minimums is already too large.
+            // If no share grows here, the sum of the minimums already exceeds the total.
             return if slope > 0 { (chunks - fixed, slope) } else { (0, 1) };
         }
         fixed += bend.fixed;

@@ -62,7 +62,7 @@ pub struct HostSummary {
     pub free: u32,
     /// Free slots that are not zeroed yet.
     pub to_scrub: u32,
-    /// Slots out of use, because the card may still access them for their last owner. They count as used.
+    /// Slots out of use, because the card may still access them for their last owner. These slots count as used.
     pub quarantined: u32,
     /// Number of the first slot after all slots that contain data. The memory of that slot and all later ones can be
     /// freed.
@@ -71,14 +71,15 @@ pub struct HostSummary {
     pub scrubbed: u64,
 }
 
-/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`.
+/// Accounts of a VM, in chunks. `placed + parked + host + unbacked` add up to `advertised`, unless the VM has shrunk
+/// and has more chunks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VmSummary {
     /// Number of chunks that the guest sees.
     pub advertised: u32,
     /// Chunks that are on the card and not in the reserve.
     pub placed: u32,
-    /// Chunks in the reserve. They are on the card, but count as in host memory.
+    /// Chunks in the reserve. These chunks are on the card, but count as in host memory.
     pub parked: u32,
     /// Chunks that are in host memory.
     pub host: u32,

@@ -66,7 +66,7 @@ impl std::fmt::Display for Limit {
     }
 }
 
-/// Reasons for which the table refuses a request.
+/// Reasons why the table refuses a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The chunk size is not a power of two from 128 KiB to 64 MiB.
@@ -176,7 +176,7 @@ pub enum Error {
     /// The reserve of this many chunks is used up.
     #[error("the reserve of {0} chunks is used up")]
     ReserveFull(u32),
-    /// The guest chunk is moving. It can move again afterwards.
+    /// The guest chunk is moving. The chunk can move again afterwards.
     #[error("guest chunk {index} of VM {vm} is moving")]
     Moving {
         /// The VM.

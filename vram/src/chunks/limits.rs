@@ -8,7 +8,7 @@ pub enum OnFull {
     /// Places the chunk in host memory.
     #[default]
     Swap,
-    /// Makes the request wait for as long as the caller allows.
+    /// Makes the request wait for as long as the caller permits.
     Queue,
     /// Refuses the request.
     Refuse,
@@ -53,7 +53,7 @@ pub struct Limits {
     pub guarantee: u32,
     /// Maximum number of chunks in host memory, whatever the reason for their eviction.
     pub swap_cap: u32,
-    /// The VM's weight in divisions, relative to the weights of other VMs. It is at least 1.
+    /// The VM's weight in divisions, relative to the weights of other VMs. The weight is at least 1.
     pub weight: u32,
     /// Behaviour if the card has no chunk for the VM.
     pub on_full: OnFull,

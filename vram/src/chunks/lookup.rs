@@ -27,7 +27,8 @@ pub enum Lookup {
 }
 
 impl ChunkTable {
-    /// Returns the size of the VRAM that the VM's guest sees in bytes, or `None` if the VM does not exist.
+    /// Returns the size of the VRAM that the VM's guest sees in bytes, or the largest size if the VM has shrunk.
+    /// Returns `None` if the VM does not exist.
     #[must_use]
     pub fn vm_bytes(&self, vm: TenantId) -> Option<u64> {
         self.vms.get(&vm).map(VmMap::bytes)

@@ -13,7 +13,8 @@ use std::collections::BTreeSet;
 /// Location of each chunk of a guest's VRAM, and the totals for each memory.
 #[derive(Debug)]
 pub(super) struct VmMap {
-    /// Size of the guest's VRAM in bytes. The last chunk may extend beyond it.
+    /// End of the guest's addresses in bytes. The last chunk may extend beyond it. If the VRAM shrinks, the addresses
+    /// stay valid.
     bytes: u64,
     /// log2 of the chunk size in bytes.
     shift: u32,
@@ -49,10 +50,28 @@ impl VmMap {
         self.sums.limits = limits;
     }
 
+    /// Changes the number of chunks that the VM may have, and adds addresses if `bytes` exceeds the current size.
+    pub(super) fn resize(&mut self, bytes: u64, count: u32) {
+        self.bytes = self.bytes.max(bytes);
+        self.sums.advertised = count;
+        self.chunks.resize(self.chunks.len().max(count as usize), None);
+    }
+
     pub(super) fn account(&self) -> VmSummary {
         let parked = self.parked.len() as u32;
-        let unbacked = self.sums.advertised - self.sums.placed - parked - self.sums.host;
+        // A VM that has shrunk may have more chunks than its size.
+        let unbacked = self.sums.advertised.saturating_sub(self.placed());
         VmSummary { parked, unbacked, guarantee: self.guarantee(), ..self.sums }
+    }
+
+    /// Returns the number of placed chunks.
+    fn placed(&self) -> u32 {
+        self.sums.placed + self.parked.len() as u32 + self.sums.host
+    }
+
+    /// Returns true if the VM has as many chunks as its VRAM may have.
+    pub(super) fn is_full(&self) -> bool {
+        self.placed() >= self.sums.advertised
     }
 
     pub(super) fn advertised(&self) -> u32 {
@@ -104,7 +123,7 @@ impl VmMap {
         Some((spot, parked))
     }
 
-    /// Unplaces all chunks. Returns their places in the order of guest chunks.
+    /// Unplaces all chunks. Returns the places of the chunks in the order of guest chunks.
     pub(super) fn take_all(&mut self) -> Vec<Spot> {
         (self.sums.placed, self.sums.host) = (0, 0);
         self.parked.clear();
@@ -187,7 +206,7 @@ impl VmMap {
         (0u64..count).zip(rest).filter(|(_, at)| at.is_some()).count() as u64
     }
 
-    /// Stops counting guest chunk `index` at `spot`. Returns true if it was in the reserve.
+    /// Stops counting guest chunk `index` at `spot`. Returns true if the chunk was in the reserve.
     fn uncount(&mut self, index: u32, spot: Spot) -> bool {
         let parked = self.parked.remove(&index);
         if !parked {

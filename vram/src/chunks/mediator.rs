@@ -7,7 +7,8 @@ impl ChunkTable {
     /// number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, nothing has changed.
+    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, it has changed
+    /// nothing.
     pub fn set_aside(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.mediator);
         if missing > self.for_mediator() {
@@ -39,7 +40,7 @@ impl ChunkTable {
     ///
     /// # Errors
     /// Returns [`Error::CardFull`] if no such run is free, or if its chunks are guaranteed to VMs. Returns
-    /// [`Error::NeedsScrub`] if scrubbing could free one.
+    /// [`Error::NeedsScrub`] if scrubbing could free such a run.
     pub fn reserve_mediator(&mut self, count: u32, align: u32) -> Result<ChunkId, Error> {
         if count == 0 {
             return Err(Error::Empty);
@@ -58,8 +59,8 @@ impl ChunkTable {
         Ok(ChunkId(first))
     }
 
-    /// Releases `count` of the mediator's chunks, starting with `first`. They are scrubbed before reuse, because they
-    /// contained addresses of other VMs' memory.
+    /// Releases `count` of the mediator's chunks, starting with `first`. The chunks are scrubbed before reuse, because
+    /// they contained addresses of other VMs' memory.
     ///
     /// # Panics
     /// Panics if a chunk does not belong to the mediator, which is a bug in the caller.

@@ -35,7 +35,7 @@ pub struct Move {
     pub vm: TenantId,
     /// Index of the guest chunk.
     pub index: u32,
-    /// Place of the chunk. It is valid until the move is committed.
+    /// Place of the chunk. The place is valid until the move is committed.
     pub from: Place,
     /// Destination, which VMs cannot access. The copy must overwrite all of it.
     pub to: Place,

@@ -8,7 +8,8 @@ impl ChunkTable {
     /// get them. A lower number than before releases the difference, but takes no chunk away.
     ///
     /// # Errors
-    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, nothing has changed.
+    /// Returns [`Error::CardFull`] if more chunks are missing than are spare. If the call fails, it has changed
+    /// nothing.
     pub fn set_reserve(&mut self, chunks: u32) -> Result<(), Error> {
         let missing = chunks.saturating_sub(self.parked);
         if missing > self.uncommitted() + self.left_reserve() {

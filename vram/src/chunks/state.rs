@@ -115,7 +115,7 @@ pub enum ChunkState {
     Quarantined,
     /// Owned by the mediator, for tables, instance blocks and rings. VMs cannot access it. Only on the card.
     Mediator,
-    /// Destination of a move. It is being overwritten, and VMs cannot access it.
+    /// Destination of a move. The destination is being overwritten, and VMs cannot access it.
     Arriving(MoveId),
     /// Owned by a VM, as its guest chunk `index`.
     Vm {

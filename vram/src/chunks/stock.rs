@@ -1,4 +1,5 @@
-//! The units of one memory, each with a chunk's size and in one state. They are the card's chunks or the host's slots.
+//! The units of one memory, each with a chunk's size and in one state. The units are the card's chunks or the host's
+//! slots.
 
 mod saved;
 

@@ -85,6 +85,49 @@ fn a_chunk_gets_its_place_at_first_use_and_keeps_it() {
 }
 
 #[test]
+fn vm_that_shrinks_keeps_its_chunks_and_gets_no_more() {
+    let mut table = table(8);
+    let vm = TenantId(1);
+    table.create_vm(vm, 4 * CHUNK, Limits::UNRESERVED).unwrap();
+    place_first(&mut table, 1, 4);
+    table.resize_vm(vm, 2 * CHUNK, Limits::UNRESERVED).unwrap();
+    let full = Err(Error::Full { vm, limit: Limit::Quota(2), host: None });
+    let account = table.summary().vms[&vm];
+    assert_eq!((account.advertised, account.placed, account.unbacked), (2, 4, 0));
+    assert!(!table.place(vm, GuestVramAddr(3 * CHUNK)).unwrap().new, "what it has it keeps");
+    assert!(table.unplace(vm, GuestVramAddr(0)).unwrap());
+    assert_eq!(table.place(vm, GuestVramAddr(0)), full);
+    assert!(table.unplace(vm, GuestVramAddr(3 * CHUNK)).unwrap(), "the address is still valid");
+    assert_eq!(table.place(vm, GuestVramAddr(0)), full);
+    assert!(table.unplace(vm, GuestVramAddr(CHUNK)).unwrap());
+    scrub_all(&mut table);
+    assert!(table.place(vm, GuestVramAddr(0)).unwrap().new);
+    assert_eq!(table.place(vm, GuestVramAddr(CHUNK)), full);
+    // A larger size has further addresses.
+    assert_eq!(table.lookup(vm, GuestVramAddr(4 * CHUNK), CHUNK), Lookup::Outside);
+    table.resize_vm(vm, 6 * CHUNK, Limits::UNRESERVED).unwrap();
+    assert!(table.place(vm, GuestVramAddr(5 * CHUNK)).unwrap().new);
+    assert_eq!(table.summary().vms[&vm].unbacked, 3);
+}
+
+#[test]
+fn resize_that_cannot_be_promised_changes_nothing() {
+    let mut table = table(4);
+    table.create_vm(TenantId(1), 2 * CHUNK, Limits::RESERVED).unwrap();
+    table.create_vm(TenantId(2), CHUNK, Limits::RESERVED).unwrap();
+    let before = table.summary();
+    assert!(matches!(table.resize_vm(TenantId(1), 4 * CHUNK, Limits::RESERVED), Err(Error::Promise { .. })));
+    assert_eq!(table.resize_vm(TenantId(1), 0, Limits::RESERVED), Err(Error::Empty));
+    assert_eq!(table.resize_vm(TenantId(1), u64::MAX, Limits::RESERVED), Err(Error::Advertised(u64::MAX)));
+    assert_eq!(table.resize_vm(TenantId(3), CHUNK, Limits::RESERVED), Err(Error::NoSuchVm(TenantId(3))));
+    assert_eq!(table.summary(), before);
+    table.resize_vm(TenantId(1), 3 * CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!((table.summary().promised, table.spare()), (4, 0));
+    table.resize_vm(TenantId(1), CHUNK, Limits::RESERVED).unwrap();
+    assert_eq!((table.summary().promised, table.spare()), (2, 2));
+}
+
+#[test]
 fn addresses_that_the_guest_does_not_have_are_outside() {
     let mut table = table(8);
     table.create_vm(TenantId(1), CHUNK + 0x1000, Limits::RESERVED).unwrap();

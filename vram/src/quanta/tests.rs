@@ -265,8 +265,8 @@ fn idle_tenant_yields_quantum_only_to_a_tenant_with_work() {
 }
 
 proptest! {
-    /// Checks that at any time the members are two or more active VMs, the holder is one of them, no VM waits
-    /// needlessly, each member gets its quantum, and no change is reported twice.
+    /// Checks that at any time the members are two or more active VMs, and the holder is one of them. Also checks that
+    /// no VM waits needlessly, each member gets its quantum, and no change is reported twice.
     #[test]
     fn turns_are_fair_and_end(
         events in prop::collection::vec((0u64..3000, prop::collection::btree_map(1u32..6, 0u64..1500, 0..5), 0u64..400), 1..60),

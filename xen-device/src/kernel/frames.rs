@@ -2,7 +2,7 @@
 //!
 //! `memory_op` is the same in every version of Xen. The toolstack limits a domain's memory. The limit is raised with a
 //! call of `domctl`, whose layout Xen may change with each version of that interface. The call used here is the same in
-//! all of [`DOMCTL_VERSIONS`]; Xen checks the version first and refuses all versions except its own.
+//! all of [`DOMCTL_VERSIONS`]. Xen checks the version first, and rejects all versions except its own.
 //!
 //! Sources: Xen's public headers `memory.h`, `domctl.h`, `xen.h`; Linux's `uapi/xen/privcmd.h` (both devices).
 
@@ -134,7 +134,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// Adds `count` frames, starting at `first`, to the domain. Adds either all of them or none.
+    /// Adds `count` frames, starting at `first`, to the domain. Adds either all of the frames or none of them.
     pub fn add(&self, first: u64, count: u64) -> io::Result<()> {
         let end = first.checked_add(count).ok_or(io::ErrorKind::InvalidInput)?;
         self.make_room(count)?;
@@ -143,7 +143,7 @@ impl Frames<'_> {
             let there = self.populate(at..end.min(at.saturating_add(MAX_FRAMES)))?;
             at = at.saturating_add(there);
             if there == 0 {
-                // Remove the added frames; if that fails, the domain keeps them until its end.
+                // Remove the added frames. If the removal fails, the domain keeps them until its end.
                 let taken = self.take(first, at.saturating_sub(first));
                 let out = io::Error::from(io::ErrorKind::OutOfMemory);
                 return Err(taken.err().unwrap_or(out));

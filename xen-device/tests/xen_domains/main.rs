@@ -111,7 +111,7 @@ fn bars_answer_where_the_guest_puts_them() {
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(PLACE1, BAR1)]);
     domain.write(0, PLACE1 + 8, 4, 0x1234_5678);
     assert_eq!(domain.read(0, PLACE1 + 8, 4), 0x1234_5678);
-    // Move one BAR above 4 GiB, as firmware does with BARs that do not fit below.
+    // Move one BAR above 4 GiB, as firmware does with BARs that do not fit below 4 GiB.
     domain.config_write(0x18, 0x10);
     assert_eq!(domain.ranges(), [range(PLACE0, BAR0), range(0x10_0000_0000 + PLACE1, BAR1)]);
     assert_eq!(domain.read(0, 0x10_0000_0000 + PLACE1 + 8, 4), 0x1234_5678, "the contents move with it");
@@ -388,7 +388,7 @@ fn device_releases_memory_before_give_back_even_under_load() {
                 assert!(fetched == frame + 1 || fetched == u64::MAX, "{fetched:#x} at frame {frame}");
             }
         });
-        // End the load also after a failure, so that it does not outlive the test.
+        // End the load even after a failure, so that it does not outlive the test.
         let _ended = Ends(&done);
         for first in [0, 600, 511, 1024, 3000, 4090] {
             let gone = first..first + 5;
@@ -428,7 +428,7 @@ fn processor_that_dies_in_flight_leaves_a_clean_device() {
     let rig = Rig::new();
     let domain = rig.guest();
     domain.write(0, PLACE1, 4, 7);
-    // Destroy the domain with a request in flight, which may be answered or not.
+    // Destroy the domain while a request is in flight, which may or may not be answered.
     domain.put(0, &Request { address: PLACE1, size: 4, count: 1, kind: kind::MEMORY, ..Request::default() }).unwrap();
     domain.destroy();
     domain.wait_left();

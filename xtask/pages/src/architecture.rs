@@ -128,7 +128,7 @@ const ARROWS: [Arrow; 9] = [
 ];
 
 /// Arrow from the daemon to the CUDA owner, which it controls. The next constants are the names of the protocols at the
-/// boundary of the daemon.
+/// boundaries of the daemon.
 const CONTROL: Arrow = Arrow { from: (310, 376), to: (290, 376), text: "" };
 const NOTES: [((i32, i32), &str); 4] =
     [((452, 98), "vfio-user"), ((677, 98), "ioctl"), ((812, 98), "HTTP"), ((527, 458), "PCI function (crate card)")];

@@ -10,8 +10,8 @@ use anyhow::{Context, Result, bail};
 use crate::run::{root, target};
 
 /// Updates the copy to the tracked files of the working tree. The `changed` files get the given texts. Files that are
-/// equal are not written, so that a second run compiles only changes; a file that a killed run wrote only in part is
-/// not equal.
+/// equal are not written, so that a second run compiles only changes. A file that a killed run has written only in part
+/// is not equal.
 pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     let copy = target().join("mutations");
     let listed = Command::new("git")

@@ -15,7 +15,7 @@ const LIST: &str = "mutations.toml";
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct List {
-    /// The entries. Each is parsed separately, so that an error can name it.
+    /// The entries. Each mistake is parsed separately, so that an error can name it.
     mutation: Vec<toml::Table>,
 }
 

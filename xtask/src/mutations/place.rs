@@ -13,7 +13,7 @@ struct Function {
 
 /// Returns the body of the innermost function around a location, without its braces.
 ///
-/// Returns `None` outside functions, and if two bodies cannot be the branches of an `if`. This is the case for a
+/// Returns `None` outside functions, and if the two bodies cannot be the branches of an `if`. This is the case for a
 /// constant function, and for a function whose return type has no name, because the branches would have different
 /// types.
 pub fn body_around(text: &str, place: &Range<usize>) -> Option<Range<usize>> {
@@ -69,8 +69,8 @@ fn word_at(bytes: &[u8], at: usize) -> &[u8] {
     rest.get(..length).unwrap_or_default()
 }
 
-/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, does not
-/// belong to it, except that of a raw literal.
+/// Returns the end of the comment or literal that begins at an offset. The prefix of a literal, as in `b"x"`, is not
+/// part of the literal, except for a raw literal.
 fn literal_or_comment(text: &str, at: usize) -> Option<usize> {
     let bytes = text.as_bytes();
     let rest = bytes.get(at..)?;

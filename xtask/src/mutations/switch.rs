@@ -65,8 +65,8 @@ fn line(text: &str) -> usize {
     text.matches('\n').count() + 1
 }
 
-/// Returns an expression that is true in a program that must make the mistake. It is evaluated often, so it reads the
-/// environment only once.
+/// Returns an expression that is true in a program that must make the mistake. The expression is evaluated often, so it
+/// reads the environment only once.
 fn condition(name: &str) -> String {
     format!(
         "{{ static MAKES: ::std::sync::OnceLock<bool> = ::std::sync::OnceLock::new(); \

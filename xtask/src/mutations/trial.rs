@@ -1,4 +1,4 @@
-//! Test programs of the copy: builds them, and runs them for a mistake.
+//! Builds the copy's test programs, and runs them for a mistake.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -21,10 +21,10 @@ use crate::tally::{Reader, Tally};
 use crate::watch;
 
 /// Time limit of a program, after which it counts as having detected the mistake. TIMEOUT: the limit of a test in the
-/// suite `unit`; the tests of one mistake take a few seconds.
+/// suite `unit`; the tests for one mistake take a few seconds.
 const PROGRAM_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Packages of libraries and programs that the programs of `cuda-rig` load although no dependency names them.
+/// Packages of libraries and programs that the programs of `cuda-rig` load, although no dependency names them.
 const BESIDE_RIG: [&str; 5] = ["cuda-shim", "cuda-fake", "cuda-owner", "mediatord", "mediatorctl"];
 
 /// A build of the copy.
@@ -40,7 +40,7 @@ pub struct Build {
 pub enum Built {
     /// The test programs.
     Programs(Vec<Program>),
-    /// The copy does not compile: the files and lines of the errors, and the compiler's messages.
+    /// The copy does not compile; the fields are the files and lines of the errors, and the compiler's messages.
     Refused(BTreeSet<(String, usize)>, String),
 }
 
@@ -73,7 +73,7 @@ impl fmt::Display for Verdict {
 }
 
 impl Build {
-    /// Prepares to build `packages` of the copy (all of them if `None`), with the features of `cargo xtask test`, so
+    /// Prepares to build `packages` of the copy (all packages if `None`) with the features of `cargo xtask test`, so
     /// that its compiled dependencies can be reused.
     pub fn new(copy: PathBuf, packages: Option<&BTreeSet<&str>>) -> Result<Self> {
         let mut selection: Vec<String> = match packages {
@@ -186,7 +186,7 @@ pub fn run(programs: &[&Program], filters: &[&str], mistake: Option<&Mutation>) 
 
 fn one(command: &mut Command, verdict: &mut Verdict) -> Result<()> {
     let output = tempfile::tempfile().context("a file for tests' output")?;
-    // Use a file: a pipe would stay open until all processes that a test has left behind have ended.
+    // Use a file, because a pipe would stay open until all processes that a test has left behind have ended.
     command.stdout(output.try_clone()?).stderr(Stdio::null());
     let mut child = command.spawn().context("cannot start tests")?;
     if !watch::ends_within(&child, watch::scaled(PROGRAM_TIMEOUT))? {

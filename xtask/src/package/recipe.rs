@@ -18,7 +18,7 @@ use crate::run::{root, shown};
 
 /// The only supported architecture.
 const ARCHITECTURE: &str = "amd64";
-/// Pages with results of benchmarks or about the project's language. Operators need neither.
+/// Pages with results of benchmarks, and pages about the language of the project. Operators need neither.
 const NOT_PACKAGED: [&str; 4] = ["evaluation.md", "language-sample.md", "language.md", "overhead.md"];
 
 /// Sources of packages.
@@ -33,7 +33,7 @@ pub(super) struct Recipe {
 }
 
 impl Recipe {
-    /// Builds a package in `out`. Returns its path.
+    /// Builds a package in `out`. Returns the path of the package.
     pub fn make(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let tree = Self::tree(spec.name, out);
         let symbols = Self::tree(&symbols::name(spec), out);
@@ -53,13 +53,14 @@ impl Recipe {
         self.build(spec.name, &tree, out)
     }
 
-    /// Builds the package of a package's debug symbols, whose tree [`Self::make`] has created. Returns its path.
+    /// Builds the package of debug symbols for a package whose tree [`Self::make`] has created. Returns the path of the
+    /// package.
     pub fn make_symbols(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         let name = symbols::name(spec);
         self.build(&name, &Self::tree(&name, out), out)
     }
 
-    /// Builds an RPM in `out` from the package's existing tree. Returns its path.
+    /// Builds an RPM in `out` from the package's existing tree. Returns the path of the package.
     pub fn make_rpm(&self, spec: &Spec, out: &Path) -> Result<PathBuf> {
         rpm::make(self, spec, &Self::tree(spec.name, out), self.libc(spec)?, out)
     }
@@ -249,7 +250,7 @@ fn kubernetes_files(tree: &Tree) -> Result<()> {
     tree.copy(&fleet.join("Containerfile"), recipe, 0o644)
 }
 
-/// The licence in Debian's format.
+/// Returns the licence in Debian's format.
 fn copyright(licence: &str) -> String {
     let indented = licence.lines().map(|line| if line.is_empty() { " .".to_owned() } else { format!(" {line}") });
     let text: Vec<_> = indented.collect();
@@ -260,7 +261,7 @@ fn copyright(licence: &str) -> String {
     )
 }
 
-/// The newest version of glibc that a program requires, from the names of versions in it.
+/// Returns the newest version of glibc that a program requires, from the version names in the program.
 fn libc_version(program: &Path) -> Result<Option<(u32, u32)>> {
     let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     let prefix = b"GLIBC_";

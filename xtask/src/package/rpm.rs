@@ -14,7 +14,7 @@ use crate::run::root;
 
 /// Name of the architecture in RPM.
 const ARCHITECTURE: &str = "x86_64";
-/// Files that have a different location in other distributions than in Debian.
+/// Files whose location in other distributions differs from Debian.
 const ELSEWHERE: [(&str, &str); 1] =
     [("usr/share/zsh/vendor-completions/_mediatorctl", "usr/share/zsh/site-functions/_mediatorctl")];
 /// Files that only Debian has: RPM keeps the changelog in the package's header.
@@ -22,7 +22,7 @@ const DEBIAN_ONLY: &str = "changelog.gz";
 /// Folder of files for Debian's checker of packages.
 const LINTIAN: &str = "usr/share/lintian/";
 
-/// Returns true if an upgrade must keep the administrator's changes of a file. RPM does not support executable
+/// Returns true if an upgrade must keep the administrator's changes to a file. RPM does not support executable
 /// configuration files.
 fn is_config(spec: &Spec, path: &str) -> bool {
     spec.conffiles.contains(&path) && path != LIBVIRT_HOOK
@@ -33,8 +33,8 @@ fn is_debian_only(path: &str) -> bool {
     path.ends_with(DEBIAN_ONLY) || path.starts_with(LINTIAN)
 }
 
-/// Creates the package from a tree's files in `out`. Returns its path. `libc` is the newest version of glibc that a
-/// program requires.
+/// Creates the package from a tree's files in `out`. Returns the path of the package. `libc` is the newest version of
+/// glibc that a program requires.
 pub(super) fn make(recipe: &Recipe, spec: &Spec, tree: &Tree, libc: Option<(u32, u32)>, out: &Path) -> Result<PathBuf> {
     let epoch = u32::try_from(recipe.epoch).context("the time is not one of RPM")?;
     let mut summary = spec.summary.to_owned();

@@ -15,7 +15,7 @@ const fn program(name: &'static str, path: &'static str, is_required: bool) -> B
     Built { name, path, mode: 0o755, is_required }
 }
 
-/// Returns a shared library. Libraries are read, not executed.
+/// Returns a shared library. Libraries are read, and not executed.
 const fn library(name: &'static str, path: &'static str, is_required: bool) -> Built {
     Built { name, path, mode: 0o644, is_required }
 }
@@ -27,7 +27,7 @@ pub(super) struct Spec {
     /// Lines of the description.
     pub description: &'static [&'static str],
     pub built: &'static [Built],
-    /// Configuration files. An upgrade keeps the administrator's changes to them.
+    /// Configuration files. An upgrade keeps the administrator's changes to these files.
     pub conffiles: &'static [&'static str],
     /// True if the package's scripts set up a user and a service.
     pub has_service: bool,
@@ -37,8 +37,8 @@ pub(super) struct Spec {
     pub expected: &'static [(&'static str, &'static str)],
 }
 
-/// Additional names of the CUDA library, each a link to a file in the same folder. Programs open it by any of them, in
-/// any order, but a process must load it only once.
+/// Additional names of the CUDA library, each a link to a file in the same folder. Programs open the library by any of
+/// these names, in any order, but a process must load it only once.
 pub(super) const LINKS: [(&str, &str); 3] = [
     ("usr/lib/gpu-mediator/cuda/libcuda.so", "libcuda.so.1"),
     ("usr/lib/gpu-mediator/cuda/libnvidia-ml.so.1", "libcuda.so.1"),
@@ -53,7 +53,7 @@ pub(super) const GUEST_LINKS: [(&str, &str); 3] = [
 ];
 /// File that makes the loader find these libraries.
 pub(super) const LOADER_FILE: &str = "etc/ld.so.conf.d/gpu-mediator-guest.conf";
-/// Folder of these libraries, the contents of that file.
+/// Folder of these libraries, which is also the content of that file.
 pub(super) const GUEST_FOLDER: &str = "/usr/lib/gpu-mediator-guest";
 
 /// Path of the hook of libvirt.

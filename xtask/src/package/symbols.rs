@@ -24,8 +24,8 @@ pub(super) fn name(spec: &Spec) -> String {
 pub(super) struct Symbols(BTreeSet<String>);
 
 impl Symbols {
-    /// Copies a program's symbols to the tree of symbols, and removes them from the program. Symbols are nine tenths of
-    /// a program's size. Scripts have no symbols.
+    /// Copies a program's symbols to the tree of symbols, and removes them from the program. The symbols are nine
+    /// tenths of a program's size. Scripts have no symbols.
     pub fn take(&mut self, program: &Path, symbols: &Tree) -> Result<()> {
         let bytes = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
         if !bytes.starts_with(b"\x7fELF") {

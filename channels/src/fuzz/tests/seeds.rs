@@ -237,7 +237,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Blocks that are refused, a ring at the end of all addresses, and unusual saved words.
+        // Blocks that are rejected, a ring at the end of all addresses, and unusual saved words.
         ("blocks", {
             let blocks = [
                 block(&[]),

@@ -1,6 +1,6 @@
-//! Saved form of migrating channels. It contains only the card data that a channel's own work has written. All other
-//! data is generated again, so that a file cannot change it: constants, addresses, records and their push buffers,
-//! completion words.
+//! Saved form of migrating channels. This form contains only the card data that a channel's own work has written. All
+//! other data is generated again, so that a file cannot change it: constants, addresses, records and their push
+//! buffers, completion words.
 
 use super::{Channel, Moving};
 use crate::block::{BLOCK, CONTEXTS};
@@ -79,7 +79,7 @@ impl Moving {
     /// Saves the channels.
     ///
     /// # Errors
-    /// If the channels are not valid on any card.
+    /// Returns an error if the channels are not valid on any card.
     pub fn save(&self) -> Result<SavedMoving, Invalid> {
         let Self { vm, channels } = self;
         let channels = channels.iter().map(Channel::save).collect::<Result<_, _>>()?;
@@ -117,7 +117,7 @@ impl SavedMoving {
     /// Restores the channels.
     ///
     /// # Errors
-    /// If the saved channels are invalid.
+    /// Returns an error if the saved channels are invalid.
     pub fn restored(self) -> Result<Moving, Invalid> {
         let Self { vm, channels } = self;
         let few = channels.len() <= CHANNELS as usize;

@@ -169,6 +169,7 @@ fn tenant(text: &str) -> Result<TenantSpec> {
         name: name.into(),
         uid: None,
         memory_bytes: mib << 20,
+        window_bytes: 0,
         limits: vram::Limits { weight, ..vram::Limits::default() },
         time: sched::VgpuParams { class, ..sched::VgpuParams::weight(weight) },
         on_stuck: OnStuck::Kill,

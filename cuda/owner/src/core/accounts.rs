@@ -295,7 +295,7 @@ impl Core {
     /// limit.
     fn place_past(&mut self, id: TenantId) -> Result<(), bool> {
         let index = self.tenants.get(&id).map(|tenant| tenant.indices.lowest()).ok_or(false)?;
-        if u64::from(index) >= self.most(id) {
+        if self.is_full(id) {
             return Err(true);
         }
         self.work(1);

@@ -18,7 +18,7 @@ impl Core {
         pieces: Vec<PieceId>,
     ) {
         self.work(chunks.len());
-        let (most, unused) = (self.most(tenant), self.unused_numbers());
+        let (most, unused) = (self.most_adopted(id, tenant), self.unused_numbers());
         let Some(session) = self.sessions.get_mut(&id) else { return self.drop_all(pieces) };
         let known = session.chunks.len() + session.adopting.len() + chunks.len();
         // A number identifies one chunk, and only this owner assigns new numbers.
@@ -73,7 +73,7 @@ impl Core {
         let Some(session) = self.sessions.get_mut(&id) else { return false };
         session.adopting.remove(&chunk);
         let Some(tenant) = session.tenant else { return false };
-        let placed = memory.and_then(|memory| Some((memory, self.place_adopted(tenant, memory)?)));
+        let placed = memory.and_then(|memory| Some((memory, self.place_adopted(id, tenant, memory)?)));
         let Some((memory, index)) = placed else {
             self.drop_all(vec![piece]);
             self.end(id, End::Evicted);
@@ -91,13 +91,13 @@ impl Core {
 
     /// Returns an index for an adopted chunk. If the account of the chunk's memory is full, the chunk gets a place in
     /// the other memory and moves there later.
-    fn place_adopted(&mut self, tenant: TenantId, memory: Memory) -> Option<u32> {
+    fn place_adopted(&mut self, id: SessionId, tenant: TenantId, memory: Memory) -> Option<u32> {
         let index = self.tenants.get(&tenant)?.indices.lowest();
-        if u64::from(index) >= self.most(tenant) {
-            return None;
-        }
         let address = self.table.guest_address(index);
-        let place = self.try_place(tenant, address).ok()?;
+        let place = match self.is_full(tenant) {
+            true => self.place_beyond(id, tenant, address)?,
+            false => self.try_place(tenant, address).ok()?,
+        };
         let to = match (place, memory) {
             (Place::Card(_), Memory::Device) | (Place::Host(_), Memory::Host) => return Some(index),
             (Place::Card(_), Memory::Host) => To::Host,

@@ -20,7 +20,7 @@ impl Core {
         for (&id, tenant) in &self.tenants {
             let account = self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account).expect("in the table");
             (on_card, in_host) = (on_card + account.placed, in_host + account.host);
-            assert!(tenant.bodies.len() as u64 <= self.most(id), "{id}: more than the tenant's account contains");
+            assert!(tenant.bodies.len() as u64 <= self.most_ever(id), "{id}: more than the tenant's account contains");
             assert!(self.may_use(id, 0), "{id}: {} users", tenant.users);
             let mut users = 0;
             for (&index, body) in &tenant.bodies {

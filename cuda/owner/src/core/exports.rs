@@ -18,7 +18,7 @@ const USERS_MIN: u64 = 1 << 16;
 impl Core {
     /// Returns true if the processes of a tenant may have `more` additional chunk numbers.
     pub(super) fn may_use(&self, tenant: TenantId, more: u64) -> bool {
-        let most = self.most(tenant).saturating_mul(USERS_PER_CHUNK).max(USERS_MIN);
+        let most = self.most_ever(tenant).saturating_mul(USERS_PER_CHUNK).max(USERS_MIN);
         self.tenants.get(&tenant).is_some_and(|known| known.users + more <= most)
     }
 

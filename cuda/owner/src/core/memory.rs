@@ -59,11 +59,6 @@ impl Core {
         most.saturating_sub(self.tenants.get(&tenant).map_or(0, |known| known.bodies.len() as u64 + known.wanted))
     }
 
-    /// Returns a tenant's memory limit, in chunks.
-    pub(super) fn most(&self, tenant: TenantId) -> u64 {
-        self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
-    }
-
     /// Assigns places to a process's requests, oldest first, limited by the free places and the event's budget.
     pub(super) fn serve(&mut self, id: SessionId, tenant: TenantId) {
         let waits_for_others = !self.expected.is_empty();
@@ -162,7 +157,7 @@ impl Core {
     pub(super) fn place(&mut self, tenant: TenantId) -> Result<(u32, Place), Option<Refusal>> {
         let known = self.tenants.get(&tenant).ok_or(Some(Refusal::Failed))?;
         let index = known.indices.lowest();
-        if u64::from(index) >= self.most(tenant) {
+        if self.is_full(tenant) {
             return Err(Some(Refusal::Quota));
         }
         self.work(1);
@@ -443,7 +438,7 @@ impl Core {
     }
 
     pub(super) fn ask_memory(&mut self, id: SessionId, tenant: TenantId, request: u32) {
-        let total_bytes = self.table.vm_bytes(tenant).unwrap_or(0);
+        let total_bytes = self.most(tenant) * self.table.chunk_bytes();
         let limits = self.table.limits(tenant).unwrap_or_default();
         let account = self.table.vms().find(|(vm, _)| *vm == tenant).map(|(_, account)| account).unwrap_or_default();
         let mut chunks = account.unbacked;

@@ -10,6 +10,7 @@ mod quanta;
 mod random;
 mod share_groups;
 mod shares;
+mod size;
 mod stopped;
 mod timed;
 mod world;

@@ -40,6 +40,8 @@ pub struct TenantSpec {
     pub uid: Option<u32>,
     /// Size in bytes of the memory that the tenant sees.
     pub memory_bytes: u64,
+    /// Size in bytes of the tenant's window, which counts as host memory of the card; 0 without a window.
+    pub window_bytes: u64,
     /// Limits of the tenant's memory on the card and in host memory, in chunks.
     pub limits: Limits,
     /// The tenant's share of the card's time.
@@ -334,6 +336,19 @@ pub enum TenantError {
     /// The cards of a tenant with several cards do not fit this owner.
     #[error("tenant `{0}` cannot have these cards: {1}")]
     Cards(String, &'static str),
+    /// The card's host memory is too small for the tenant's window.
+    #[error(
+        "a window of {bytes} bytes does not fit into the card's host memory of {host_bytes} bytes, of which {others} bytes \
+         are for windows of other VMs"
+    )]
+    Window {
+        /// Size of the window.
+        bytes: u64,
+        /// Total size of the other windows.
+        others: u64,
+        /// Host memory of the card.
+        host_bytes: u64,
+    },
     /// The memory cannot be divided in this way.
     #[error(transparent)]
     Memory(#[from] vram::Error),

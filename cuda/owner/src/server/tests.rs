@@ -31,6 +31,7 @@ fn start(driver: &Arc<Model>, card: u64, folder: &Path) -> Server {
             name: name.into(),
             uid: None,
             memory_bytes: 32 * CHUNK,
+            window_bytes: 0,
             limits: vram::Limits::default(),
             time: sched::VgpuParams::default(),
             on_stuck: OnStuck::Kill,

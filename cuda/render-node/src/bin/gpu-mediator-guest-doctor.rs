@@ -1,4 +1,5 @@
-//! Checks a guest for CUDA, and prints the first obstacle with its remedy. Exits with 1 if something is missing.
+//! Checks a guest for CUDA, and prints the first obstacle with its remedy. The program exits with status 1 if something
+//! is missing.
 
 use std::io::Write as _;
 use std::process::ExitCode;

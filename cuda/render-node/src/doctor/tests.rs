@@ -1,6 +1,6 @@
 use super::*;
 
-/// A guest with some files.
+/// A guest with a few files.
 struct Files(tempfile::TempDir);
 
 impl Files {
@@ -15,7 +15,7 @@ impl Files {
         self
     }
 
-    /// A device with a window at an address.
+    /// Creates a device with a window at an address.
     fn device(self, window: &str) -> Self {
         let device = "sys/bus/pci/devices/0000:00:05.0";
         self.with(&format!("{device}/vendor"), "0x1af4\n")
@@ -34,7 +34,7 @@ impl Files {
         Guest { root: self.0.path().to_owned() }.facts()
     }
 
-    /// The last finding, which must be the only one with a remedy.
+    /// Returns the last finding, which must be the only one with a remedy.
     fn missing(&self) -> (&'static str, String) {
         let mut findings = self.findings();
         let last = findings.pop().expect("findings");

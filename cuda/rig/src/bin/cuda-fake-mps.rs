@@ -1,11 +1,12 @@
-//! Stands for NVIDIA's `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server` on the fake driver.
+//! Emulates NVIDIA's `nvidia-cuda-mps-control` and `nvidia-cuda-mps-server` on the fake driver.
 //!
-//! `-f` is the control daemon; without arguments the program sends the lines of its standard input to the daemon, as
-//! NVIDIA's does, and prints the answers. A daemon has one server, of one user: clients of another user wait until all
-//! clients of that server have ended. After an illegal access of one client, the server refuses new clients until all
-//! have ended. A server ends with its daemon. `FAKE_MPS_CLIENTS` limits the clients of a server.
+//! With `-f`, the program is the control daemon. Without arguments, it sends the lines of its standard input to the
+//! daemon, as NVIDIA's program does, and prints the answers. A daemon has one server, which serves one user. Clients of
+//! another user wait until all clients of that server have ended. After an illegal access of one client, the server
+//! rejects new clients until all of its clients have ended. A server ends with its daemon. `FAKE_MPS_CLIENTS` limits
+//! the clients of a server.
 //!
-//! `cuda-fake` has the other side, with the lines that both exchange.
+//! `cuda-fake` implements the other side, and defines the lines that both sides exchange.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::Shutdown;
@@ -20,11 +21,11 @@ use rustix::net::sockopt::socket_peercred;
 
 /// Environment variable with the maximum number of clients of a server.
 const LIMIT: &str = "FAKE_MPS_CLIENTS";
-/// The same number of NVIDIA's servers.
+/// The default limit of NVIDIA's servers.
 const DEFAULT_LIMIT: usize = 48;
-/// Interval at which a client of another user looks if the server has become free.
+/// Interval at which a client of another user polls for a free server.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
-/// Number of such looks before the client is refused.
+/// Number of polls after which the client is rejected.
 const MAX_POLLS: u32 = 3000;
 
 fn main() -> Result<()> {
@@ -56,11 +57,11 @@ fn send(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A server as its daemon knows it.
+/// The daemon's state of a server.
 struct Server {
     process: Child,
     user: u32,
-    /// Active thread percentage of its next clients.
+    /// Active thread percentage of the server's next clients.
     threads: f32,
 }
 
@@ -173,14 +174,14 @@ fn answer(folder: &Path, server: &Mutex<Option<Server>>, mut stream: UnixStream)
     Ok(())
 }
 
-/// Forgets a server that has ended.
+/// Removes the state of a server that has ended.
 fn reap(server: &mut Option<Server>) {
     if server.as_mut().is_some_and(|server| server.process.try_wait().is_ok_and(|ended| ended.is_some())) {
         *server = None;
     }
 }
 
-/// Returns the server of a user, as soon as no other user has one.
+/// Returns the server of a user as soon as no other user has a server.
 fn server_of(folder: &Path, server: &Mutex<Option<Server>>, user: u32) -> Result<u32> {
     for _ in 0..MAX_POLLS {
         let mut current = guard(server);
@@ -220,7 +221,7 @@ fn serve(folder: &Path) -> Result<()> {
     let listener = UnixListener::bind(&path)?;
     println!("ready");
     std::thread::spawn(move || {
-        // The end of the daemon closes this pipe.
+        // The pipe is closed when the daemon ends.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         let _ = std::fs::remove_file(path);
         std::process::exit(0);

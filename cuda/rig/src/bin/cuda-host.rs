@@ -1,5 +1,6 @@
 //! A CUDA program for tests. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
-//! thread's own default stream and events. It checks each result and prints a checksum.
+//! thread's own default stream and events. It checks each result and prints a checksum. With the argument `fill`, it
+//! instead allocates pinned memory until the library refuses, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -10,11 +11,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use anyhow::{Result, ensure};
 use cuda_rig::Cuda;
 
-/// Number of words in the buffers. They exceed any staging memory.
+/// Number of words in the buffers. The buffers exceed any staging memory.
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum to which the host functions add. Static, because these functions have only one argument.
+/// Sum to which the host functions add their arguments. Static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -36,14 +37,51 @@ fn good(call: &str, code: c_int) -> Result<()> {
     Ok(())
 }
 
+type Alloc = unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int;
+type Free = unsafe extern "C" fn(*mut u64) -> c_int;
 type Launch = unsafe extern "C" fn(u64, unsafe extern "C" fn(*mut c_void), *mut c_void) -> c_int;
+
+/// Allocates pinned memory until the library refuses, and again after one allocation was freed. Returns the number of
+/// allocations.
+fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
+    const MAX_PARTS: usize = 64;
+    let pin = || {
+        let mut part = std::ptr::null_mut::<u64>();
+        // SAFETY: the pointer points to a local.
+        match unsafe { alloc(&raw mut part, 128 << 20, 0) } {
+            0 => Ok(part),
+            code => Err(code),
+        }
+    };
+    let mut parts = Vec::new();
+    let refusal = loop {
+        match pin() {
+            Ok(part) if parts.len() < MAX_PARTS => parts.push(part),
+            other => break other,
+        }
+    };
+    ensure!(refusal == Err(2), "after {} allocations: {refusal:?}, expected error 2", parts.len());
+    let count = parts.len();
+    let last = parts.pop().ok_or_else(|| anyhow::anyhow!("no allocation succeeded"))?;
+    // SAFETY: no work uses the memory.
+    good("cuMemFreeHost", unsafe { free(last) })?;
+    parts.push(pin().map_err(|code| anyhow::anyhow!("freed memory cannot be allocated: {code}"))?);
+    ensure!(pin() == Err(2), "more memory than before");
+    // SAFETY: as above.
+    parts.into_iter().try_for_each(|part| good("cuMemFreeHost", unsafe { free(part) }))?;
+    Ok(count)
+}
 
 fn main() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
     // SAFETY: the library is already loaded; this adds a reference.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
-    let alloc: unsafe extern "C" fn(*mut *mut u64, usize, u32) -> c_int = function(library, "cuMemHostAlloc")?;
-    let free: unsafe extern "C" fn(*mut u64) -> c_int = function(library, "cuMemFreeHost")?;
+    let alloc: Alloc = function(library, "cuMemHostAlloc")?;
+    let free: Free = function(library, "cuMemFreeHost")?;
+    if std::env::args().nth(1).as_deref() == Some("fill") {
+        println!("{}", fill_window(alloc, free)?);
+        return Ok(());
+    }
     let launch: Launch = function(library, "cuLaunchHostFunc")?;
     let stream = cuda.stream()?;
     let (fill, add, sum) = (cuda.kernel("fill")?, cuda.kernel("add")?, cuda.kernel("checksum")?);
@@ -56,7 +94,7 @@ fn main() -> Result<()> {
 
     // Pinned memory: the card and the program access the same bytes at the same address.
     let mut pinned = std::ptr::null_mut::<u64>();
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     good("cuMemHostAlloc", unsafe { alloc(&raw mut pinned, BYTES, 0) })?;
     // SAFETY: the memory has this many words, and no other code uses it now.
     unsafe { std::slice::from_raw_parts_mut(pinned, WORDS) }.copy_from_slice(&data);

@@ -24,7 +24,7 @@ struct Args {
     what: What,
 }
 
-/// Methods of creating a child.
+/// Method of creating a child.
 #[derive(Clone, Copy, ValueEnum)]
 enum Way {
     /// `fork`, which runs the handlers that libraries have registered.
@@ -35,14 +35,14 @@ enum Way {
 
 #[derive(Subcommand)]
 enum What {
-    /// Forks after the driver was initialised, and calls each function in the child, with each way to find the
+    /// Forks after the driver was initialised, and calls each function in the child, with each method of finding the
     /// function.
     Fork {
         /// Method of creating the child.
         #[arg(long, default_value = "fork")]
         way: Way,
     },
-    /// Forks after the driver was found and before it is initialised, and works in a grandchild.
+    /// Forks after the driver was found but before it is initialised, and works in a grandchild.
     ForkBefore,
     /// Receives SIGTERM through a descriptor. The signal was blocked during the driver's initialisation. Prints the
     /// threads that do not block signals.
@@ -76,10 +76,11 @@ enum What {
 // TIMEOUT: only a failing test waits this long.
 const CHILD_S: u32 = 20;
 
-/// A driver function, called with at least as many arguments as any function has.
+/// A driver function, called with at least as many arguments as any driver function has.
 type Function = unsafe extern "C" fn(u64, u64, u64, u64, u64, u64, u64, u64, u64, u64, u64) -> c_int;
 
-/// Functions that the library replaces, functions that pass its gate, and others. All need an initialised driver.
+/// Functions that the library replaces, functions that pass its gate, and other functions. All need an initialised
+/// driver.
 const FUNCTIONS: [&str; 24] = [
     "cuInit",
     "cuDeviceGetCount",
@@ -137,7 +138,7 @@ fn symbol(library: *mut c_void, name: &str) -> Result<*mut c_void> {
 }
 
 fn call(function: *mut c_void) -> c_int {
-    // SAFETY: every function refuses zeros and ignores surplus arguments.
+    // SAFETY: every function rejects zeros and ignores surplus arguments.
     unsafe {
         let function: Function = std::mem::transmute(function);
         function(0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
@@ -242,7 +243,7 @@ fn fork_before() -> Result<()> {
     Ok(())
 }
 
-/// Returns the threads of this process by name, each with the set of signals that it blocks.
+/// Returns the names of this process's threads, each with the signals that the thread blocks.
 fn threads() -> Result<Vec<(String, u64)>> {
     let mut threads = Vec::new();
     for entry in std::fs::read_dir("/proc/self/task")? {
@@ -274,8 +275,8 @@ fn signals() -> Result<()> {
         taken.read_exact(&mut information)?;
         cuda.set(at, 9, 1 << 20)?;
     }
-    // Signals that can be blocked. The C library reserves two signals for itself, and a sandbox around the program
-    // responds to a thread's own system call with SIGSYS.
+    // Signals that can be blocked. The C library reserves two signals. A sandbox around the program answers a thread's
+    // own system call with SIGSYS.
     let own = 1u64 << (libc::SIGKILL - 1) | 1 << (libc::SIGSTOP - 1) | 1 << (libc::SIGSYS - 1) | 1 << 31 | 1 << 32;
     let main = std::fs::read_to_string("/proc/self/comm")?;
     let open: Vec<_> =
@@ -287,7 +288,7 @@ fn signals() -> Result<()> {
 
 fn limit() -> Result<(u64, u64)> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     ensure!(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0, "no limit");
     Ok((limit.rlim_cur, limit.rlim_max))
 }
@@ -308,7 +309,7 @@ fn child() -> Result<Vec<String>> {
 fn children(mib: u64) -> Result<()> {
     let soft = 256;
     let limits = libc::rlimit { rlim_cur: soft, rlim_max: limit()?.1 };
-    // SAFETY: the pointer points to a local.
+    // SAFETY: the pointer points to a local variable.
     ensure!(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits) } == 0, "cannot set the limit");
     let before: Vec<i32> = open_descriptors()?;
     let expected = child()?;
@@ -346,7 +347,7 @@ fn children(mib: u64) -> Result<()> {
 fn closed(file: &str) -> Result<()> {
     let mut output = std::fs::File::create(file)?;
     for number in 0..3 {
-        // SAFETY: the descriptors belong to the program, and are not used here any more.
+        // SAFETY: the descriptors belong to the program, and are no longer used here.
         unsafe { libc::close(number) };
     }
     let cuda = Cuda::open("libcuda.so.1")?;

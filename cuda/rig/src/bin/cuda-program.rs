@@ -1,5 +1,5 @@
-//! A CUDA program for tests. It finds `libcuda.so.1` through the loader, runs a workload, and prints a checksum of all
-//! its memory.
+//! A CUDA program for tests. The program finds `libcuda.so.1` through the loader, runs a workload, and prints a
+//! checksum of all its memory.
 //!
 //! The results depend only on the arguments, so two runs under different conditions can be compared.
 
@@ -48,13 +48,13 @@ enum What {
         /// Submits to the thread's own default stream, one kernel at a time, and waits for each kernel.
         #[arg(long)]
         own: bool,
-        /// Amount of memory that it also allocates, in MiB.
+        /// Amount of memory that the program also allocates, in MiB.
         #[arg(long, default_value_t = 0)]
         mib: u64,
     },
     /// Prints a line; after a line of input, makes an illegal access and prints the driver's error.
     Fault,
-    /// Allocates until the driver refuses. Prints the total size in MiB.
+    /// Allocates memory until an allocation fails. Prints the total size in MiB.
     Fill {
         /// Size of one allocation in MiB.
         #[arg(long, default_value_t = 6)]
@@ -152,7 +152,7 @@ enum What {
     Work,
     /// Registers memory of the program and copies it. Prints the results.
     Register,
-    /// Reads beyond the end of pinned memory, which only a guest's library refuses. Prints the results.
+    /// Reads beyond the end of pinned memory. Only a guest's library rejects this. Prints the results.
     Beyond,
     /// Links inputs at run time. Prints the result's size and digest.
     Link {
@@ -167,8 +167,8 @@ enum What {
     Facts,
     /// Prints the results of invalid calls, and of queries about memory that it maps itself.
     Wrong,
-    /// Maps its memory itself until a request is refused, frees it, and repeats this. Prints the amount in MiB for both
-    /// rounds.
+    /// Maps its memory itself until a request fails, frees the memory, and repeats this. Prints the amount in MiB for
+    /// both rounds.
     OwnFill {
         /// Size of a handle in MiB.
         #[arg(long, default_value_t = 6)]
@@ -184,15 +184,15 @@ enum What {
         /// Duration of one kernel in microseconds.
         #[arg(long, default_value_t = 500)]
         kernel_us: u64,
-        /// Amount of memory that it keeps allocated, in MiB.
+        /// Amount of memory that the program keeps allocated, in MiB.
         #[arg(long, default_value_t = 8)]
         mib: u64,
         /// Interval between two requests for memory, in milliseconds.
         #[arg(long, default_value_t = 20)]
         ask_ms: u64,
     },
-    /// Submits work, opens a capture, and prints a line. After a line of standard input, it ends the capture, launches
-    /// the captured work, and prints the card time of its work, in microseconds.
+    /// Submits work, opens a capture, and prints a line. After a line of standard input, the program ends the capture,
+    /// launches the captured work, and prints the card time of its work, in microseconds.
     OpenCapture {
         /// Duration of one kernel in microseconds.
         #[arg(long)]
@@ -211,6 +211,8 @@ enum What {
     /// Prints the memory of the card as reported by NVML, in MiB, once directly and once after a fork. Never calls the
     /// driver.
     Nvml,
+    /// Loads a library from a file, and prints the names and the numbers of parameters of its functions.
+    Names { file: std::path::PathBuf },
     /// Makes system calls in the driver's process through a kernel of the fake driver, and prints their results. Calls
     /// are separated by `/`. Each consists of its number and up to six arguments: numbers, `last` for the result of the
     /// previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
@@ -296,6 +298,7 @@ fn main() -> Result<()> {
         What::Neighbour { kernel_us, mib, ask_ms } => {
             neighbour::work(cuda, kernel_us, mib, Duration::from_millis(ask_ms), &lines())
         }
+        What::Names { file } => print(format!("{:?}", cuda.name_functions(&file)?)),
         What::Nvml | What::Processes => nvml_says(),
     }
 }
@@ -358,7 +361,7 @@ fn facts(cuda: Cuda) -> Result<()> {
             "capture" => cuda.begin(stream).map(|()| 0)?,
             "end" => cuda.end(stream),
             // A later call of the thread returns the error of the copy. This is the second call at the latest, because
-            // the first one waits for a reply while a capture is open.
+            // the first call waits for a reply while a capture is open.
             "copy" => {
                 let word = [7u64];
                 let copied = cuda.copy(at, word.as_ptr().addr() as u64, 8, stream);
@@ -441,7 +444,7 @@ fn open_capture(cuda: Cuda, kernel_us: u64, kernels: u64, place: Where, beside: 
     let word = cuda.alloc(4096)?;
     cuda.set(word, 0, 8)?;
     cuda.finish_all()?;
-    // A stream that synchronizes with the default stream keeps the default stream from being used while it captures.
+    // While a stream that synchronizes with the default stream captures, the default stream cannot be used.
     let captured = if place == Where::Default { cuda.blocking_stream()? } else { cuda.stream()? };
     let other = cuda.stream()?;
     let stream = match place {

@@ -1,5 +1,5 @@
-//! A test program that uses NVIDIA's CUDA runtime. It loads the given `libcudart.so`, uses each part of it, verifies
-//! all results, and prints what it did.
+//! A test program that uses NVIDIA's CUDA runtime. The program loads the given `libcudart.so`, uses each part of it,
+//! verifies all results, and prints what it did.
 
 use std::ffi::OsString;
 

@@ -33,7 +33,7 @@ struct Args {
     /// Limit on work in flight in microseconds; 0 means no limit.
     #[arg(long, default_value_t = 0)]
     run_ahead_us: u32,
-    /// Length of turns and of the pauses between them in microseconds; 0 means one endless turn.
+    /// Length in microseconds of turns and of the pauses between them; 0 means one endless turn.
     #[arg(long, default_value_t = 0)]
     turn_us: u32,
 }

@@ -138,10 +138,10 @@ impl Cuda {
         Ok([a, b, c, d])
     }
 
-    /// Builds a graph from a kernel, a copy and a function of the program. Launches it unchanged, with changed
-    /// parameters of the executable graph, and after a change of the graph itself. Returns the words that the kernel
-    /// filled and that the copy copied after each launch, the sum of the functions' arguments, the result of a call
-    /// without parameters, an attribute, and the argument of a callback.
+    /// Builds a graph from a kernel, a copy, and a host function of the program. Launches the graph unchanged, with
+    /// changed parameters of the executable graph, and after a change of the graph itself. Returns several values: the
+    /// words that the kernel filled and the copy copied after each launch, the sum of the functions' arguments, the
+    /// result of a call without parameters, an attribute, and the argument of a callback.
     pub fn build_work(&self) -> Result<Vec<u64>, Failed> {
         type Dependencies = *const u64;
         let create = function!(self, c"cuGraphCreate", 12_000, fn(*mut u64, u32));

@@ -122,8 +122,8 @@ impl Cuda {
         }
     }
 
-    /// Returns properties that programs query in each step: the state of a stream's capture (twice), a limit of the
-    /// context, an occupancy, and whether an address is memory of the first card.
+    /// Returns properties that programs query in each step: a stream's capture state (twice), a limit of the context,
+    /// an occupancy, and whether an address is in memory of the first card.
     pub fn facts(&self, stream: u64, function: u64, at: u64) -> Result<[u64; 5], Failed> {
         let is_capturing = function!(self, c"cuStreamIsCapturing", 12_000, fn(u64, *mut c_int));
         let information = function!(

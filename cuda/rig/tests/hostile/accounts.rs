@@ -33,7 +33,7 @@ fn taken(program: &mut Program) -> u64 {
     line.parse().unwrap_or_else(|_| panic!("no number: {line:?}"))
 }
 
-/// Returns the amount of a tenant's memory beyond its accounts according to NVML, in MiB.
+/// Returns the amount of a tenant's memory in excess of its accounts, according to NVML, in MiB.
 fn past(view: &Value) -> u64 {
     let list = view["tenants"][H]["unaccounted"].as_array().expect("a list");
     list.iter().map(|one| one[1].as_u64().expect("a number")).sum::<u64>() >> 20
@@ -70,8 +70,8 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
         }
         raw.say(link, FromTenant::Free { chunks: ids }, 1);
     }
-    // The owner measures the card's free memory around each release. It tolerates one excess before the measurement,
-    // and a second one if a neighbour releases memory at the same moment.
+    // The owner measures the card's free memory around each release. The owner tolerates one excess before the
+    // measurement, and a second one if a neighbour releases memory at the same time.
     assert!(got <= 3 * 16, "a tenant of 16 MiB got {got} MiB of the card");
     assert_eq!(refused, Some(Refusal::Quota));
     let view = until_accounts(&mut serving, "the tenant is charged", |view| {
@@ -81,7 +81,7 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour is not charged: {view}");
     }
-    // This is in addition to cached chunks, and to requests that are refused because of them.
+    // This is in addition to cached chunks, and to requests that are rejected because of them.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let asks = || {
         raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);

@@ -19,7 +19,7 @@ fn open_deaf(raw: &mut Raw, share: Share, times: u32) -> usize {
     deaf
 }
 
-/// Returns a token for `chunks` chunks of a client.
+/// Returns a sharing token for `chunks` chunks of a client.
 fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
     let chunks = raw.allocate(link, 1, chunks);
     raw.say(link, FromTenant::Export { request: 2, chunks }, 1);
@@ -32,8 +32,8 @@ fn share(raw: &mut Raw, link: usize, chunks: u32) -> Share {
 #[test]
 fn unread_chunks_do_not_disconnect_neighbour() {
     let rig = Rig::new(256);
-    // The limit on unread descriptors does not apply to root. The owner must run without root's additional rights, and
-    // with so few descriptors that the attack reaches the limit.
+    // The limit on unread descriptors does not apply to root. The owner must run without root's privileges, and with so
+    // few descriptors that the attack reaches the limit.
     let open = |mode| std::fs::Permissions::from_mode(mode);
     for folder in [rig.folder.path(), rig.socket().parent().expect("a folder")] {
         std::fs::set_permissions(folder, open(0o777)).expect("its own folder");

@@ -11,7 +11,7 @@ use super::support::{Program, Rig, describe, owner};
 
 const PROCESS: &str = env!("CARGO_BIN_EXE_cuda-process");
 
-/// Runs the program as tenant `a` of an owner, and checks that it succeeds. Returns its output.
+/// Runs the program as tenant `a` of an owner, and checks that it succeeds. Returns the program's output.
 fn run(rig: &Rig, arguments: &[&str]) -> String {
     let owner = owner(rig, 64, &[]);
     let text = text(&as_tenant(rig, arguments).output().expect("starts"));
@@ -134,7 +134,7 @@ fn program_that_drops_environment_and_folder_is_adopted() {
     describe(second);
 }
 
-/// Allocates chunks in host memory for a program. Returns them with their files.
+/// Allocates chunks in host memory for a program. Returns the chunks with their files.
 fn host_chunks(link: &Link, request: u32, chunks: u32) -> Vec<(ChunkId, File)> {
     link.send(&FromTenant::Allocate { request, card: 0, chunks }, &[]).expect("sent");
     let mut host = Vec::new();

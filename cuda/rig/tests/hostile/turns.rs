@@ -29,7 +29,7 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Waits until an overrun turn of the attacker has ended, after which the attacker is not charged any more.
+/// Waits until an overrun turn of the attacker has ended. After that, the attacker is not charged any more.
 fn until_turn_ends(serving: &mut Program) {
     let last = std::cell::Cell::new((0, 0));
     until_accounts(serving, "the attacker's turn ends", |view| {
@@ -128,7 +128,7 @@ fn unkillable_program_of_other_user_is_given_up() {
         return;
     }
     let rig = Rig::new(256);
-    // The rights of the packaged unit, without permission to signal other users' processes.
+    // The privileges of the packaged unit, without the permission to signal other users' processes.
     let without = ["setpriv", "--bounding-set=-kill", "--inh-caps=-kill"];
     let limits = ["--quanta", "off", "--max-run-ms", &LIMIT_MS.to_string()];
     let mut serving = owner_by(&rig, &without, 64, &[&limits, &NEVER_IDLE[..]].concat());
@@ -167,8 +167,8 @@ fn a_program_that_can_be_killed_is_and_is_counted() {
     describe(serving);
 }
 
-/// Runs a client that fills the card and replies to orders in this manner, next to a neighbour that requests the same
-/// amount. Checks that the neighbour gets its turns and its part of the memory.
+/// Runs a client that fills the card and replies to orders with this manner, next to a neighbour that requests the same
+/// amount of memory. Checks that the neighbour gets its turns and its part of the memory.
 fn decline(manner: Manner) {
     let rig = Rig::new(256);
     let limits = ["--quanta", "off", "--max-run-ms", "1500", "--patience-ms", "3000"];
@@ -222,7 +222,7 @@ fn nothing_waits_for_a_program_that_is_stopped_in_its_turn() {
     let mut stopped = Neighbour::start(&rig, "a", &["--mib", "16"]);
     stopped.report();
     crate::support::daemon::signal("-STOP", &stopped.program.child.id().to_string());
-    // Allocations, the owner's accounts and the neighbour's turns do not wait for the stopped program.
+    // The neighbour's allocations and turns, and the owner's accounts, do not wait for the stopped program.
     let mut raw = Raw::start(&rig, None);
     let (link, _) = raw.hello("b", Through::Itself, Some(Manner::honest()));
     let asked = std::time::Instant::now();
@@ -338,8 +338,8 @@ fn work_in_a_threads_own_stream_is_waited_for_and_charged() {
     let rig = Rig::new(256);
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The work takes longer than a slice. An event that another thread records completes before this work, so that the
-    // turn ends too early.
+    // The work takes longer than a slice. An event that another thread records completes before this work, so the turn
+    // ends too early.
     let mut program = rig.program("a", &["count", "--kernel-us", "40000", "--own"]);
     let us = |program: &mut Program| {
         program.say("how much");
@@ -383,7 +383,7 @@ fn unsuspendable_program_does_not_block_other_suspensions() {
         assert_eq!(program.line(), "stalled");
         program
     };
-    // Both programs have the card while no tenant waits, and do not reply. The neighbour needs the first program's
+    // Both programs have the card while no tenant waits, and they do not reply. The neighbour needs the first program's
     // memory. The first program is stopped, and the driver waits for it forever.
     let (mut first, second) = (stuck("a"), stuck("a"));
     crate::support::daemon::signal("-STOP", &first.child.id().to_string());

@@ -43,7 +43,7 @@ impl Daemon {
 }
 
 /// Sends a signal. After SIGSTOP, waits until every thread has stopped, because a running thread handles the signal
-/// later.
+/// only later.
 pub fn signal(which: &str, pid: &str) {
     assert!(Command::new("kill").args([which, pid]).status().expect("starts").success());
     // TIMEOUT: only a failing test waits this long.
@@ -110,7 +110,7 @@ pub fn good(rig: &Rig, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Runs a command that must fail with an exit code. Returns its output.
+/// Runs a command that must fail with an exit code. Returns the command's output.
 pub fn bad(rig: &Rig, code: i32, arguments: &[&str]) -> String {
     let output = ctl(rig, arguments);
     let text = String::from_utf8_lossy(&output.stderr).into_owned();

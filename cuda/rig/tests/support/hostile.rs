@@ -16,7 +16,8 @@ use serde_json::Value;
 
 use super::{PROGRAM, Program, Rig};
 
-/// An honest program of a tenant. It keeps the card busy, keeps memory allocated, and requests more memory every 20 ms.
+/// An honest program of a tenant. The program keeps the card busy, keeps memory allocated, and requests more memory
+/// every 20 ms.
 pub struct Neighbour {
     pub program: Program,
     log: PathBuf,
@@ -24,7 +25,7 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// Starts the program and waits until it works. It allocates 8 MiB unless `arguments` change this.
+    /// Starts the program and waits until it works. The program allocates 8 MiB unless `arguments` change this.
     pub fn start(rig: &Rig, tenant: &str, arguments: &[&str]) -> Self {
         let mut neighbour = Self::begin(rig, tenant, arguments);
         neighbour.works();
@@ -86,7 +87,7 @@ const MIN_SHARE_KEPT: f64 = 0.96;
 /// Minimum duration of a round of either kind.
 const MIN_ROUND_TIME: Duration = Duration::from_millis(250);
 /// Minimum and maximum number of rounds of each kind. On a busy host, single rounds differ by more than the rule
-/// allows.
+/// permits.
 const ROUND_LIMITS: std::ops::RangeInclusive<u32> = 2..=16;
 
 /// The neighbour's progress in several rounds, the time that the owner charged to it, and the time on the owner's
@@ -144,7 +145,7 @@ fn charged(serving: &mut Program) -> (u64, u64) {
 
 /// Fails unless the neighbour keeps 96 % of the turns that it has next to a well-behaved tenant, works in these turns,
 /// gets all requested memory, and gets its replies within 100 ms. Each call of `behaves` and `attacks` is one round.
-/// They alternate, so that other work on the host affects both. The owner must have the option [`NEVER_IDLE`].
+/// The rounds alternate, so that other work on the host affects both. The owner must have the option [`NEVER_IDLE`].
 pub fn assert_keeps(
     serving: &mut Program,
     neighbour: &mut Neighbour,
@@ -206,8 +207,8 @@ pub fn assert_has_share(serving: &mut Program, neighbour: &mut Neighbour, entitl
 /// Length of a slice of the owner, in ns.
 const SLICE_NS: u64 = 15_000_000;
 
-/// Owner option that lets a program keep its turn in pauses. It is needed because on a busy host a neighbour sometimes
-/// cannot submit.
+/// Owner option that lets a program keep its turn in pauses. This option is needed because a neighbour on a busy host
+/// sometimes cannot submit.
 pub const NEVER_IDLE: [&str; 2] = ["--idle-us", "1000000000"];
 
 /// Returns the accounts of a running owner.
@@ -236,7 +237,7 @@ pub fn until_accounts(owner: &mut Program, what: &str, done: impl Fn(&Value) -> 
     panic!("{what}: {view}");
 }
 
-/// A process that speaks the owner's protocol without the library. It may have several connections.
+/// A process that speaks the owner's protocol without the library. The process may have several connections.
 pub struct Raw {
     pub program: Program,
 }
@@ -294,7 +295,7 @@ impl Raw {
         self.program.child.wait().expect("ends");
     }
 
-    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and whether the owner
+    /// Waits for this many messages, with a time limit. Returns the messages since the last call, and true if the owner
     /// has closed the connection.
     pub fn hear(&mut self, link: usize, count: usize, within: Duration) -> (Vec<FromOwner>, bool) {
         let within_ms = u64::try_from(within.as_millis()).expect("short");
@@ -335,7 +336,7 @@ impl Raw {
         (link, answer)
     }
 
-    /// Allocates chunks and waits until they arrive. Returns their numbers.
+    /// Allocates chunks and waits until they arrive. Returns the numbers of the chunks.
     pub fn allocate(&mut self, link: usize, request: u32, chunks: u32) -> Vec<ChunkId> {
         self.say(link, FromTenant::Allocate { request, card: 0, chunks }, 1);
         let mut ids = Vec::new();
@@ -363,7 +364,7 @@ pub fn hello(tenant: &str, adopts: bool) -> Hello {
     Hello { version: VERSION, pid: std::process::id(), instance: 1, tenant, program, adopts }
 }
 
-/// Closes a program's connection to the owner from outside, as if the owner had failed. The program keeps running.
+/// Closes a program's connection to the owner from the outside, as if the owner had failed. The program keeps running.
 pub fn break_connection(pid: u32) {
     use std::os::fd::{AsFd as _, AsRawFd as _};
     let pid = rustix::process::Pid::from_raw(pid.cast_signed()).expect("a process");

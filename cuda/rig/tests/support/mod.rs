@@ -1,4 +1,4 @@
-//! A folder with a card, the library and the driver, and processes that use them.
+//! Creates a folder with a card, the library and the driver, and runs processes that use them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 pub mod daemon;
@@ -113,7 +113,7 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card. Its memory is lost, and so is the context of each process that has one.
+    /// Resets a card. Its memory is lost, and so is the context of each process that has a context.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
         let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");
@@ -121,7 +121,7 @@ impl Rig {
         std::fs::rename(folder.join("lost.new"), folder.join("lost")).expect("renamed");
     }
 
-    /// Makes the card refuse contexts, or allow them again.
+    /// Makes the card reject contexts, or accept them again.
     pub fn set_broken(&self, card: u64, broken: bool) {
         let path = self.card_folder(card).join("broken");
         if broken { std::fs::write(path, "") } else { std::fs::remove_file(path) }.expect("the test's own executable");
@@ -225,7 +225,7 @@ pub fn owner(rig: &Rig, card_mib: u64, arguments: &[&str]) -> Program {
     owner_by(rig, &[], card_mib, arguments)
 }
 
-/// Starts an owner like [`owner`], through the program and arguments in `prefix`.
+/// Starts an owner as [`owner`] does, through the program and arguments in `prefix`.
 pub fn owner_by(rig: &Rig, prefix: &[&str], card_mib: u64, arguments: &[&str]) -> Program {
     let mut command = match prefix {
         [] => rig.command(built("cuda-owner"), "plain"),
@@ -250,8 +250,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Like [`describe`], but first waits until the owner has noticed the end of every program that has exited: a request
-/// of tenant `b`, which no test suspends, is served after them.
+/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. To do
+/// so, it sends a request for tenant `b`, which no test suspends, because the owner serves this request afterwards.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

@@ -202,3 +202,8 @@ pub fn wait(context: u32, ring: u8, (blob, offset): (u32, u64), value: u64) -> V
 pub fn doorbell(context: u32) -> Vec<u8> {
     command(0x207, context, None, &[4, 0, 1])
 }
+
+/// Returns a command with the process ID of a context's program in the guest.
+pub fn identify(context: u32, pid: u32) -> Vec<u8> {
+    command(0x207, context, None, &[8, 0, 3, pid])
+}

@@ -6,7 +6,7 @@ pub(super) const FAMILIES: &[Family] = &[
     family("cuDestroyExternalMemory", &[(10000, "", 12)]),
     family("cuDestroyExternalSemaphore", &[(10000, "", 12)]),
     family("cuDeviceGetNvSciSyncAttributes", &[(10020, "", 12)]),
-    // Exported by driver 580, declared by no header.
+    // Exported by driver 580, but not declared in any header.
     family("cuEGLApiInit", &[(0, "", 12)]),
     family("cuEGLStreamConsumerAcquireFrame", &[(7000, "", 12)]),
     family("cuEGLStreamConsumerConnect", &[(7000, "", 12)]),

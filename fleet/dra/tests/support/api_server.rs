@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// A verb and a resource, as in a role.
+/// A verb and a resource, as in an RBAC role.
 pub type Call = (&'static str, &'static str, &'static str);
 
 #[derive(Default)]
@@ -33,7 +33,7 @@ struct Objects {
     events: Vec<Event>,
     calls: BTreeSet<Call>,
     watches: Vec<mpsc::Sender<String>>,
-    /// Number of slice writes so far.
+    /// Number of writes of slices so far.
     writes: usize,
     /// Device fields that this cluster drops because their features are disabled.
     forgets: Vec<&'static str>,
@@ -45,8 +45,8 @@ struct Objects {
 #[derive(Clone, Default)]
 pub struct ApiServer(Arc<Mutex<Objects>>);
 
-/// A Kubernetes type from the newest version in the crate `k8s-openapi`, with its counterpart from version 1.34, the
-/// oldest supported version.
+/// A Kubernetes type of the newest version in the crate `k8s-openapi`, and the same type of version 1.34, the oldest
+/// supported version.
 pub trait Published: DeserializeOwned + Serialize {
     type Oldest: DeserializeOwned + Serialize;
 }
@@ -68,7 +68,8 @@ published! {
     resource: DeviceClass ResourceClaim ResourceClaimTemplate ResourceSlice;
 }
 
-/// Parses an object as a published type of the oldest and the newest Kubernetes. No other fields are permitted.
+/// Parses an object as the published type of the oldest and of the newest Kubernetes version. Fields outside these
+/// types are errors.
 pub fn typed<T: Published>(value: &Value) -> T {
     drop(exactly::<T::Oldest>(value));
     exactly(value)
@@ -114,7 +115,7 @@ impl ApiServer {
         self.objects().claims.remove(&(namespace.to_owned(), name.to_owned()));
     }
 
-    /// Adds a slice written by another client.
+    /// Adds a slice, as another client would.
     pub fn put_slice(&self, slice: Value) {
         let slice = with_kind(slice, "resource.k8s.io/v1", "ResourceSlice");
         drop(typed::<ResourceSlice>(&slice));
@@ -147,12 +148,12 @@ impl ApiServer {
         self.objects().writes
     }
 
-    /// Makes the cluster drop these fields of devices.
+    /// Makes the cluster drop these device fields.
     pub fn forget(&self, fields: &[&'static str]) {
         self.objects().forgets = fields.to_vec();
     }
 
-    /// Makes every request fail, or succeed again.
+    /// Makes every request fail, or makes requests succeed again.
     pub fn break_down(&self, broken: bool) {
         self.objects().broken = broken;
     }
@@ -176,7 +177,7 @@ impl Objects {
         for device in slice["spec"]["devices"].as_array_mut().into_iter().flatten() {
             let device = device.as_object_mut().unwrap();
             self.forgets.iter().for_each(|field| drop(device.remove(*field)));
-            // The API server does the same.
+            // The real API server does the same.
             for taint in device.get_mut("taints").and_then(Value::as_array_mut).into_iter().flatten() {
                 taint["timeAdded"] = "2026-11-24T06:00:00Z".into();
             }
@@ -209,7 +210,7 @@ fn good(object: &Value) -> Response {
     axum::Json(object).into_response()
 }
 
-/// Checks the API server's rules for a slice that the slice's type does not express.
+/// Checks a slice for the API server's rules that the slice's type does not express.
 fn valid(slice: &ResourceSlice) {
     let label = |text: &str| {
         let byte = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
@@ -265,8 +266,8 @@ async fn list(State(server): State<ApiServer>, Query(query): Query<BTreeMap<Stri
         let since: u64 = query["resourceVersion"].parse().unwrap();
         let (sender, receiver) = mpsc::channel::<String>(64);
         if since < objects.version {
-            // Report that objects have changed since that version. One event suffices, because the watcher then reads
-            // all objects again.
+            // Report that objects have changed since that version. One event is sufficient, because the watcher then
+            // reads all objects again.
             let news = json!({ "type": "BOOKMARK", "object": { "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice",
                 "metadata": { "resourceVersion": objects.version.to_string(), "annotations": {} } } });
             sender.try_send(news.to_string() + "\n").unwrap();

@@ -29,7 +29,7 @@ fn kustomization(folder: &Path) -> Value {
     serde_saphyr::from_str(&text).unwrap()
 }
 
-/// Returns the documents in the files that a kustomization lists. It must list all files of its folder.
+/// Returns the documents in the files that a kustomization lists. The kustomization must list all files of its folder.
 pub fn documents(folder: &Path) -> Vec<Value> {
     let listed: BTreeSet<_> = kustomization(folder)["resources"]
         .as_array()
@@ -48,7 +48,8 @@ pub fn documents(folder: &Path) -> Vec<Value> {
     documents
 }
 
-/// Renders a folder: the documents with the kustomization's images, in the order in which `kubectl` applies them.
+/// Renders a folder: returns the documents, with the images from the kustomization, in the order in which `kubectl`
+/// applies them.
 pub fn rendered(folder: &Path) -> Vec<Value> {
     let kustomization = kustomization(folder);
     let known = ["apiVersion", "kind", "resources", "images"];

@@ -198,13 +198,13 @@ impl Node {
                 fs::read_dir(self.path(folder)).into_iter().flatten().map(|e| e.unwrap().path()).collect();
             assert!(left.is_empty(), "{left:?}");
         }
-        // The file does not exist before the first prepared claim.
+        // The file does not exist until the first claim is prepared.
         let kept = self.log("kubelet/plugins/gpu-mediator.internal/claims.json");
         let kept: Value = serde_json::from_str(&kept).unwrap_or_else(|_| json!({ "claims": {} }));
         assert_eq!(kept["claims"], json!({}));
     }
 
-    /// Waits for the slice with this number of devices.
+    /// Waits for a slice with this number of devices.
     pub async fn slice(&self, devices: usize) -> k8s_openapi::api::resource::v1::ResourceSlice {
         until("a slice", async || {
             let slice = self
@@ -217,7 +217,7 @@ impl Node {
         .await
     }
 
-    /// Returns a kubelet that has registered the driver and supports only services of these versions.
+    /// Returns a kubelet that has registered the driver and supports only these versions of the services.
     pub async fn kubelet(&self, knows: &[&str]) -> Kubelet {
         let socket = self.path("kubelet/plugins_registry/gpu-mediator.internal-reg.sock");
         let mut client = RegistrationClient::new(connect(&socket).await);
@@ -232,7 +232,7 @@ impl Node {
     }
 }
 
-/// Connects to a socket as soon as it is served.
+/// Connects to a socket as soon as a server listens on it.
 pub async fn connect(socket: &Path) -> Channel {
     let endpoint = Endpoint::from_shared(format!("unix:{}", socket.display())).unwrap();
     until("a socket that is served", async || endpoint.connect().await.ok()).await
@@ -305,7 +305,7 @@ impl Kubelet {
     }
 }
 
-/// Creates a claim with allocated parts of devices. Each part consists of a request, a device, memory and time.
+/// Creates a claim with allocated parts of devices. Each part has a request, a device, memory and time.
 pub fn allocated(name: &str, parts: &[(&str, &str, &str, &str)], config: Value) -> Value {
     let result = |(number, (request, device, memory, time)): (usize, &(&str, &str, &str, &str))| {
         json!({ "request": request, "driver": "gpu-mediator.internal", "pool": "node-a", "device": device,

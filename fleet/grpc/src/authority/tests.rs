@@ -70,7 +70,7 @@ fn authority_is_rewritten_to_localhost_in_every_block() {
         assert_eq!(out.iter().map(|frame| frame.0).collect::<Vec<_>>(), [4, 1, 0, 1, 0, 1, 0]);
         for (kind, flags, _, payload) in &out {
             if *kind == HEADERS {
-                // A new decoder is used, because no block may need an earlier block.
+                // Use a new decoder, because no block may depend on an earlier block.
                 assert_eq!(Decoder::new().decode(payload).unwrap(), request("localhost"));
                 assert_eq!(*flags, END_HEADERS);
             } else if *kind == 0 {
@@ -123,7 +123,7 @@ fn malformed_frames_end_connection() {
     assert_eq!(after(frame(CONTINUATION, 0, 1, &[])), Malformed::Order(CONTINUATION, "is none"));
     let open = frame(HEADERS, 0, 1, &block);
     assert_eq!(after([open.clone(), frame(0, 0, 1, &[])].concat()), Malformed::Order(0, "goes on"));
-    // A block that continues in another stream would count as part of that stream.
+    // If the block continued in another stream, it would count as part of that stream.
     assert_eq!(after([open, frame(CONTINUATION, END_HEADERS, 3, &[])].concat()), Malformed::Order(9, "goes on"));
     assert_eq!(after(frame(HEADERS, PADDED | END_HEADERS, 1, &[2, 0])), Malformed::Padding);
     assert_eq!(after(frame(HEADERS, PRIORITY | END_HEADERS, 1, &[0; 4])), Malformed::Padding);

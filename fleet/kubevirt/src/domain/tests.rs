@@ -48,9 +48,9 @@ fn existing_domain_elements_are_kept_and_adjusted() {
     assert!(out.contains(r#"<qemu:arg value="name=opt/x"/><qemu:arg value="-device"/>"#), "{out}");
     assert_eq!(out.matches("<qemu:commandline>").count(), 1);
     assert_eq!(out.matches("xmlns:qemu").count(), 1);
-    // A second call changes nothing.
+    // A second call has no effect.
     assert_eq!(text(&out, &[device()]), out);
-    // An empty list changes nothing.
+    // An empty list has no effect.
     assert_eq!(text(before, &[]), before);
 }
 

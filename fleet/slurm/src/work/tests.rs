@@ -23,7 +23,7 @@ fn served() -> (Served, Arguments, tempfile::TempDir) {
     (served, arguments.on(Some("n1")), folder)
 }
 
-/// Creates a job with shards of a node, as the tests' controller reports them.
+/// Creates a job with shards of a node, in the form in which the tests' controller reports them.
 fn job(id: u32, shards: u32, folder: &tempfile::TempDir) -> Job {
     let text = format!("JobId={id} JobName=x\n     Nodes=n1 CPU_IDs=0 Mem=0 GRES=shard:{shards}({shards}/100)\n");
     fs::write(folder.path().join(id.to_string()), text).unwrap();
@@ -70,7 +70,7 @@ fn all_shards_of_a_card_can_be_handed_out_and_no_more() {
     }
     let error = begin(&arguments, &VGPU, &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("expected at most 0: card `card0`"), "{error}");
-    // The card on this node does not serve programs.
+    // The card on this node does not serve CUDA programs.
     let error = begin(&arguments, &Given::new(), &job(5, 25, &folder)).unwrap_err();
     assert!(error.contains("no card number 0 for CUDA programs"), "{error}");
     assert_eq!(held(&arguments).unwrap(), [1, 2, 3, 4]);

@@ -1,5 +1,5 @@
-//! A model of the card from the feeder's point of view, and of the mediator's state around it. All threads wait for
-//! changes of the model. Its clock advances when work ends or the timer expires.
+//! A model of the card as the feeder sees it, and of the mediator's state around it. All threads wait for changes of
+//! the model. Its clock advances when work ends or the timer expires.
 
 use crate::GuestEvent;
 use crate::alarm::Alarm;
@@ -64,13 +64,13 @@ pub(super) struct Hardware {
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,
     engines: [VecDeque<Work>; Engine::COUNT],
-    /// Work that each engine has started. It continues even if the channel changes.
+    /// Work that each engine has started. This work continues even if the channel changes.
     begun: [Option<(ChannelId, Submission)>; Engine::COUNT],
     last_end: [u64; Engine::COUNT],
     busy: [u64; Engine::COUNT],
     /// Completion records that the mediator has not seen, with the card's time, sorted by time.
     records: Vec<(ChannelId, Submission, u64)>,
-    /// The submission whose completion record the mediator doubted.
+    /// The submission whose completion record the mediator did not trust.
     doubted: Option<Submission>,
     deferred: bool,
     /// Number of each VM's submissions in flight, as the guest counts them.

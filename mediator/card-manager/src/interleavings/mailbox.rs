@@ -40,7 +40,7 @@ fn deliver(mailbox: &Shared, from: u32, count: u32) -> JoinHandle<()> {
     })
 }
 
-/// Starts a thread that makes register accesses, like a VM's own thread.
+/// Starts a thread that makes register accesses, as a VM's own thread does.
 fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
     let mailbox = Arc::clone(mailbox);
     thread::spawn(move || {
@@ -53,7 +53,7 @@ fn access(mailbox: &Shared, count: u32) -> JoinHandle<()> {
 /// Joins all threads and checks that each event was handled once, in the order of each delivering thread.
 fn ended(mailbox: &Shared, threads: Vec<JoinHandle<()>>, deliverers: u32, each: u32, accesses: u32) {
     threads.into_iter().for_each(|thread| thread.join().expect("it ends"));
-    // Check before the lock is taken again, because taking it would handle the remaining events.
+    // Check before the lock is taken again, because taking the lock would handle the remaining events.
     assert!(mailbox.is_empty(), "an event was left");
     let guest = mailbox.lock();
     for from in 0..deliverers {

@@ -18,13 +18,13 @@ use std::time::Duration;
 pub struct StateGuard<'a> {
     host: &'a ManagedCard,
     state: Guard<'a, rank::Card, CardState>,
-    /// Set if the thread was already panicking when it took the lock, so its changes are complete.
+    /// Set if the thread was already panicking when it took the lock, in which case its changes are complete.
     unwinding: bool,
 }
 
 impl<'a> StateGuard<'a> {
     /// # Panics
-    /// If the card has failed, unless the thread is already panicking: a second panic would end the daemon.
+    /// Panics if the card has failed, unless the thread is already panicking: a second panic would end the daemon.
     pub(crate) fn new(host: &'a ManagedCard, state: Guard<'a, rank::Card, CardState>) -> Self {
         let unwinding = std::thread::panicking();
         if let Some(why) = host.failure().filter(|_| !unwinding) {
@@ -40,11 +40,11 @@ impl<'a> StateGuard<'a> {
     }
 
     /// Lets a waiting thread take the lock first, and then takes the lock again. Use this function for work with many
-    /// short holds: they would otherwise act as one long hold, because a running thread takes the lock before a
+    /// short holds. Otherwise, they would act as one long hold, because a running thread takes the lock before a
     /// sleeping thread wakes.
     ///
     /// # Panics
-    /// If the card has failed meanwhile.
+    /// Panics if the card has failed meanwhile.
     pub fn give_way(&mut self) {
         self.state.give_way();
         // PANIC: as above.
@@ -54,7 +54,7 @@ impl<'a> StateGuard<'a> {
     /// Releases the lock until `condition` is notified or `limit` has passed, and then takes it again.
     ///
     /// # Panics
-    /// If the card has failed meanwhile.
+    /// Panics if the card has failed meanwhile.
     pub(crate) fn wait_for(&mut self, condition: &Condvar, limit: Duration) {
         condition.wait_for(&mut self.state, limit);
         // PANIC: as above.
@@ -86,7 +86,7 @@ impl Drop for StateGuard<'_> {
 }
 
 impl ManagedCard {
-    /// Returns the reason why the card has failed, if it has.
+    /// Returns the reason why the card has failed, if it has failed.
     #[must_use]
     pub fn failure(&self) -> Option<&str> {
         self.failure.get().map(String::as_str)

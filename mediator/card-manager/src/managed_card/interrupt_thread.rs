@@ -22,7 +22,7 @@ pub(crate) trait Served {
     /// Clears the signal, so that the card can raise the next one.
     ///
     /// # Errors
-    /// If the signal cannot be read.
+    /// Returns an error if the signal cannot be read.
     fn acknowledge(&self) -> io::Result<()>;
 
     /// Makes one pass through the interrupt tree. Returns true if any interrupt was pending, and the events to deliver.
@@ -44,7 +44,7 @@ pub(crate) trait Served {
 /// a new message instead of being lost.
 ///
 /// # Errors
-/// If the signal cannot be read.
+/// Returns an error if the signal cannot be read.
 pub(crate) fn serve_wakeup(host: &impl Served, woken: Woken) -> io::Result<()> {
     let deliver =
         |events: Vec<(TenantId, GuestEvent)>| events.into_iter().for_each(|(vm, event)| host.deliver(vm, event));

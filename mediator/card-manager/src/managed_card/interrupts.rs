@@ -197,7 +197,7 @@ impl CardState {
         if pmc::INTR_0::CE1.is_set(pending) {
             self.service_copy(&*card, 1, &mut events);
         }
-        // The mediator does not use these interrupts. They are cleared so that the interrupt line can fall.
+        // The mediator does not use these interrupts. These interrupts are cleared so that the interrupt line can fall.
         if pmc::INTR_0::PBUS.is_set(pending) {
             let intr = card.read32(pbus::INTR::OFFSET);
             tracing::warn!(intr, "the card reports an access fault on its register bus");
@@ -218,7 +218,7 @@ impl CardState {
         for vm in self.work.noise_mut().look() {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::InterruptRateLimit, false);
         }
-        // This poll is only a fallback: normally the thread that may end a wait also polls.
+        // This poll is only a fallback, because normally the thread that may end a wait also polls.
         self.feeder().look_at_waits(None);
         self.look_at_departures();
         for Hang { engine, vm, channel, for_ns, .. } in self.work.channels_mut().look(self.memory.card_mut(), now_ns) {

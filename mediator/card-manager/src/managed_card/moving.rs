@@ -4,10 +4,10 @@
 //! other card borrows this memory. The rest is copied to the other card ([`ManagedCard::copy_ahead`]). Then the VM is
 //! suspended ([`ManagedCard::suspend`]): its channels leave the engines, and this card's state of the channels is
 //! copied ([`Halted::depart`]), together with memory that was not borrowed and differs on the target
-//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). It
-//! receives the channels ([`CardState::arrive`]) and resumes the VM. Until then this card's state is unchanged: after a
-//! failure the guard is dropped, and the VM continues on this card. Afterwards the other card copies the borrowed
-//! memory ([`ManagedCard::copy_borrowed_memory`]).
+//! ([`Suspended::copy_memory`]). The other card has already created the VM, which is [held](CardState::hold_still). The
+//! other card receives the channels ([`CardState::arrive`]) and resumes the VM. Until then, this card's state is
+//! unchanged. After a failure, the guard is dropped, and the VM continues on this card. Afterwards the other card
+//! copies the borrowed memory ([`ManagedCard::copy_borrowed_memory`]).
 
 use super::{CardState, ManagedCard};
 use crate::ManagerError;
@@ -32,7 +32,7 @@ use vram::{GuestVramAddr, HostAddr, Lookup, Place, Step, TenantId, Tier, To};
 
 /// Number of bytes that are evicted to host memory at a time. The guest's work is stopped while they are copied.
 const BATCH_BYTES: u64 = 8 << 20;
-/// Maximum number of checks for chunks that have returned to the card or are new on it.
+/// Maximum number of checks for chunks that have returned to the card or are new on the card.
 const MAX_CHECK_ROUNDS: u32 = 3;
 /// Maximum number of bytes that are written while a card's lock is held once.
 const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
@@ -41,7 +41,7 @@ const BYTES_PER_LOCK_HOLD: u64 = 256 << 10;
 const COMPARED: u64 = 64 << 10;
 /// Maximum number of threads that copy a VM's memory.
 const THREADS: usize = 4;
-/// Maximum number of strikes that move with a VM: more than any quarantine needs.
+/// Maximum number of strikes that move with a VM, which is more than any quarantine needs.
 const STRIKES_MAX: u32 = 1024;
 
 /// A VM's channels and strikes, which move together with the VM's own state and memory.
@@ -56,7 +56,7 @@ impl Departing {
     /// Saves the channels and the strikes.
     ///
     /// # Errors
-    /// If the channels are invalid.
+    /// Returns an error if the channels are invalid.
     pub fn save(&self) -> Result<(SavedMoving, u32), ManagerError> {
         let Self { channels, strikes } = self;
         Ok((channels.save()?, *strikes))
@@ -77,7 +77,7 @@ impl Departing {
     /// Restores the channels and the strikes.
     ///
     /// # Errors
-    /// If the channels are invalid.
+    /// Returns an error if the channels are invalid.
     pub fn restored(channels: SavedMoving, strikes: u32) -> Result<Self, ManagerError> {
         Invalid::unless(strikes <= STRIKES_MAX, || format!("{strikes} strikes are more than any VM has"))?;
         Ok(Self { channels: channels.restored()?, strikes })
@@ -102,7 +102,7 @@ pub struct Suspended<'a> {
 }
 
 impl Suspended<'_> {
-    /// Allows the card's memory to move again, except the memory of the VM that has moved to another card: that card
+    /// Lets the card's memory move again, except the memory of the VM that has moved to another card, because that card
     /// may have borrowed it. The VM's work stays stopped.
     pub fn gone(self) -> Halted {
         let Self { halted, _no_moves } = self;
@@ -121,7 +121,7 @@ impl std::ops::Deref for Suspended<'_> {
 
 impl ManagedCard {
     /// Moves a VM's memory from the card to host memory while the VM works, as long as slots are free. The memory does
-    /// not return to the card before [`Self::stays`]. Returns the number of evicted bytes.
+    /// not return to the card until [`Self::stays`] is called. Returns the number of evicted bytes.
     pub fn empty(&self, vm: TenantId) -> u64 {
         self.lock().memory.set_migrating(vm, true);
         let mut left = 0;
@@ -152,7 +152,7 @@ impl ManagedCard {
     /// copied now or when the memory is returned.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
     pub fn copy_ahead(&self, vm: TenantId, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let (chunks, bytes) = {
             let state = self.lock();
@@ -173,7 +173,7 @@ impl ManagedCard {
     /// and its guest is notified. The caller must not hold a lock.
     ///
     /// # Errors
-    /// If a channel still stays on the card. In this case the VM continues.
+    /// Returns an error if a channel still stays on the card. In this case the VM continues.
     pub fn suspend(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Suspended<'_>, ManagerError> {
         let no_moves = self.moving.lock();
         Ok(Suspended { halted: self.halt(vm, limit)?, _no_moves: no_moves })
@@ -207,7 +207,7 @@ impl Halted {
     /// Copies this card's state of the VM's channels without changing it.
     ///
     /// # Errors
-    /// [`ManagerError::Unsettled`] if any work is in flight; also if the card does not respond.
+    /// [`ManagerError::Unsettled`] if any work is in flight, or an error if the card does not respond.
     pub fn depart(&self) -> Result<Departing, ManagerError> {
         let (host, vm) = (&self.host, self.vm);
         let state = &mut *host.lock();
@@ -244,7 +244,7 @@ impl Halted {
     /// Reads `data` from the VM's memory, within a chunk; returns `false` if the chunk is unplaced.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub fn read(&self, at: GuestVramAddr, data: &mut [u8]) -> Result<bool, ManagerError> {
         let state = &mut *self.host.lock();
         let Some(from) = state.place_of(self.vm, at) else { return Ok(false) };
@@ -263,7 +263,7 @@ impl Suspended<'_> {
     /// of copied bytes.
     ///
     /// # Errors
-    /// If the other card has too little memory, or one of the cards does not respond.
+    /// Returns an error if the other card has too little memory, or one of the cards does not respond.
     pub fn copy_memory(&self, to: &ManagedCard, its: TenantId) -> Result<u64, ManagerError> {
         let chunks = self.chunks();
         let same = self.host.part(self.vm, &chunks, to, its)?;
@@ -401,10 +401,10 @@ impl ManagedCard {
         Ok(())
     }
 
-    /// Writes a VM's memory that arrives from another card or a stream into zeroed memory.
+    /// Writes memory of a VM, which arrives from another card or in a stream, into zeroed memory.
     ///
     /// # Errors
-    /// If the memory does not belong to the VM, no memory is free, or the card does not respond.
+    /// Returns an error if the memory does not belong to the VM, no memory is free, or the card does not respond.
     pub fn write_received(&self, vm: TenantId, at: GuestVramAddr, data: &[u8]) -> Result<(), ManagerError> {
         let chunk = self.lock().chunk_bytes();
         let mut rest = (at, data);
@@ -527,11 +527,11 @@ impl CardState {
     }
 
     /// Adopts the channels of a VM that arrives from another card and is [held](Self::hold_still) on this card.
-    /// `directory` maps an old directory to the new one. The VM's address spaces must map the pages of the channels
-    /// before it resumes.
+    /// `directory` maps an old directory to the new directory. The VM's address spaces must map the pages of the
+    /// channels before it resumes.
     ///
     /// # Errors
-    /// If too few channels are free, or the channels are invalid for this card. In both cases the state is unchanged.
+    /// If too few channels are free, or the channels are invalid for this card. In both cases, the state is unchanged.
     pub fn arrive(
         &mut self,
         vm: TenantId,

@@ -23,8 +23,8 @@ impl CardState {
     /// Ends one channel of a VM.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet. It then departs, and its VM is notified when it has left
-    /// ([`GuestEvent::Left`]).
+    /// [`Stuck`] if the channel has not left its engines yet. The channel then departs, and its VM is notified when the
+    /// channel has left ([`GuestEvent::Left`]).
     pub fn end_channel(&mut self, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         self.feeder().complete();
         let physical = self.work.channels().physical(vm, channel);
@@ -83,7 +83,7 @@ impl CardState {
     }
 
     /// Retires a channel that holds `engine` and makes no progress. The engine is reset immediately, because waiting
-    /// would only delay other VMs. An engine that has switched to another channel meanwhile is not reset.
+    /// would only delay other VMs. An engine that has switched to another channel in the meantime is not reset.
     pub fn kill_channel(&mut self, vm: TenantId, channel: VirtualChannelId, engine: u32) {
         let card = Arc::clone(self.vram().memory.card());
         let disabled = card.read32(pfifo::SCHED_DISABLE::OFFSET);
@@ -99,8 +99,8 @@ impl CardState {
         card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled);
     }
 
-    /// Removes all channels of a VM from the card, and binds no new ones for the VM. Channels that are still on the
-    /// card depart later.
+    /// Removes all channels of a VM from the card, and prevents the VM from binding new ones. Channels that are still
+    /// on the card depart later.
     pub(crate) fn quiesce(&mut self, vm: TenantId) {
         self.feeder().complete();
         let stuck = self.work.channels_mut().destroy_vm(self.memory.card_mut(), vm);
@@ -267,7 +267,7 @@ impl ManagedCard {
 }
 
 /// Returns true if an engine that raised a fault is still stopped: the scheduler waits for the acknowledgement, or the
-/// faulted channel is on the engine. Otherwise the engine was reset in the meantime and may work for another channel.
+/// faulted channel is on the engine. Otherwise, the engine was reset in the meantime and may work for another channel.
 fn stopped(card: &dyn Card, unit: u32, channel: Option<ChannelId>) -> bool {
     let waits = card.read32(pfifo::SCHED_ENABLE_ACK::OFFSET) & 1 << unit != 0;
     waits || channel.is_some_and(|channel| holds(card, unit, channel))

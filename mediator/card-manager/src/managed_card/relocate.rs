@@ -6,8 +6,8 @@
 //!    rings, and CPU writes go to the old location of the chunks and are recorded.
 //! 3. The mediator's own channels copy the chunks, in batches.
 //! 4. Later batches are copied meanwhile. Under the VM's lock and the card's lock, pages of a batch that were written
-//!    in the meantime are copied again, the chunks change places, the shadow entries that refer to them are rewritten,
-//!    and the card's TLBs are flushed.
+//!    in the meantime are copied again. Then the chunks change places, the shadow entries that refer to them are
+//!    rewritten, and the card's TLBs are flushed.
 //! 5. The channels resume.
 //!
 //! Neither lock is held while waiting.
@@ -132,7 +132,7 @@ impl ManagedCard {
         }
     }
 
-    /// Checks once if a VM's channels have left the engines, and sleeps if they have not.
+    /// Checks once whether a VM's channels have left the engines, and sleeps if they have not.
     fn await_quiet(&self, vm: TenantId, order: u32) {
         {
             let state = &mut *self.lock();
@@ -169,8 +169,8 @@ impl ManagedCard {
         let (mut moves, mut rebooked) = (Vec::new(), 0);
         for step in steps.iter().copied().filter(|step| step.vm == vm) {
             let begun = loop {
-                // Both steps need one hold of the lock. Otherwise another thread could scrub the last chunk between
-                // them.
+                // Both steps need the same hold of the lock. Otherwise, another thread could scrub the last chunk
+                // between them.
                 let state = &mut *self.lock();
                 let vram = state.vram_mut();
                 match vram.chunks.start(step) {
@@ -202,8 +202,8 @@ impl ManagedCard {
         moves
     }
 
-    /// Copies pages again that were written after their copy. Releases the lock between parts, and leaves few pages for
-    /// the commit. The number of rounds is limited, because the VM may continue to write.
+    /// Copies pages again that were written after their copy. Releases the lock between parts, and leaves only a few
+    /// pages for the commit. The number of rounds is limited, because the VM may continue to write.
     fn copy_again(&self, vm: TenantId, chunk: &Chunk) {
         let bytes = self.lock().chunk_bytes();
         for _ in 0..bytes / SMALL_PAGE / AGAIN_PAGES as u64 {
@@ -289,7 +289,7 @@ impl ManagedCard {
             let batches = std::iter::once(first).chain(later.iter());
             let to: Vec<Place> = batches.flat_map(|batch| &batch.chunks).map(|chunk| chunk.to).collect();
             let stopped = self.stop_copier(&to);
-            // Waiting for the engines once is enough.
+            // A single wait for the engines is sufficient.
             later.iter_mut().for_each(|batch| batch.copies = None);
             stopped?;
             let bytes = self.lock().chunk_bytes();
@@ -357,8 +357,8 @@ impl ManagedCard {
         }
     }
 
-    /// Switches the chunks to their copies, in groups, because other threads need the locks between two groups. Returns
-    /// the moves that have ended: those of chunks that have moved or no longer exist.
+    /// Switches the chunks to their copies in groups, because other threads need the locks between two groups. Returns
+    /// the moves that have ended: the moves of chunks that have moved or no longer exist.
     fn commit(&self, holder: &dyn GuestEvents, vm: TenantId, chunks: &[Chunk], done: &mut Relocated) -> Vec<bool> {
         let group = (COMMIT_BYTES / self.lock().chunk_bytes()).max(1) as usize;
         let mut ended = Vec::new();

@@ -97,8 +97,8 @@ impl ManagedCard {
     /// chunk size and the host memory; `vm` returns the settings of each VM.
     ///
     /// # Errors
-    /// If the saved state is invalid, belongs to another card or does not match the settings, or if the host has too
-    /// little memory.
+    /// Returns an error if the saved state is invalid, belongs to another card or does not match the settings, or if
+    /// the host has too little memory.
     pub fn reopen(
         card: Arc<dyn Card>,
         sharing: &Sharing,
@@ -179,7 +179,7 @@ impl ManagedCard {
             state.memory_mut().set_division(&division)?;
             state.vram_mut().chunks.set_host_budget(slots);
         }
-        // Refuse now any setting that a later step would refuse.
+        // Reject now any setting that a later step would reject.
         config.check()?;
         Ok(Reopened { host, waits, vms, claims, writes, scheduler: config, clear })
     }
@@ -196,13 +196,14 @@ fn layout_of(first: u64, bytes: u64, info: &CardInfo, chunk_bytes: u64) -> Resul
 }
 
 impl Reopened {
-    /// Returns the card. It serves only [readmitted](Self::readmit) VMs, and no VM resumes before [`Self::take_over`].
+    /// Returns the card. The card serves only [readmitted](Self::readmit) VMs, and no VM resumes before
+    /// [`Self::take_over`].
     #[must_use]
     pub fn host(&self) -> &Arc<ManagedCard> {
         &self.host
     }
 
-    /// Returns the numbers of the saved VMs whose state was not taken yet.
+    /// Returns the numbers of the saved VMs whose state has not been taken yet.
     #[must_use]
     pub fn vms(&self) -> Vec<TenantId> {
         self.vms.keys().copied().collect()
@@ -211,7 +212,7 @@ impl Reopened {
     /// Takes the restored state of a VM, from which the VM can be rebuilt.
     ///
     /// # Errors
-    /// If the VM was not saved, or its state was already taken.
+    /// Returns an error if the VM was not saved, or its state was already taken.
     pub fn take_vm(&mut self, vm: TenantId) -> Result<RestoredVm, ManagerError> {
         let restored = self.vms.remove(&vm);
         Ok(restored.ok_or_else(|| Invalid::new(format_args!("VM {vm} was not saved, or already exists")))?)
@@ -221,7 +222,7 @@ impl Reopened {
     /// of its page pool in bytes.
     ///
     /// # Errors
-    /// If the ranges belong to another owner or have no owner.
+    /// Returns an error if the ranges belong to another owner or have no owner.
     pub fn readmit(
         &mut self,
         vm: TenantId,
@@ -244,7 +245,7 @@ impl Reopened {
     /// Marks ranges of I/O addresses as used by restored objects.
     ///
     /// # Errors
-    /// If the ranges belong to another owner.
+    /// Returns an error if the ranges belong to another owner.
     pub fn claim(&mut self, ranges: impl Iterator<Item = (Iova, u64)>) -> Result<(), ManagerError> {
         let mut state = self.host.lock();
         for (iova, len) in ranges {
@@ -256,7 +257,7 @@ impl Reopened {
     /// Takes over the card and resumes its VMs. The previous owner has given up the card.
     ///
     /// # Errors
-    /// If a VM was not restored, or the card does not respond. In the second case the takeover of the card may be
+    /// Returns an error if a VM was not restored, or the card does not respond. In the second case, the takeover may be
     /// incomplete, and the card must be reset.
     pub fn take_over(self, name: &str) -> Result<Arc<ManagedCard>, ManagerError> {
         let Self { host, waits, vms, claims: _, writes, scheduler, clear } = self;
@@ -299,7 +300,7 @@ impl Reopened {
             state.move_again();
             state.feeder().tick();
         }
-        // The card does not raise interrupts again that it raised in the meantime.
+        // The card does not raise interrupts again that it has raised in the meantime.
         host.wake_threads();
         drop(no_moves);
         Ok(host)

@@ -83,7 +83,7 @@ impl ManagedCard {
     /// Checks that another process could continue with the card and its memory; called before the card is quiesced.
     ///
     /// # Errors
-    /// The reason, for the first part that cannot be handed over.
+    /// Returns an error if a part cannot be handed over; the error contains the reason for the first such part.
     pub fn check_movable(&self) -> Result<(), ManagerError> {
         let state = self.lock();
         if !state.memory.is_shared() {

@@ -220,7 +220,7 @@ impl CardState {
         channels.admit(&mut vram.memory, Some(vm));
     }
 
-    /// Makes PGRAPH change hands, as far as possible now. Does nothing while the card is quiesced.
+    /// Makes PGRAPH change hands, as far as this is possible now. Does nothing while the card is quiesced.
     pub(super) fn change_hands(&mut self) {
         let now = self.now_ns();
         while !self.still {
@@ -315,7 +315,7 @@ impl CardState {
         works(engine::CE0) || works(engine::CE1)
     }
 
-    /// Returns two values: true if PGRAPH is idle, and true if additionally no further work of a VM can arrive at
+    /// Returns two values: true if PGRAPH is idle; and true if, in addition, no further work of a VM can arrive at
     /// PGRAPH. A channel on a copy engine cannot arrive, because it is stopped and reaches no other engine before its
     /// VM is admitted again.
     // GUESS: the card schedules a stopped channel only on the engine that already works for it.
@@ -336,8 +336,8 @@ impl CardState {
         (true, !stays)
     }
 
-    /// Queues VMs for PGRAPH whose channels lost PGRAPH while a copy engine was working for them, once this work has
-    /// ended.
+    /// Finds VMs with channels that lost PGRAPH while a copy engine was working for these channels. Queues such a VM
+    /// for PGRAPH as soon as this work has ended.
     fn look_elsewhere(&mut self, scrubber: &mut Scrubber, now: u64) {
         for channel in std::mem::take(&mut scrubber.elsewhere) {
             let Some((vm, _)) = self.work.channels().by_physical(channel) else { continue };

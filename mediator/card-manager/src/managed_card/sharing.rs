@@ -1,5 +1,5 @@
 //! Memory of a VM that moves to another card, while both cards use it. The VM's host memory is also mapped for the
-//! other card, so that it need not be copied during the VM's downtime. Only one of the cards runs the VM.
+//! other card, so that it does not have to be copied during the VM's downtime. Only one of the cards runs the VM.
 //!
 //! 1. The target card *borrows* the VM's memory in the other card's host memory ([`ManagedCard::lend`]), in addition to
 //!    its own memory, whose pages are already allocated.
@@ -33,7 +33,7 @@ impl ManagedCard {
     /// be borrowed because they are on a card or the chunk sizes differ.
     ///
     /// # Errors
-    /// If the other card has too little memory, or does not respond.
+    /// Returns an error if the other card has too little memory, or does not respond.
     pub(super) fn lend(
         &self,
         vm: TenantId,
@@ -65,7 +65,7 @@ impl ManagedCard {
     /// identical on both cards.
     ///
     /// # Errors
-    /// If the other card rejects its own memory.
+    /// Returns an error if the other card rejects its own memory.
     pub(super) fn part(
         &self,
         vm: TenantId,
@@ -94,7 +94,7 @@ impl ManagedCard {
     /// repeatedly, each time while a few MiB are copied.
     ///
     /// # Errors
-    /// If this card still has memory of the other card. The other card must not reuse that memory.
+    /// Returns an error if this card still has memory of the other card. The other card must not reuse that memory.
     pub fn copy_borrowed_memory(&self, vm: TenantId) -> Result<(), ManagerError> {
         loop {
             let _one_at_a_time = self.moving.lock();

@@ -35,7 +35,7 @@ impl ManagedCard {
     /// killed, its guest is notified, and the wait for the other channels continues. The caller must not hold a lock.
     ///
     /// # Errors
-    /// If a channel still stays on the card. In this case the card continues.
+    /// Returns an error if a channel still stays on the card. In this case the card continues.
     pub fn stand_still(&self, limit: Duration) -> Result<Standstill<'_>, ManagerError> {
         let still = Standstill { host: self, _no_moves: self.moving.lock() };
         let vms: Vec<TenantId> = {
@@ -62,7 +62,7 @@ impl ManagedCard {
     /// `limit` counts as hung, and is killed.
     ///
     /// # Errors
-    /// If a channel still stays on the card.
+    /// Returns an error if a channel still stays on the card.
     pub(super) fn await_rest(
         &self,
         limit: Duration,
@@ -138,8 +138,8 @@ impl CardState {
             .map(number_of)
             .find(|engine| self.work.channels_mut().occupant(self.memory.card_mut(), *engine) == Some(physical));
         let Some(engine) = on else {
-            // No engine works for this channel. A reset of the engines that it holds suffices, and its guest need not
-            // be notified.
+            // No engine works for this channel. A reset of the engines that it holds is sufficient, and its guest does
+            // not need a notification.
             self.reset_engines_of(physical);
             return None;
         };

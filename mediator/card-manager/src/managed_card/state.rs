@@ -43,10 +43,10 @@ impl CardState {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
 
-    /// Sets the amount of RAM that a VM may lend, from now on. RAM that is already lent stays lent.
+    /// Sets the amount of RAM that a VM may lend from now on. RAM that is already lent stays lent.
     ///
     /// # Errors
-    /// If the guaranteed part is not available; the state is then unchanged.
+    /// Returns an error if the guaranteed part is not available; in this case, the state is unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
@@ -92,7 +92,7 @@ impl CardState {
         self.memory.inject_random_moves()
     }
 
-    /// Returns the time until more moves may be due, unless an event comes first.
+    /// Returns the time until more moves may be due if no event comes first.
     pub(super) fn next_plan(&self) -> Option<Duration> {
         self.memory.next_plan()
     }
@@ -117,7 +117,7 @@ impl CardState {
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or allows them to run again.
+    /// Stops VMs during another VM's quantum, or lets them run again.
     fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);

@@ -16,7 +16,7 @@ impl ManagedCard {
     /// a VM's lock.
     ///
     /// # Errors
-    /// If the card does not respond.
+    /// Returns an error if the card does not respond.
     pub(super) fn scrub_left(&self) -> Result<(), ManagerError> {
         // The card's lock is held for one part at a time.
         while !self.engines_zero && self.lock().vram_mut().scrub_piece()? {}

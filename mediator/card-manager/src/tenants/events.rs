@@ -5,8 +5,8 @@ use devmodel::events::SmError;
 use nvspec::addr::GpuVa;
 use nvspec::fifo::VirtualChannelId;
 
-/// A card event for one VM. It contains physical addresses and numbers if the card manager has no record of the VM's
-/// own.
+/// A card event for one VM. The event contains physical addresses and numbers if the card manager has no record of the
+/// VM's own addresses and numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GuestEvent {
     /// Work of an engine has raised its interrupt; the VM had work on this engine.
@@ -31,7 +31,7 @@ pub enum GuestEvent {
         /// The VM's channel.
         channel: VirtualChannelId,
     },
-    /// A channel's access was refused by the card's MMU. The channel is off the card.
+    /// The card's MMU rejected an access of a channel. The channel is off the card.
     MmuFault {
         /// The VM's channel.
         channel: VirtualChannelId,

@@ -1,8 +1,8 @@
 //! Events from the card's interrupt thread for a VM whose lock is held.
 //!
-//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM: a guest that keeps its own
-//! vGPU busy with a large flush would delay its neighbours' interrupts. The thread puts the event into the inbox
-//! instead, and `mailbox` handles it later.
+//! One thread serves the interrupts of all VMs of a card, so it must never wait for a VM. Otherwise a guest that keeps
+//! its own vGPU busy with a large flush would delay its neighbours' interrupts. The thread puts the event into the
+//! inbox instead, and `mailbox` handles it later.
 
 use super::GuestEvent;
 use std::collections::VecDeque;

@@ -1,9 +1,9 @@
 //! The VM's lock and its inbox, which the card's interrupt thread and the VM's own threads share.
 //!
-//! The interrupt thread serves all VMs of a card and never waits for a VM. It puts its event into the inbox and tries
-//! to take the lock. If another thread holds the lock, that thread empties the inbox on release. An event may arrive
-//! between the holder's last check and the release, and still find the lock taken. The holder therefore checks once
-//! more afterwards.
+//! The interrupt thread serves all VMs of a card and never waits for a VM. The thread puts its event into the inbox and
+//! tries to take the lock. If another thread holds the lock, that thread empties the inbox on release. An event may
+//! arrive between the holder's last check and the release, and still find the lock taken. The holder therefore checks
+//! once more after the release.
 
 use super::GuestEvent;
 use super::inbox::Inbox;
@@ -47,11 +47,11 @@ impl<R: Recipient, L: Locks> Mailbox<R, L> {
     /// Waits for the lock.
     ///
     /// # Panics
-    /// If the recipient is [torn](Self::is_torn). The panic ends a VM's own thread. Other threads check first.
+    /// Panics if the recipient is [torn](Self::is_torn). The panic ends a VM's own thread. Other threads check first.
     #[track_caller]
     pub fn lock(&self) -> MailboxGuard<'_, R, L> {
         let held = self.lock_torn();
-        // PANIC: half-changed state must not be served. The VM's thread catches panics.
+        // PANIC: half-changed state must not be used. The VM's thread catches panics.
         assert!(!self.is_torn() || held.unwinding, "an earlier panic has left the VM in an inconsistent state");
         held
     }
@@ -135,7 +135,7 @@ impl<R: Recipient, L: Locks> Drop for MailboxGuard<'_, R, L> {
             drop(torn);
             drop(recipient);
             // An event that arrived between the check and the release found the lock taken, so this thread must handle
-            // the event.
+            // it.
             if !self.mailbox.is_empty() {
                 self.guard = self.mailbox.locked.try_lock();
             }

@@ -29,10 +29,11 @@ pub trait CardView {
     /// Returns the engines that a channel can work on, according to its contexts.
     fn engines_of(&self, channel: ChannelId) -> [bool; Engine::COUNT];
 
-    /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped it.
+    /// Returns true if a channel may run, now or in its slice: neither the guest nor the mediator has stopped the
+    /// channel.
     fn wants(&self, channel: ChannelId) -> bool;
 
-    /// Returns the location of a channel that the card reports.
+    /// Returns the location of a channel, as the card reports it.
     fn presence(&mut self, channel: ChannelId) -> Presence;
 
     /// Returns true if a channel's semaphore wait blocks the method unit for other channels.
@@ -45,7 +46,7 @@ pub trait CardView {
     fn progress(&mut self, channel: ChannelId) -> u64;
 
     /// Returns true if a channel is kept off an engine that another VM holds, so that the channel cannot poll its
-    /// semaphore. The card's report about the channel then dates from its last run.
+    /// semaphore. The card's report about the channel is then from the channel's last run.
     fn is_shut_out(&self, channel: ChannelId) -> bool;
 
     /// Returns true if a channel is [shut out](Self::is_shut_out) and its VM will not get the engine for other work
@@ -62,14 +63,14 @@ pub trait CardView {
     /// Returns true if a channel has so much work that its completions must be noticed immediately.
     fn needs_ends(&self, channel: ChannelId) -> bool;
 
-    /// Returns the time in ns until the timer must expire, unless another event comes first. At that time
+    /// Returns the time in ns until the timer must expire if no other event comes first. At that time
     /// [`Self::take_ended`] must be called again, or a departing channel must be polled.
     fn deferred_ns(&self) -> Option<u64>;
 
     /// Returns the submissions that have ended since the last call, with the card's time of the end if known.
     fn take_ended(&mut self) -> Vec<(Submission, Option<Nanos>)>;
 
-    /// Allows the card to fetch a submission and the channel's earlier ones. Returns `false` if the channel no longer
+    /// Lets the card fetch a submission and the channel's earlier submissions. Returns `false` if the channel no longer
     /// exists.
     fn start(&mut self, channel: ChannelId, submission: Submission) -> bool;
 
@@ -83,14 +84,14 @@ pub trait CardView {
     /// Requests that the card remove a channel from its engines.
     fn ask_to_leave(&mut self, channel: ChannelId);
 
-    /// Keeps a channel off the card, or allows it to return with its work.
+    /// Keeps a channel off the card, or lets it return with its work.
     fn withhold(&mut self, channel: ChannelId, descheduled: bool);
 
     /// Makes an engine that one VM at a time uses change hands, if this is due. Returns the VM that has blocked PGRAPH
     /// with work on other engines since the last call, if any, and the start of this time.
     fn hand_over(&mut self) -> Option<(TenantId, Nanos)>;
 
-    /// Removes a channel that has held an engine for too long from the card, and reports the end through
+    /// Removes a channel that has held an engine for too long from the card, and reports the end of the channel through
     /// [`Feeder::channel_ended`](super::feeder::Feeder::channel_ended).
     fn kill(&mut self, vm: TenantId, channel: VirtualChannelId, engine: Engine);
 }

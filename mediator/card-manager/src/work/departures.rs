@@ -10,13 +10,13 @@ use vram::TenantId;
 
 /// Minimum time between two counted polls, in ns.
 pub(crate) const LOOK_NS: u64 = 500_000;
-/// Number of polls before the engine that works for a channel is reset. They take at least 20 ms.
+/// Number of polls before the engine that works for a channel is reset. These polls take at least 20 ms.
 // TIMEOUT: an engine without current work releases a channel much sooner. A busy host delays the polls.
 const ASKED_LOOKS: u32 = 40;
 /// Number of polls after the reset before the channel counts as kept by the card.
 const RESET_LOOKS: u32 = 200;
-/// Time between two polls of a channel that stays on the card, in ns. A slow host may be the reason why the card does
-/// not continue.
+/// Time between two polls of a channel that stays on the card, in ns. The card may not continue because the host is
+/// slow.
 const KEPT_LOOK_NS: u64 = 100_000_000;
 
 /// Progress of a channel's end.
@@ -28,7 +28,8 @@ enum Stage {
     Reset,
     /// The channel has left; its VM must remove its work area from the address space.
     Left,
-    /// The channel stays on the card, and no thread waits for it. It may leave late, or after a reset of the card.
+    /// The channel stays on the card, and no thread waits for it. The channel may leave late, or after a reset of the
+    /// card.
     Kept,
 }
 
@@ -78,7 +79,7 @@ impl Departures {
         due.map(|(channel, departure)| (*channel, departure.vm)).collect()
     }
 
-    /// Returns true if any channel, or any channel of `vm`, must still leave.
+    /// Returns true if any channel, or any channel of `vm` if a VM is given, must still leave.
     pub(crate) fn any_leaving(&self, vm: Option<TenantId>) -> bool {
         self.0.values().any(|departure| departure.is_leaving() && vm.is_none_or(|vm| vm == departure.vm))
     }
@@ -132,12 +133,12 @@ impl Departures {
         charged
     }
 
-    /// Stops charging the channel's work. Returns true if it was charged.
+    /// Stops charging the channel's work. Returns true if the work was charged.
     pub(crate) fn discharge(&mut self, channel: ChannelId) -> bool {
         self.0.get_mut(&channel).is_some_and(|departure| std::mem::take(&mut departure.charged))
     }
 
-    /// Returns the departed channels of `vm`, so that it can unmap their work areas.
+    /// Returns the departed channels of `vm`, so that the VM can unmap their work areas.
     pub(crate) fn take_left(&mut self, vm: TenantId) -> Vec<ChannelId> {
         let left = |departure: &Departure| departure.vm == vm && departure.stage == Stage::Left;
         self.0.extract_if(.., |_, departure| left(departure)).map(|(channel, _)| channel).collect()

@@ -1,11 +1,11 @@
 //! Channels whose started work is currently kept off the card. The work resumes in its VM's next slice.
 //!
 //! There are two kinds. The first kind is a channel that was stopped (through its guest's registers, or because memory
-//! moves) and has left the card. It resumes when it may run again. The second kind is a channel that waits for a
-//! semaphore and *rests* (is descheduled) while other channels have work. One reason is that an acquire may block the
-//! unit that fetches methods for its whole time slice, repeatedly. The other reason is that the channel's VM has used
-//! up its [hops](WakeAllowance) with work between its waits. Periodically, one resting channel may poll its semaphore
-//! again, like a submission in its slice. If the card has no other work, no channel rests.
+//! moves) and has left the card. Such a channel resumes when it may run again. The second kind is a channel that waits
+//! for a semaphore and *rests* (is descheduled) while other channels have work. One reason is that an acquire may block
+//! the unit that fetches methods for its whole time slice, repeatedly. The other reason is that the channel's VM has
+//! used up its [hops](WakeAllowance) with work between its waits. Periodically, one resting channel may poll its
+//! semaphore again, as a submission does in its slice. If the card has no other work, no channel rests.
 
 use nvspec::fifo::ChannelId;
 use sched::Nanos;
@@ -15,7 +15,7 @@ use vram::TenantId;
 /// Time between the polls of two channels' semaphores, in ns. A poll takes up to a millisecond, which is 3 % of this
 /// time.
 const REST_NS: u64 = 32_000_000;
-/// Number of hops that a VM has in advance ([`WakeAllowance`]).
+/// Number of hops that a VM gets in advance ([`WakeAllowance`]).
 const BURST_HOPS: u64 = 4;
 
 /// Reason why a channel is descheduled.
@@ -96,7 +96,7 @@ impl DescheduledChannels {
 }
 
 /// Limits how often a VM's channels work between two polls that found them waiting. This work is not measured and
-/// belongs to no slice. Each VM may therefore do it a few times, and then once per poll of a resting channel.
+/// belongs to no slice. Each VM may therefore do such work a few times, and then once per poll of a resting channel.
 #[derive(Debug, Default)]
 pub(crate) struct WakeAllowance(pub(super) BTreeMap<TenantId, Nanos>);
 

@@ -4,11 +4,11 @@
 //! arrives at the feeder. When the submission gets a slice, on any thread, the card may fetch it. The submission's
 //! completion record marks its end with the card's timestamp.
 //!
-//! A submission that cannot run does not block others. It arrives only once the guest has enabled and listed its
-//! channel. A submission may start and then wait, for a semaphore or because its channel was stopped. It releases the
-//! engine to other submissions once the card reports that no engine works for its channel. Until then the submission is
-//! charged and its limit applies, regardless of the guest's register writes; a stopped channel must leave the engine.
-//! When the submission may run again, it resumes in its [slice](super::descheduled).
+//! A submission that cannot run does not block others. Such a submission arrives only once the guest has enabled and
+//! listed its channel. A submission may start and then wait, for a semaphore or because its channel was stopped. The
+//! submission releases the engine to other submissions once the card reports that no engine works for its channel.
+//! Until then the submission is charged and its limit applies, regardless of the guest's register writes; a stopped
+//! channel must leave the engine. When the submission may run again, it resumes in its [slice](super::descheduled).
 //!
 //! Parts: `arrivals` (submissions until they are queued), `waits` (submissions and channels that cannot run), `engines`
 //! (the channels that the engines work for, and overruns).
@@ -75,7 +75,7 @@ impl<'a, C: CardView> Feeder<'a, C> {
         self.feed([Event::Released { vgpu: vm }]);
     }
 
-    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended before was
+    /// Handles the end of a physical channel, which is off the card with all its work. Work that ended earlier was
     /// already [completed](Self::complete).
     pub(crate) fn channel_ended(&mut self, vm: TenantId, channel: ChannelId) {
         self.schedule().forget(|held| held.channel == channel);
@@ -205,7 +205,8 @@ impl<'a, C: CardView> Feeder<'a, C> {
         if !self.card.start(channel, Submission(ticket.0)) {
             return told.push(descheduled);
         }
-        // The end of the work before this fence is noticed together with the fence's end, so one interrupt serves both.
+        // The end of the work before this fence is noticed together with the fence's end, so one interrupt is
+        // sufficient for both.
         if brief
             && let Some(before) = self.schedule().started_before(ticket, channel)
             && self.card.suppress_completion_irq(channel, Submission(before.0))

@@ -16,7 +16,7 @@ const FREE_INTERRUPTS_PER_SUBMISSION: u32 = 2;
 /// Interrupt account of one VM.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Caused {
-    /// Number of interrupts since the last check, minus the number allowed for the VM's submissions.
+    /// Number of interrupts since the last check, minus the number permitted for the VM's submissions.
     pub(super) lately: u32,
     pub(super) total: u64,
     pub(super) paused: bool,

@@ -14,7 +14,7 @@ pub enum Needs {
     Graphics,
     /// Only copy engines. This one is used first.
     Copies(Engine),
-    /// No engine: its methods are only for the host interface.
+    /// No engine, because the methods are only for the host interface.
     Host,
 }
 
@@ -28,7 +28,7 @@ impl Needs {
         }
     }
 
-    /// Returns the needs of work with these needs that is followed by work with the needs `other`.
+    /// Returns the combined needs of work with these needs and of the work after it, which has the needs `other`.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         match (self, other) {

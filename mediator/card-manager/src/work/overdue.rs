@@ -1,5 +1,5 @@
-//! Submissions that arrived long ago and have not ended, with the reason of each wait. For `mediatorctl sched show` and
-//! the log.
+//! Submissions that arrived long ago and have not ended, with the reason for each wait. This is shown by `mediatorctl
+//! sched show` and in the log.
 
 use super::Work;
 use super::descheduled::Why;
@@ -27,7 +27,7 @@ pub enum Awaited {
     Memory,
     /// Another VM has the quantum for its memory on the card.
     MemoryTurn,
-    /// The VM has caused more interrupts than allowed, and is paused until the next check.
+    /// The VM has caused more interrupts than permitted, and is paused until the next check.
     Interrupts,
     /// The card is quiesced for all VMs.
     Standstill,
@@ -120,7 +120,7 @@ impl Work {
         self.schedule.descheduled.reason(channel) == Some(Why::Rests)
     }
 
-    /// Logs the reason of each VM's oldest overdue submission, at most once per ten seconds and VM.
+    /// Logs the reason for each VM's oldest overdue submission, at most once per ten seconds and VM.
     pub(crate) fn tell_overdue(&mut self, now: Nanos) {
         let late = self.schedule.held.values().filter(|held| now.since(held.arrived) >= OVERDUE_NS);
         let vms: BTreeSet<TenantId> = late.map(|held| held.vm).collect();

@@ -15,7 +15,7 @@ const WORDS: usize = 4096;
 /// Number of words that are read at once: most work for PGRAPH is recognized by its first few words.
 const DWORDS_PER_READ: usize = 64;
 
-/// Engines of a channel's subchannels, as far as known.
+/// Engines of a channel's subchannels, as far as they are known.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Bindings([Option<u32>; SUBCHANNELS as usize]);
 
@@ -128,7 +128,7 @@ impl<'a> Reader<'a> {
         true
     }
 
-    /// Handles a method. Returns false if the rest need not be read.
+    /// Handles a method. Returns false if the rest does not have to be read.
     fn method(&mut self, subchannel: u8, method: u32, datum: u32) -> bool {
         let Some(bound) = self.bindings.0.get_mut(usize::from(subchannel)) else {
             self.give_up();

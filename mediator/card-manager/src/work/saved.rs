@@ -68,7 +68,7 @@ enum SavedWhy {
     Queued,
 }
 
-/// Interrupts that a VM has caused. The VM's channels record whether it is paused because of them.
+/// Interrupts that a VM has caused. The VM's channels record whether the VM is paused because of its interrupts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct SavedNoise {
     vm: u32,
@@ -81,7 +81,7 @@ impl Work {
     /// Saves the work.
     ///
     /// # Errors
-    /// If work is not quiescent.
+    /// Returns an error if work is not quiescent.
     pub(crate) fn save(&self) -> Result<SavedWork, ManagerError> {
         let Self {
             // The channels are saved separately.
@@ -140,7 +140,7 @@ impl SavedWork {
     /// Returns the saved work, with the card's channels and their scheduler.
     ///
     /// # Errors
-    /// If the saved state is invalid or does not match these channels.
+    /// Returns an error if the saved state is invalid or does not match these channels.
     pub(crate) fn restored(
         self,
         channels: Channels,

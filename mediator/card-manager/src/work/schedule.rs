@@ -10,7 +10,7 @@ use sched::{Config, ConfigError, Engine, Event, Nanos, Scheduler, Ticket};
 use std::collections::{BTreeMap, BTreeSet};
 use vram::TenantId;
 
-/// Poll interval for work in flight while other work waits for a slice. It equals BAND's wait for a VM.
+/// Poll interval for work in flight while other work waits for a slice. The interval equals BAND's wait for a VM.
 pub(crate) const LOOK_NS: u64 = 500_000;
 
 /// Stage of a submission.
@@ -36,27 +36,27 @@ pub(crate) struct TrackedSubmission {
     pub(crate) vm: TenantId,
     pub(crate) channel: ChannelId,
     pub(crate) stage: Stage,
-    /// Time at which the guest submitted it.
+    /// Time at which the guest submitted the work.
     pub(crate) arrived: Nanos,
-    /// Time of the last poll that found it waiting for a semaphore, and its progress at that time.
+    /// Time of the last poll that found the submission waiting for a semaphore, and its progress at that time.
     pub(crate) seen: Option<(Nanos, u64)>,
-    /// Set if it has worked more often between its waits than its VM may.
+    /// Set if the channel has worked between its waits more often than the VM's limit permits.
     pub(crate) hopped: bool,
-    /// Time at which it was first seen on an engine after its start, plus the time during which it was seen on no
-    /// engine.
+    /// Time at which the submission was first seen on an engine after its start, plus the time during which it was seen
+    /// on no engine.
     pub(crate) on_engine: Option<Nanos>,
-    /// Set if its end raises no interrupt.
+    /// Set if the end of the submission raises no interrupt.
     pub(crate) irq_suppressed: bool,
-    /// Set if it has only a few words, like the fence after work.
+    /// Set if the submission has only a few words, as a fence after other work has.
     pub(crate) brief: bool,
-    /// Engines that it needs, as far as its push buffer shows them.
+    /// Engines that the submission needs, as far as its push buffer shows them.
     pub(crate) needs: Needs,
 }
 
 /// A card's scheduler and the tickets of its submissions.
 pub struct Schedule<A = TimerAlarm> {
     pub(crate) scheduler: Scheduler,
-    /// Submissions by number. The numbers follow the order of arrival.
+    /// Submissions by number. The numbers of the tickets follow the order of arrival.
     pub(crate) held: BTreeMap<Ticket, TrackedSubmission>,
     /// Alarm that expires when the scheduler must be called.
     pub(crate) alarm: A,
@@ -67,8 +67,8 @@ pub struct Schedule<A = TimerAlarm> {
     pub(crate) waiting: usize,
     /// Channels whose work is kept off the card.
     pub(crate) descheduled: DescheduledChannels,
-    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler books
-    /// them on no engine.
+    /// Submissions on the card whose channels are off the card until their VM uses PGRAPH again. The scheduler does not
+    /// book them on any engine.
     pub(crate) barred: BTreeSet<Ticket>,
     /// Channels that can work on several engines, each with the engine where it was last seen.
     pub(crate) several: BTreeMap<ChannelId, Option<Engine>>,
@@ -84,7 +84,7 @@ impl<A: Alarm> Schedule<A> {
     /// Creates the schedule of a card without VMs.
     ///
     /// # Errors
-    /// If a setting is out of bounds.
+    /// Returns an error if a setting is out of bounds.
     pub(crate) fn new(config: Config, alarm: A) -> Result<Self, ConfigError> {
         let scheduler = Scheduler::new(config, Nanos(0))?;
         Ok(Self {
@@ -201,7 +201,7 @@ impl<A: Alarm> Schedule<A> {
     }
 
     /// Records that an engine works for a channel. Returns true if the channel can work on several engines and is
-    /// booked on another one.
+    /// booked on another engine.
     pub(crate) fn is_elsewhere(&mut self, channel: ChannelId, engine: Engine) -> bool {
         let Some(seen) = self.several.get_mut(&channel) else { return false };
         *seen = Some(engine);
@@ -240,7 +240,7 @@ impl<A: Alarm> Schedule<A> {
         held.find(|(_, held)| held.channel == channel && stages.contains(&held.stage)).map(|(ticket, _)| *ticket)
     }
 
-    /// Returns a channel's submissions in flight that precede this one.
+    /// Returns the submissions of a channel in flight that precede this one.
     pub(crate) fn before(
         &self,
         ticket: Ticket,

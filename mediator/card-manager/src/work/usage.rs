@@ -28,7 +28,7 @@ impl SchedulerUsage {
 }
 
 impl Work {
-    /// Returns the part of the card's time that a VM is entitled to if all VMs have work, in millionths.
+    /// Returns the share of the card's time that a VM is entitled to if all VMs have work, in millionths.
     pub(crate) fn time_share(&self, vm: TenantId) -> u64 {
         let scheduler = self.schedule.scheduler();
         let (ids, params): (Vec<_>, Vec<_>) =
@@ -37,7 +37,7 @@ impl Work {
         own.and_then(|at| sched::shares(&params).get(at).copied()).unwrap_or(0)
     }
 
-    /// Returns the scheduler's accounts, including the uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's accounts, including the use in the last `recent_ns` nanoseconds.
     pub(crate) fn usage(&self, now: Nanos, recent_ns: u64) -> SchedulerUsage {
         let scheduler = self.schedule.scheduler();
         let since = Nanos(now.0.saturating_sub(recent_ns));

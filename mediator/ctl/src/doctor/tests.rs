@@ -235,7 +235,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
 #[test]
 fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     let root = host();
-    let card = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 1024\n";
+    let card = "[[card]]\nname = \"h100\"\nkind = \"cuda\"\nvram_mib = 1024\nmemory.host_mib = 4096\n";
     let vm = "[[vm]]\nname = \"a\"\ncard = \"h100\"\nvram_mib = 64\ncuda = { window_mib = 4096 }\n";
     write(&root, "etc/gpu-mediator.toml", &format!("{card}cuda.worker_users = [900, 963]\n{vm}"));
     write(&root, "sys/kernel/security/lsm", "lockdown,yama,apparmor");

@@ -37,6 +37,9 @@ pub fn card(card: &CardMemory) -> String {
         row(&[&"reserve", &format!("{} of {} MiB", mib(card.reserve_used_bytes), settings.reserve_mib)]),
         row(&[&"victims", &settings.victims.name()]),
     ];
+    if card.windows_bytes != 0 {
+        rows.push(row(&[&"  windows of VMs", &mib(card.windows_bytes)]));
+    }
     if card.quarantined_bytes != 0 {
         rows.push(row(&[&"quarantined", &mib(card.quarantined_bytes)]));
     }

@@ -7,7 +7,7 @@ use crate::output::NOTHING;
 use crate::output::memory::mib;
 use api::{Client, GuestProgram, Tenant, Vm};
 
-/// The columns. A host process has a process ID on the host, and a guest's program has a process ID in the guest.
+/// The columns. A guest's program has a process ID in the guest, and the process ID of its worker on the host.
 pub(super) const TABLE: [Column; 7] = [
     Column { head: "CARD", kind: Kind::Text, rank: 5 },
     Column { head: "VM", kind: Kind::Text, rank: 1 },
@@ -20,8 +20,13 @@ pub(super) const TABLE: [Column; 7] = [
 
 /// Returns one line for each process.
 pub(super) fn lines(look: &Look) -> Vec<Line> {
-    let of_tenants = look.tenants.iter().flat_map(of_tenant);
-    of_tenants.chain(look.vms.iter().flat_map(of_vm)).collect()
+    let of_tenants = look.tenants.iter().flat_map(|tenant| of_tenant(tenant, vm_of(look, &tenant.name)));
+    let tenant_of = |name: &str| look.tenants.iter().find(|tenant| tenant.name == name);
+    of_tenants.chain(look.vms.iter().flat_map(|vm| of_vm(vm, tenant_of(&vm.name)))).collect()
+}
+
+fn vm_of<'a>(look: &'a Look, name: &str) -> Option<&'a Vm> {
+    look.vms.iter().find(|vm| vm.name == name)
 }
 
 /// Returns the processes of a tenant or VM as one line of text; `None` if it has no processes.
@@ -30,7 +35,8 @@ pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     let word = |line: Line| {
         let [_, _, process, pid, guest_pid, ..] = &line.cells[..] else { return String::new() };
         match (pid.amount, guest_pid.amount) {
-            (Some(pid), _) => format!("{} ({pid})", process.text),
+            (Some(pid), Some(guest)) => format!("{} ({guest} in the guest, worker {pid})", process.text),
+            (Some(pid), None) => format!("{} ({pid})", process.text),
             (None, Some(pid)) => format!("{} ({pid} in the guest)", process.text),
             (None, None) => process.text.clone(),
         }
@@ -39,10 +45,17 @@ pub(super) fn in_words(look: &Look, card: &str, name: &str) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-fn of_tenant(tenant: &Tenant) -> Vec<Line> {
-    let programs = tenant.programs.iter().map(|program| {
-        let unaccounted = tenant.unaccounted.iter().find(|one| one.pid == program.pid);
-        let state = unaccounted.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)));
+/// Returns the memory that a process uses outside its tenant's account, in words.
+fn unaccounted(tenant: &Tenant, pid: u32) -> Option<String> {
+    let found = tenant.unaccounted.iter().find(|one| one.pid == pid);
+    found.map(|one| format!("{} UNACCOUNTED", mib(one.bytes)))
+}
+
+/// Returns the programs of a tenant, except workers: the lines of the VM show the programs that they serve.
+fn of_tenant(tenant: &Tenant, vm: Option<&Vm>) -> Vec<Line> {
+    let serves = |pid: u32| vm.is_some_and(|vm| vm.programs.iter().any(|program| program.worker == Some(pid)));
+    let programs = tenant.programs.iter().filter(|program| !serves(program.pid)).map(|program| {
+        let state = unaccounted(tenant, program.pid);
         let process = Process {
             name: program.name.clone(),
             pid: Some(u64::from(program.pid)),
@@ -56,7 +69,7 @@ fn of_tenant(tenant: &Tenant) -> Vec<Line> {
     programs.collect()
 }
 
-fn of_vm(vm: &Vm) -> Vec<Line> {
+fn of_vm(vm: &Vm, tenant: Option<&Tenant>) -> Vec<Line> {
     // Process 0 is not visible, and a Xen domain has no process.
     let vmm = vm.client.filter(|client| client.domain.is_none() && client.pid > 0);
     let vmm = vmm.map(|Client { pid, uid, .. }| Process {
@@ -67,13 +80,20 @@ fn of_vm(vm: &Vm) -> Vec<Line> {
         state: Some(format!("user {uid}")),
         tone: Tone::Good,
     });
-    let program = |program: &GuestProgram| Process {
-        name: if program.name.is_empty() { NOTHING.to_owned() } else { program.name.clone() },
-        pid: None,
-        guest_pid: program.pid.map(u64::from),
-        window_bytes: Some(program.window_bytes),
-        state: program.lost.then(|| "LOST".to_owned()),
-        tone: if program.lost { Tone::Bad } else { Tone::Good },
+    let program = |program: &GuestProgram| {
+        let past = tenant.zip(program.worker).and_then(|(tenant, worker)| unaccounted(tenant, worker));
+        Process {
+            name: if program.name.is_empty() { NOTHING.to_owned() } else { program.name.clone() },
+            pid: program.worker.map(u64::from),
+            guest_pid: program.pid.map(u64::from),
+            window_bytes: Some(program.window_bytes),
+            tone: match (program.lost, &past) {
+                (true, _) => Tone::Bad,
+                (false, Some(_)) => Tone::Odd,
+                (false, None) => Tone::Good,
+            },
+            state: if program.lost { Some("LOST".to_owned()) } else { past },
+        }
     };
     let all = vmm.into_iter().chain(vm.programs.iter().map(program));
     all.map(|process| process.line(&vm.card, &vm.name)).collect()

@@ -87,7 +87,7 @@ pub fn router(daemon: Arc<Daemon>) -> Router {
         .with_state(daemon)
 }
 
-/// An error that is sent as a response.
+/// An error to be sent as a response.
 struct Failure {
     status: StatusCode,
     body: api::Error,
@@ -199,14 +199,14 @@ async fn profile(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) ->
     Ok(Json(look(move || daemon.profile(&name)).await?))
 }
 
-/// Permits for concurrent changes. Changes of virtual machines are serialized anyway. The number of changes that wait
-/// for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
+/// Permits for concurrent changes. Virtual machines are changed one at a time in any case. The number of changes that
+/// wait for the owner of one CUDA card is limited, so that changes of other cards still get a permit.
 static CHANGES: Semaphore = Semaphore::const_new(128);
 /// Permits for concurrent read-only requests. Read-only requests do not wait for changes.
 static LOOKS: Semaphore = Semaphore::const_new(16);
 
-/// Runs a change on another thread, because a change may take a long time. Its events are attributed to the client
-/// whose request the calling task serves.
+/// Runs a change on another thread, because it may take a long time. Its events are attributed to the client whose
+/// request the calling task serves.
 fn beside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> impl Future<Output = Result<T, DaemonError>> + Send {
@@ -214,7 +214,7 @@ fn beside<T: Send + 'static>(
     off_thread(&CHANGES, move || author::acting(author, work))
 }
 
-/// Runs a read-only request on another thread: the request takes locks, and the runtime must not wait for locks.
+/// Runs a read-only request on another thread, because it takes locks and the runtime must not wait for locks.
 async fn look<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, DaemonError> + Send + 'static,
 ) -> Result<T, DaemonError> {
@@ -281,7 +281,7 @@ async fn card(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>) -> An
     Ok(Json(look(move || daemon.card(&name)).await?))
 }
 
-/// A body that changes some keys of a table.
+/// A request body that changes some keys of a table.
 type Patch = Result<Json<serde_json::Map<String, serde_json::Value>>, JsonRejection>;
 
 fn patch(body: Patch) -> Result<serde_json::Map<String, serde_json::Value>, Failure> {
@@ -380,7 +380,7 @@ async fn scheduler_history(
     Ok(Json(look(move || daemon.scheduler_history(&name, since_ms)).await?))
 }
 
-/// The query of `scheduler/record` and `memory/accesses`.
+/// Query parameters of `scheduler/record` and `memory/accesses`.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RecordQuery {
@@ -451,7 +451,7 @@ async fn set_vm_memory(
     Ok(Json(beside(move || daemon.set_vm_memory_if(&name, &patch, expected.as_deref())).await?))
 }
 
-/// A body that names the memory to move.
+/// A request body that names the memory to move.
 type MoveBody = Result<Json<api::MoveRequest>, JsonRejection>;
 
 async fn evict(State(daemon): State<Arc<Daemon>>, Path(name): Path<String>, body: MoveBody) -> Answer<api::MoveReport> {
@@ -490,7 +490,7 @@ async fn export(State(daemon): State<Arc<Daemon>>) -> Result<impl IntoResponse, 
     Ok(([(header::ETAG, format!("\"{}\"", exported.revision))], Json(exported)))
 }
 
-/// Returns the desired state in the body of a request.
+/// Returns the desired state in a request's body.
 fn desired(body: Result<Json<api::Desired>, JsonRejection>) -> Result<api::Desired, Failure> {
     let advice = "send a JSON object as `GET /v1/desired` returns it, with the keys to compare or change";
     let Json(desired) = body.map_err(|error| Failure::invalid(error.status(), error.body_text(), advice))?;

@@ -1,4 +1,4 @@
-//! The admin API over a real socket.
+//! Tests the admin API over a real socket.
 
 use crate::fixture::{Fixture, Served, copy, eventually, guest, one_card};
 use admin_client::AskError;

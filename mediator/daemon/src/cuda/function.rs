@@ -22,29 +22,29 @@ use crate::backend::{BackendError, BackendStatus, Built, VmBackend};
 use crate::error::DaemonError;
 use owner_process::beside;
 
-/// Name of the program that calls CUDA for a guest's program.
+/// Name of the program that calls CUDA on behalf of a guest's program.
 const WORKER: &str = "cuda-worker";
-/// Name of the library that a worker loads as the driver, next to the daemon.
+/// Name of the library, next to the daemon's program, that a worker loads as the driver.
 const LIBRARY: &str = "libcuda.so";
-/// Path of this library below the folder of the package.
+/// Path of this library in the folder of the package.
 const INSTALLED_LIBRARY: &str = "cuda/libcuda.so.1";
 /// Name of the environment variable for the range of device addresses that a worker's library uses.
 const ADDRESSES_VARIABLE: &str = "GPU_MEDIATOR_CUDA_ADDRESSES";
-/// Time limit for the workers of a VM to end when the VM is removed.
+/// Time limit for the end of a VM's workers when the VM is removed.
 // TIMEOUT: a killed process ends at once, unless the driver prevents it.
 const LEAVING: Duration = Duration::from_secs(10);
-/// Interval at which the daemon checks the workers.
+/// Interval at which the daemon checks whether workers have ended.
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// Name of the socket in the VM's folder through which workers find the next daemon.
 const REJOIN_SOCKET: &str = "workers.sock";
 
-/// Reason why another daemon's VM cannot continue.
+/// Reason why a VM of another daemon cannot continue.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoreError {
     /// The device's state is invalid.
     #[error(transparent)]
     Device(#[from] BuildError),
-    /// The user of its workers cannot be used.
+    /// The user of the VM's workers cannot be used.
     #[error(transparent)]
     User(#[from] NoUser),
 }
@@ -54,14 +54,13 @@ struct CudaVm {
     function: CudaFunction,
     card: Arc<CudaCard>,
     name: String,
-    vram_mib: u64,
     socket: PathBuf,
     socket_dir: PathBuf,
-    /// User of the workers, unless it is the daemon's user.
+    /// User of the workers, if it is not the daemon's user.
     user: Option<User>,
 }
 
-/// Returns a VM as a tenant of its card.
+/// Returns a VM in the form of a tenant of its card.
 fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     let mut spec = vm.as_tenant();
     if card.spec().cuda().worker_users.is_some() {
@@ -71,7 +70,7 @@ fn as_tenant(card: &CudaCard, vm: &VmSpec) -> TenantSpec {
     spec
 }
 
-/// Returns the separate user of a VM's workers, if they have one.
+/// Returns the separate user of a VM's workers, if they have such a user.
 fn user(card: &CudaCard, vm: &str, socket: &Path) -> Result<Option<User>, NoUser> {
     let user = socket.parent().map_or(Ok(None), |folder| card.users.take(folder))?;
     report(vm, card.spec().cuda().sandbox, user.as_ref().map(User::number));
@@ -83,7 +82,7 @@ pub(super) fn build(card: &Arc<CudaCard>, vm: &VmSpec, link: &Link, dir: &Path) 
     let spec = as_tenant(card, vm);
     let function = vm.cuda.unwrap_or_default();
     let socket = spec.socket_path(dir);
-    let told = tenant(&spec, card.spec(), dir).map_err(BackendError::failed)?;
+    let told = tenant(&spec, card.spec(), dir, Some(function)).map_err(BackendError::failed)?;
     folders::make(&vm.name, &socket, dir).map_err(DaemonError::from).map_err(BackendError::failed)?;
     let withdraw = || {
         socket.parent().into_iter().for_each(users::forget);
@@ -123,7 +122,6 @@ fn built(
         function,
         card: Arc::clone(card),
         name: vm.name.clone(),
-        vram_mib: spec.vram_mib,
         socket: spec.socket_path(dir),
         socket_dir: dir.to_owned(),
         user,
@@ -134,7 +132,7 @@ fn built(
 /// Creates the device of a VM that another daemon suspended.
 ///
 /// # Errors
-/// If its state is impossible or does not match the configuration, or if its workers' user cannot be used.
+/// Fails if the state is impossible or does not match the configuration, or if the workers' user cannot be used.
 pub(crate) fn restored(
     card: &Arc<CudaCard>,
     vm: &VmSpec,
@@ -151,12 +149,12 @@ pub(crate) fn restored(
     Ok(built(card, vm, dir, user, device, function))
 }
 
-/// Sends the current settings of a VM to the owner that another daemon started, if they differ.
+/// Sends a VM's current settings to an owner that another daemon started, if that owner has different settings.
 ///
 /// # Errors
-/// If the owner refuses them or does not respond.
+/// Returns an error if the owner rejects the settings or does not respond.
 pub(crate) fn confirm(card: &CudaCard, vm: &VmSpec, dir: &Path) -> Result<(), DaemonError> {
-    let told = tenant(&as_tenant(card, vm), card.spec(), dir)?;
+    let told = tenant(&as_tenant(card, vm), card.spec(), dir, vm.cuda)?;
     let turn = card.change()?;
     card.add(turn, &format!("VM `{}`", vm.name), told).map(drop)
 }
@@ -261,12 +259,13 @@ impl VmBackend for CudaVm {
         let programs = self.function.programs().into_iter().map(|program| api::GuestProgram {
             name: program.name,
             pid: program.pid,
+            worker: program.worker,
             window_bytes: program.window_bytes,
             waits: program.waits as u64,
             lost: !program.is_served,
         });
         let programs = programs.collect();
-        BackendStatus { vram_mib: self.vram_mib, driver, counters, programs, ..BackendStatus::default() }
+        BackendStatus { driver, counters, programs, ..BackendStatus::default() }
     }
 
     fn cuda(&self) -> Option<&CudaFunction> {

@@ -1,4 +1,4 @@
-//! Cards whose owners are handed to the next daemon during an upgrade.
+//! Hands the owners of cards to the next daemon during an upgrade.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -9,7 +9,8 @@ use std::time::Instant;
 use cuda_control::{Request, Tenant};
 use cuda_status::StatusCell;
 use events::Log;
-use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor, requests};
+use owner_process::{CardIdentity, Command, HandedOver, HandingOver, SavedOwner, Supervisor};
+use owner_settings::{rules, settings};
 
 use super::{Change, CudaCard};
 use crate::error::DaemonError;
@@ -30,7 +31,7 @@ impl CudaCard {
     /// the outcome: true if another daemon has taken the owner over.
     ///
     /// # Errors
-    /// If the owner does not respond now.
+    /// Returns an error if the owner does not respond now.
     pub fn hand_over(&self, until: Instant) -> Result<(GivenOwner, Sender<bool>), String> {
         let gone = || "its owner does not respond now".to_owned();
         let (request, given, outcome) = HandingOver::new();
@@ -43,11 +44,11 @@ impl CudaCard {
         Ok((GivenOwner { model, uuid, owner, descriptors }, outcome))
     }
 
-    /// Creates a card with the owner that another daemon started. This daemon uses the owner after [`Self::begin`].
-    /// `names` are the card's current tenants and VMs.
+    /// Creates a card with the owner that another daemon started. This daemon starts to use the owner with
+    /// [`Self::begin`]. `names` are the card's current tenants and VMs.
     ///
     /// # Errors
-    /// If the owner cannot continue with this configuration.
+    /// Returns an error if the owner is not compatible with this configuration.
     pub fn adopted(
         spec: &CardSpec,
         folder: &Path,
@@ -57,7 +58,7 @@ impl CudaCard {
     ) -> Result<Self, String> {
         let GivenOwner { model, uuid, owner, descriptors } = given;
         let saved: SavedOwner = serde_json::from_str(&owner).map_err(|error| error.to_string())?;
-        let settings = requests::settings(spec, folder);
+        let settings = settings(spec, folder);
         saved.check(&settings)?;
         if let Some(name) = saved.tenants().find(|name| !names.contains(name)) {
             return Err(format!(
@@ -70,12 +71,13 @@ impl CudaCard {
         Ok(Self::with(spec, CardIdentity { model, uuid }, supervisor, status_cell, stop, Some(saved)))
     }
 
-    /// Sends the rules of this configuration to the owner that another daemon started, if they differ.
+    /// Sends the rules of this configuration to an owner that another daemon started, if that owner has different
+    /// rules.
     ///
     /// # Errors
     /// Same as for [`Change::ask`].
     pub(crate) fn confirm_rules(&self) -> Result<(), DaemonError> {
-        let rules = requests::rules(&self.spec, &Tuning::from_spec(&self.spec));
+        let rules = rules(&self.spec, &Tuning::from_spec(&self.spec));
         let request = self.known.lock().as_ref().and_then(|known| known.tuning(rules));
         match request {
             Some(request) => self.change()?.ask(&format!("card `{}`", self.spec.name), request).map(drop),
@@ -83,8 +85,8 @@ impl CudaCard {
         }
     }
 
-    /// Adds a tenant. `turn` is the right to change the card. The owner that another daemon started may already have
-    /// the tenant. Returns the change, and true if the tenant is new.
+    /// Adds a tenant. `turn` is the right to change the card. The owner may already have the tenant, because another
+    /// daemon started it. Returns the change, and true if the tenant is new.
     ///
     /// # Errors
     /// Same as for [`Self::promise`].

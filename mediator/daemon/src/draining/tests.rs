@@ -1,4 +1,4 @@
-//! Tests of the arrivals that drained cards accept, and of the order in which virtual machines leave.
+//! Tests the arrivals that drained cards accept, and the order in which virtual machines leave.
 
 use super::*;
 use crate::fixture::{FakeOpener, Fixture, Released, config, daemon_table, start};
@@ -68,7 +68,7 @@ fn drained_card_rejects_new_vms_until_undrained() {
     assert_eq!(daemon.add(VmSpec::new("b", "", 64)).unwrap().card, "card1");
     let error = daemon.move_if("b", Some("card0"), None).unwrap_err();
     assert!(error.to_string().contains("cannot move to card `card0`: card: card `card0` is drained"), "{error}");
-    // The policy finds no card except the drained one.
+    // The policy finds no card other than the drained one.
     let error = daemon.move_if("b", None, None).unwrap_err();
     assert!(matches!(error, DaemonError::Immovable { .. }) && error.to_string().contains("drained"), "{error}");
 
@@ -124,8 +124,8 @@ fn placement_policy_is_the_daemons() {
     let mut config = config(folder.path(), &["card0", "card1", "card2"]);
     config.daemon.placement = ::config::Placement::Pack;
     config.cards[0].drained = true;
-    // A VM that the file assigns to a drained card stays there. A VM for which the file names no card is placed
-    // elsewhere.
+    // A VM stays on a drained card if the configuration file assigns it to that card. A VM is placed elsewhere if the
+    // file names no card for it.
     config.vms = vec![VmSpec::new("old", "card0", 64)];
     let daemon = start(config, &FakeOpener(Released::default()), HashMap::new()).unwrap();
     let cards: Vec<_> = ["a", "b"].map(|name| daemon.add(VmSpec::new(name, "", 64)).unwrap().card).into();

@@ -1,4 +1,4 @@
-//! Tests of the load that a daemon reports for its cards, and of the resulting moves.
+//! Tests the load that a daemon reports for its cards, and the resulting moves.
 
 use super::*;
 use crate::fixture::{Fixture, Served, copy, guest};
@@ -28,7 +28,7 @@ fn rebalance_tries_each_move_once_and_skips_drained_card() {
     let mut rebalancer = Rebalancer::new(RebalanceSpec { above_percent: 1, for_rounds: 1, ..RebalanceSpec::default() });
     let began = Instant::now();
     daemon.rebalance(&mut rebalancer, 1000, began);
-    // After an attempt, successful or not, the VM is not moved again for some time.
+    // After an attempt, whether successful or not, the VM is not moved again for some time.
     let text = daemon.moves.text();
     let tried = |line: &str| text.lines().any(|found| found == line);
     let made = tried("gpu_mediator_moves_total{from=\"card0\",to=\"card1\"} 1");

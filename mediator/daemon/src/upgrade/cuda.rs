@@ -1,5 +1,5 @@
-//! Cards with an owner process in an upgrade. The owner and the workers of guest programs are separate processes. They
-//! continue to run, and the next daemon receives their pipes and links.
+//! Handles cards with an owner process in an upgrade. The owner and the workers of guest programs are separate
+//! processes. These processes continue to run, and the next daemon receives their pipes and links.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,7 +22,8 @@ use crate::vm::{Rest, Running};
 use config::Config;
 use listening::Sockets;
 
-/// The file's identity can be constant: a file goes from one process to one other process and is not stored.
+/// The identity of the file can be constant, because the file goes from one process to one other process and is not
+/// stored.
 const IDENTITY: [u8; 16] = *b"mediatord cuda  ";
 
 /// A card that is handed over with its virtual machines.
@@ -32,7 +33,7 @@ pub(super) struct GoingCuda {
     pub vms: Vec<(String, Arc<Running>)>,
 }
 
-/// A suspended card. Dropping it resumes the functions and the use of the owner.
+/// A suspended card. When dropped, resumes the functions and the use of the owner.
 pub(super) struct SuspendedCuda {
     functions: Vec<SuspendedFunction>,
     outcome: Sender<bool>,

@@ -1,4 +1,4 @@
-//! Points of a takeover at which a test kills a process, as with SIGKILL.
+//! Points of an upgrade at which a test kills a process, as with SIGKILL.
 //!
 //! These points exist only in a program with debug assertions. In a release, [`here`] does nothing and does not read
 //! the environment.
@@ -7,7 +7,7 @@
 #[cfg(debug_assertions)]
 const FILE: &str = "MEDIATORD_DIES_AT";
 
-/// Ends the process, if a test has named this point.
+/// Ends the process if a test has named this point.
 #[cfg(debug_assertions)]
 pub(crate) fn here(point: &str) {
     let named = std::env::var_os(FILE).and_then(|file| std::fs::read_to_string(file).ok());

@@ -1,7 +1,7 @@
 //! The receiving daemon of an upgrade.
 //!
-//! This daemon does not touch cards or clients of virtual machines, and removes no paths, until the other daemon gives
-//! up ownership. Only changes of a socket's permissions in the configuration take effect earlier.
+//! Until the other daemon gives up ownership, this daemon touches no cards and no clients of virtual machines, and
+//! removes no paths. Only changes to the permissions of sockets in the configuration take effect earlier.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -60,7 +60,7 @@ impl Successor {
     /// Connects to the daemon at the other end of the standard input, and receives its state.
     ///
     /// # Errors
-    /// If the daemon does not exist, or this program cannot read its state.
+    /// Returns an error if the daemon does not exist, or this program cannot read its state.
     pub fn meet() -> Result<Self, String> {
         let socket = std::io::stdin().as_fd().try_clone_to_owned().map_err(|error| error.to_string())?;
         points::here("receiver: started");
@@ -73,7 +73,7 @@ impl Successor {
         match roster(&package) {
             Ok((roster, events, cuda_cards)) => Ok(Self { receiver, roster, events, cuda_cards, descriptors: package }),
             Err(why) => {
-                // The other daemon may have ended meanwhile.
+                // The other daemon may have ended in the meantime.
                 let _nobody = receiver.refuse(&why);
                 Err(why)
             }
@@ -83,21 +83,21 @@ impl Successor {
     /// Sends a refusal with its reason to the daemon at the other end of the standard input, before it sends its state.
     pub(crate) fn decline(why: &str) {
         if let Ok(socket) = std::io::stdin().as_fd().try_clone_to_owned() {
-            // The other daemon may have ended meanwhile.
+            // The other daemon may have ended in the meantime.
             let _nobody = Receiver::decline(socket, why);
         }
     }
 
     /// Sends the other daemon the reason why this daemon refuses to take over.
     pub fn refuse(self, why: &str) {
-        // The other daemon may have ended meanwhile.
+        // The other daemon may have ended in the meantime.
         let _nobody = self.receiver.refuse(why);
     }
 
     /// Returns the listening sockets. Their paths still belong to the other daemon.
     ///
     /// # Errors
-    /// If a descriptor is not a listening socket.
+    /// Returns an error if a descriptor is not a listening socket.
     pub fn sockets(&mut self) -> Result<Sockets, String> {
         let mut activated = Activated::default();
         for (name, fd) in self.take(SOCKET) {
@@ -147,8 +147,8 @@ impl Daemon {
     /// Takes over from another daemon, with `config` as the configuration.
     ///
     /// # Errors
-    /// If the state does not match the configuration, or a resource is not available. The other daemon is then notified
-    /// and continues.
+    /// Returns an error if the state does not match the configuration, or a resource is not available. In this case,
+    /// the other daemon is notified and continues.
     pub(crate) fn take_over(
         config: Config,
         opener: &Cards,
@@ -254,7 +254,7 @@ impl Daemon {
             tracing::error!(%error, "tenants cannot be started");
         }
         daemon.sockets.end_unused();
-        // Saves changes that the other daemon had not saved, and drops entries that the configuration has made
+        // Save changes that the other daemon had not saved, and drop entries that the configuration has made
         // unnecessary.
         if let Err(error) = daemon.keep() {
             tracing::warn!(%error, "changes at run time are not saved");
@@ -262,7 +262,8 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Sends the settings of this configuration to the owners that the other daemon started, if the settings differ.
+    /// Sends the settings of this configuration to the owners that the other daemon started, if those owners have
+    /// different settings.
     fn confirm_owners(&self) {
         let vms: Vec<VmSpec> = self.state.lock().vms.values().map(|entry| entry.spec.clone()).collect();
         for card in self.cards.values().filter_map(|card| card.cuda.as_deref()) {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// The daemon's own part of the state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Roster {
-    /// Time at which virtual machines started to wait, on the host's monotonic clock, in ns.
+    /// Time at which virtual machines started to wait, in ns of the host's monotonic clock.
     pub began_ns: u64,
     /// Number of previous upgrades.
     pub upgrades: u64,
@@ -61,7 +61,7 @@ pub(super) struct RosterVm {
     pub id: u32,
     /// Size of the VRAM that the guest sees, in bytes.
     pub vram_bytes: u64,
-    /// True if the guest memory is private to the VMM.
+    /// True if the guest's memory is private to the VMM.
     pub memory_not_shared: bool,
     pub resets: u64,
 }

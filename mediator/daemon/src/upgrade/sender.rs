@@ -31,9 +31,10 @@ use crate::backend::Movable;
 use crate::vm::{Rest, Running};
 use crate::{Daemon, DaemonError, Life};
 
-/// Interval of retries while parts are not quiescent.
+/// Interval at which quiescing is retried.
 const RETRY_INTERVAL: Duration = Duration::from_millis(1);
-/// The file's identity can be constant: a file goes from one process to one other process and is not stored.
+/// The identity of the file can be constant, because the file goes from one process to one other process and is not
+/// stored.
 const IDENTITY: [u8; 16] = *b"mediatord upgrad";
 /// Owner number of the roster in its file.
 const ROSTER: u32 = 0;
@@ -45,7 +46,7 @@ struct Going {
     vms: Vec<(String, Arc<Running>)>,
 }
 
-/// All cards to hand over.
+/// All cards that are being handed over.
 struct Leaving {
     mediated: Vec<Going>,
     /// Cards with an owner process.
@@ -74,7 +75,7 @@ struct Settled {
     card: WrittenCard,
 }
 
-/// The parts of a card's state as they are sent.
+/// The parts of a card's state in the form in which they are sent.
 struct Written {
     file: Vec<u8>,
     vms: Vec<RosterVm>,
@@ -102,7 +103,7 @@ impl Daemon {
     /// process. This daemon ends after it has responded to the request.
     ///
     /// # Errors
-    /// If a part cannot be handed over, or the next daemon does not take over. All VMs then continue here.
+    /// If a part cannot be handed over, or the next daemon does not take over. In this case, all VMs continue here.
     pub fn hand_over(&self) -> Result<u32, DaemonError> {
         self.hand_over_now().inspect_err(|error| {
             self.line.has_failed();
@@ -227,7 +228,7 @@ impl Daemon {
         }
         points::here("sender: clients rest");
         let resting = &*resting;
-        // If the upgrade fails, dropping these values resumes their virtual machines.
+        // If the upgrade fails, dropping these values resumes the virtual machines.
         let (mut suspended, mut cuda_cards, mut cuda_descriptors) = (Vec::new(), Vec::new(), Vec::new());
         for card in with_owner {
             let (one, card, descriptors) = cuda::suspend(card, until, resting, reads)?;
@@ -277,12 +278,12 @@ impl Daemon {
             done
         })?;
         suspended.into_iter().for_each(SuspendedCuda::leave);
-        // The service manager must receive this message before the next daemon's messages, such as sockets to store.
+        // The service manager must receive this message before messages of the next daemon, such as sockets to store.
         if let Err(error) = sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]) {
             tracing::warn!(%error, "the service manager is not notified which process continues");
         }
         points::here("sender: the service manager is told");
-        // From here on this process owns nothing, even if the next daemon fails.
+        // From here on, this process owns nothing, even if the next daemon fails.
         if let Err(error) = sender.let_go() {
             tracing::error!(%error, "the next daemon ended during the takeover: its VMs have lost their device");
         }
@@ -359,7 +360,7 @@ fn start(program: &Path, config: &Path) -> Result<(Sender, Introduction, Next), 
     Ok((sender, introduction, next))
 }
 
-/// Resumes all virtual machines that received a request to suspend.
+/// Resumes all virtual machines that were asked to suspend.
 fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     let goes_on = |name: &str, running: &Running, rest: Rest| {
         if let Err(error) = running.go_on(name, rest) {
@@ -368,7 +369,7 @@ fn go_on(leaving: &Leaving, resting: Vec<(String, Arc<Running>, Rest)>) {
     };
     let late = leaving.vms().filter(|(name, _)| resting.iter().all(|(of, ..)| of != name));
     for (name, running) in late {
-        // A thread that is not suspended yet may still suspend later, and must then resume.
+        // A thread that has not suspended yet may do so later, and must then resume.
         running.go_on_later(name);
     }
     for (name, running, rest) in resting {

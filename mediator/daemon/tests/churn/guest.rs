@@ -22,7 +22,7 @@ const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Number of pages in a buffer.
 const PAGES: u64 = 4;
-/// Virtual addresses of sources and targets. Only a few addresses are used, so that most of them are reused.
+/// Virtual addresses of sources and targets. Only a few addresses are used, so that most of them are used again.
 const FROM: u64 = 0x100_0000;
 const TO: u64 = 0x200_0000;
 const SLOTS: u64 = 3;
@@ -30,14 +30,14 @@ const SLOT: u64 = 0x1_0000;
 /// Size of the VRAM that a new channel and its buffers need.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// Way in which a guest leaves.
+/// Way in which a guest ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     /// The guest takes back the memory that it lent, and disconnects.
     Orderly,
     /// The guest's socket closes while the card works for the guest.
     Dropped,
-    /// The guest's memory is taken back while the card uses it. Then the guest disconnects.
+    /// The guest takes its memory back while the card uses the memory. Then the guest disconnects.
     Unmapped,
     /// The operator removes the VM while the guest works.
     Removed,
@@ -84,13 +84,13 @@ impl fmt::Display for Tally {
     }
 }
 
-/// A channel, and the pages of VRAM that it copies from and to.
+/// A channel, and the VRAM pages that it copies from and to.
 struct Lane {
     channel: Channel,
     vram: [u64; 2],
 }
 
-/// One guest: the name of its VM, and the current instance.
+/// A guest: the name of its VM, and its current instance.
 pub struct Guest<'a> {
     crowd: &'a Crowd<'a>,
     admin: Client,
@@ -120,8 +120,8 @@ impl<'a> Guest<'a> {
 
     /// Runs one instance, from the VM's creation to its end. Returns false if the time is over.
     pub fn live(&mut self) -> bool {
-        // A busy host must not make a channel look hung. This driver writes its page tables word by word through a
-        // window, and moves the window for each word.
+        // A busy host must not make a channel appear hung. This driver writes its page tables word by word through a
+        // window, and moves the window before each word.
         let spec = VmSpec {
             channels: Some(MAX_CHANNELS_PER_VM),
             hang_limit_ms: Some(600_000),
@@ -165,7 +165,7 @@ impl<'a> Guest<'a> {
         Lane { channel, vram: [driver.vram(PAGES), driver.vram(PAGES)] }
     }
 
-    /// Executes one random action of a driver.
+    /// Performs one random action of a driver.
     fn work(&mut self, driver: &mut Driver, lanes: &mut Vec<Lane>) {
         let lane = self.random.usize(..lanes.len());
         match self.random.u64(..10) {
@@ -289,7 +289,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Submits a copy and checks its result. If the VM was removed meanwhile, the result is unknown.
+    /// Submits a copy and checks its result. If the VM was removed in the meantime, the result is unknown.
     fn verified(&mut self, driver: &mut Driver, lane: &mut Lane, from: At, to: At, pages: u64, words: &[u32]) {
         let seed = self.random.u32(..);
         fill(driver, from, pages, seed);
@@ -376,7 +376,7 @@ impl<'a> Guest<'a> {
         }
     }
 
-    /// Unbinds its channels and disconnects. Its VM is removed, sometimes after another client has connected.
+    /// Unbinds the guest's channels and disconnects. Its VM is removed, sometimes after another client has connected.
     fn go(&mut self, mut driver: Driver, lanes: Vec<Lane>) {
         for lane in &lanes {
             driver.unbind(&lane.channel);
@@ -393,7 +393,7 @@ impl<'a> Guest<'a> {
         self.remove();
     }
 
-    /// Waits until the daemon has noticed that the client is gone, and has freed the client's resources.
+    /// Waits until the daemon has noticed that the client has disconnected, and has freed its resources.
     fn wait_gone(&self) {
         let last = RefCell::new(None);
         let tell = || format!("what a client had to come back: {:#?}", last.take());
@@ -413,7 +413,7 @@ impl<'a> Guest<'a> {
     /// Checks that the card no longer writes to a removed VM's RAM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // This request takes long enough for outstanding work of the card to run.
+        // This request takes so long that outstanding work of the card runs in the meantime.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote RAM of a VM that had been removed");
     }

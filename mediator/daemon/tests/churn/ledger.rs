@@ -1,4 +1,4 @@
-//! Resources of a daemon: in the daemon's own accounts, in the kernel, and as found by a VM that uses all of them.
+//! Resources of a daemon, according to the daemon's own accounts, to the kernel, and to a VM that uses all of them.
 
 use std::fmt;
 use std::fs;
@@ -12,8 +12,8 @@ use crate::CARD_MIB;
 use crate::holdings::{Holdings, Slack};
 use crate::support::Place;
 
-/// Limits on the daemon's growth, independent of the number of VMs that have existed. Its heap retains memory, and the
-/// log stores an entry for each known VM (up to 4096).
+/// Limits on the daemon's growth, independent of the number of VMs that have existed. The daemon's heap retains memory,
+/// and its log stores an entry for each known VM (up to 4096).
 const SLACK: Slack = Slack { mappings: 8, resident_kib: 8192, pools: &["admin-work", "simgpu-sm"] };
 
 /// Resources of a daemon without VMs.
@@ -25,7 +25,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Reads the process before the API, because a connection uses a descriptor.
+    /// Reads the process first and then the API, because a connection uses a descriptor.
     pub fn read(place: &Place, pid: u32) -> Self {
         let holdings = Holdings::for_process(pid, CARD_MIB << 10).unwrap();
         let card: api::Card = Client::new(place.path("admin.sock")).unwrap().get("/v1/cards/card0").unwrap();

@@ -33,12 +33,12 @@ const CROWDS: [usize; 4] = [2, 4, 8, 16];
 /// Size of the card in MiB: large enough for all guests, and for their shadow tables.
 const CARD_MIB: u64 = 352;
 const RESERVE_MIB: u64 = 64;
-/// Settings for glibc: memory, and stacks of ended threads, are returned immediately, because cached memory would look
-/// like a leak.
+/// Settings of glibc that return the memory and the stacks of ended threads immediately, because cached memory would
+/// look like a leak.
 const TUNABLES: &str = "glibc.pthread.stack_cache_size=0:glibc.malloc.arena_max=1:\
                         glibc.malloc.mmap_threshold=65536:glibc.malloc.trim_threshold=65536";
 
-/// State that all guests of a crowd share.
+/// State that all guests share.
 struct Crowd<'a> {
     place: &'a Place,
     size: usize,
@@ -54,7 +54,7 @@ impl Crowd<'_> {
         self.failed.load(Ordering::Relaxed) || Instant::now() >= self.end
     }
 
-    /// Waits until all guests run, so that all run at the same time at least once.
+    /// Waits until all guests run, so that all of them run concurrently at least once.
     fn meet(&self) {
         let all = || self.met.load(Ordering::Relaxed) || self.failed.load(Ordering::Relaxed);
         until("all guests to be up", || all().then_some(()));
@@ -77,7 +77,7 @@ fn until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     until_told(|| what.to_owned(), condition)
 }
 
-/// Same as [`until`], but calls `tell` for the description only on failure.
+/// Same as [`until`], but calls `tell` for a description if the wait fails.
 fn until_told<T>(tell: impl Fn() -> String, mut condition: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -133,7 +133,7 @@ fn watch(crowd: &Crowd<'_>, over: impl Fn() -> bool) {
     }
 }
 
-/// Checks that the daemon's log has no error: a guest's actions must not cause daemon errors.
+/// Checks that the daemon's log contains no error, because a guest's actions must not cause errors of the daemon.
 fn check_log(place: &Place) {
     let log = std::fs::read_to_string(place.path("log")).unwrap();
     let bad: Vec<_> = log.lines().filter(|line| line.contains(" ERROR ") || line.contains("panicked")).collect();
@@ -144,8 +144,8 @@ fn ledger(place: &Place, running: &Running) -> Ledger {
     Ledger::read(place, running.child.id())
 }
 
-/// Returns the current resources, and the amounts above `before`. Threads and connections end asynchronously, so the
-/// first reading may be too high.
+/// Returns the current resources, and their differences from `before`. Threads and connections end asynchronously, so
+/// the first reading may be too high.
 fn compared(before: &Ledger, look: impl Fn() -> Ledger) -> (Ledger, Vec<String>) {
     let deadline = Instant::now() + WAIT_TIMEOUT;
     loop {
@@ -169,7 +169,7 @@ fn vms_that_come_and_go_at_random_leave_nothing() {
     // Create all objects that are created only once.
     println!("warm-up: {}", run(&place, 16, time, seed));
     audit(&place);
-    // The connections above must end first: if they ended later, the freed resources would hide a leak.
+    // The connections above must end first. If they ended later, the freed resources would hide a leak.
     thread::sleep(Duration::from_millis(500));
     let before = ledger(&place, &running);
     println!("at first: {before}");

@@ -1,4 +1,4 @@
-//! A guest without a VMM, with work in flight on a VM of a daemon.
+//! A guest without a VMM that has work in flight on a VM of a daemon.
 
 use rig::driver::{CE0, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use rig::{Machine, RemoteGuest};
@@ -66,7 +66,7 @@ impl Guest {
     pub fn begin_anew(&mut self) {
         let Self { driver, channel, begun, .. } = self;
         begun.clear();
-        // PMC_BOOT_0: the device responds, and no channel is bound.
+        // PMC_BOOT_0 shows that the device responds, and no channel is bound.
         assert_eq!(driver.guest.rd(0) >> 20, 0x0c0);
         driver.start_over();
         *channel = driver.channel(1);

@@ -17,8 +17,8 @@ pub const DAEMON: &str = env!("CARGO_BIN_EXE_mediatord");
 /// Time limit of waits; all successful waits are shorter.
 pub const WAIT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Returns the operator's tool: an example of this package, which is built together with its tests, unless `cargo test
-/// --test` selects one of them.
+/// Returns the operator's tool. The tool is an example of this package, and cargo builds it together with the tests,
+/// unless `cargo test --test` selects one of them.
 pub fn ctl() -> PathBuf {
     let tool = Path::new(DAEMON).with_file_name("examples").join("mediatorctl");
     assert!(tool.exists(), "{} is missing: cargo build --package mediatord --examples", tool.display());
@@ -114,7 +114,7 @@ impl Drop for Running {
     }
 }
 
-/// A daemon that is killed at the end of a test, also if the test fails.
+/// A daemon that is killed at the end of a test, even if the test fails.
 pub struct Service(pub Child);
 
 impl Drop for Service {
@@ -154,7 +154,7 @@ impl<'a> Manager<'a> {
         self.wait(|heard| heard.take(line));
     }
 
-    /// Waits until the store has exactly these sockets.
+    /// Waits until the store contains exactly these sockets.
     #[track_caller]
     pub fn until_kept(&self, names: &[&str]) {
         self.wait(|heard| heard.keeps(names).then_some(()));

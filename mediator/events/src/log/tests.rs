@@ -1,4 +1,4 @@
-//! Tests of pages, cursors, lost events, limits, and the handover of the log.
+//! Tests pages, cursors, lost events, limits, and the handover of the log.
 
 use super::*;
 use crate::shelf::MAX_EVENTS;
@@ -27,7 +27,7 @@ fn pages_continue_at_cursor_until_log_is_read() {
     assert_eq!(texts(&second), ["at 30", "at 40"]);
     let end = log.page(Some(&second.next), 3).unwrap();
     assert_eq!((end.events.len(), &end.next, end.lost), (0, &second.next, 0));
-    // Each event contains the cursor after it.
+    // Each event contains the cursor that follows it.
     assert_eq!(log.page(Some(&first.events[1].cursor), 1).unwrap().events, first.events[2..]);
     let numbers: Vec<u64> = first.events.iter().chain(&second.events).map(|event| event.number).collect();
     assert!(numbers.windows(2).all(|pair| pair[1] == pair[0] + 1), "{numbers:?}");
@@ -131,7 +131,7 @@ fn follower_is_woken_by_event_and_by_close() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A reader that follows the cursor sees each event once. A missed event is counted as lost.
+    /// A reader that follows the cursor sees each event once. Events that the reader misses are counted as lost.
     #[test]
     fn events_are_read_or_counted_as_lost(steps in prop::collection::vec((0_u8..6, 1_usize..3000), 1..12), limit in 1_usize..700) {
         let log = Log::new();

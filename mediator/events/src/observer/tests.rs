@@ -1,4 +1,4 @@
-//! Tests of events between two states, which are API objects.
+//! Tests the events between two states, which are objects of the API.
 
 use super::*;
 use serde_json::{Value, json};
@@ -70,7 +70,7 @@ fn kills_and_strikes_of_vm_are_counted() {
     ];
     assert_eq!(shown(&events), expected);
     assert_eq!(observer.compare(&vm(json!({ "killed": 3, "strikes": 2 })), seconds(2)), []);
-    // After a move, the next card counts from zero.
+    // After a move, the counts on the new card start from zero.
     let events = observer.compare(&vm(json!({ "killed": 1, "strikes": 2 })), seconds(3));
     assert_eq!(shown(&events), [(EventKind::Killed, "a submission was killed: it ran beyond its limit")]);
 }
@@ -98,7 +98,7 @@ fn turn_that_runs_on_is_reported_once_when_long() {
     let text = "its turn continued for 1.9 s after its slice: other tenants share the card with it";
     assert_eq!(shown(&events), [(EventKind::Overran, text)]);
     assert_eq!(observer.compare(&runs_on(2900), seconds(3)), []);
-    // The overrun belongs to another turn now.
+    // The overrun now belongs to another turn.
     assert_eq!(kinds(observer.compare(&runs_on(1100), seconds(5))), [EventKind::Overran]);
 }
 

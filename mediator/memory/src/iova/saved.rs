@@ -47,7 +47,7 @@ impl IovaSpace {
     /// never claimed stays in use, because the card may still use it.
     ///
     /// # Errors
-    /// If ranges overlap, or the card cannot access them.
+    /// Returns an error if ranges overlap, or the card cannot access them.
     pub(crate) fn restored(saved: SavedIova, unmappable: &[Range<u64>]) -> Result<(Self, Claims), Invalid> {
         let SavedIova { taken, vms } = saved;
         let mut space = Self::without(unmappable);
@@ -86,7 +86,7 @@ impl IovaSpace {
     /// Claims a range for the mediator or, with `vm`, for a VM. A VM's range counts towards its quota.
     ///
     /// # Errors
-    /// If the range is not in use, or has another owner.
+    /// Returns an error if the range is not in use, or has another owner.
     pub fn claim(&mut self, claims: &mut Claims, vm: Option<TenantId>, iova: Iova, len: u64) -> Result<(), Invalid> {
         let claimed = claims.0.get(&iova.0) == Some(&len);
         Invalid::unless(claimed, || format!("I/O addresses {iova}+{len:#x} are used twice, or taken by nobody"))?;

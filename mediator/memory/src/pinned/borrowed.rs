@@ -13,7 +13,7 @@ impl PinnedPool {
     /// `false` if the card rejects `theirs`.
     ///
     /// # Errors
-    /// If the card then also rejects the slot's own memory.
+    /// Returns an error if the card then also rejects the slot's own memory.
     pub fn borrow(&mut self, address: HostAddr, theirs: DmaMemory) -> Result<bool, ManagerError> {
         let (index, offset) = self.at(address);
         let fits = offset == 0 && theirs.len() as u64 == self.slot_bytes && !self.borrowed.contains_key(&index);
@@ -31,7 +31,7 @@ impl PinnedPool {
     /// already uses its own memory.
     ///
     /// # Errors
-    /// If the card fails to unmap the other memory, or rejects the slot's own memory.
+    /// Returns an error if the card fails to unmap the other memory, or rejects the slot's own memory.
     pub fn own(&mut self, address: HostAddr) -> Result<(), ManagerError> {
         let (index, _) = self.at(address);
         if let Some(own) = self.borrowed.get(&index).cloned() {
@@ -76,7 +76,7 @@ impl Borrowed {
     /// Copies `len` bytes, starting at `at`, to the slot's own memory.
     ///
     /// # Errors
-    /// If the bytes extend beyond the end of the slot.
+    /// Returns an error if the bytes extend beyond the end of the slot.
     pub fn copy(&self, at: u64, len: u64) -> Result<(), VolatileMemoryError> {
         let from = self.theirs.slice(at as usize, len as usize)?;
         from.copy_to_volatile_slice(self.own.slice(at as usize, len as usize)?);

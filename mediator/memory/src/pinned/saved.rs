@@ -53,7 +53,8 @@ impl PinnedPool {
     /// they must not be mapped yet. If the result is dropped before [`Self::owned`], the memory stays.
     ///
     /// # Errors
-    /// If the saved state is invalid, the file is not the one that was saved, or the host cannot map it.
+    /// Returns an error if the saved state is invalid, the file is not the one that was saved, or the host cannot map
+    /// it.
     pub(crate) fn restored(
         saved: SavedSlots,
         card: Arc<dyn Card>,

@@ -74,7 +74,7 @@ impl Memory {
     /// ([`Self::segments_attached`]).
     ///
     /// # Errors
-    /// If the saved state is invalid.
+    /// Returns an error if the saved state is invalid.
     pub fn restore_segments(
         &mut self,
         saved: SavedSegments,

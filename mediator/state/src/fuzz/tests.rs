@@ -154,7 +154,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fuzz/corpus/state")
 }
 
-/// The files contain the current version of each part. If a program cannot read them, the version must change.
+/// The seed files contain the current version of each part. If a program cannot read them, the version must be
+/// increased.
 #[test]
 fn seeds_in_the_repository_are_up_to_date() {
     let seeds = seeds();

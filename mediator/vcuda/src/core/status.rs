@@ -9,6 +9,8 @@ pub struct ProgramStatus {
     pub name: String,
     /// The program's process ID in the guest, if its library has sent the ID. Not checked.
     pub pid: Option<u32>,
+    /// Process ID of the program's worker on this host, while the worker runs.
+    pub worker: Option<u32>,
     /// Bytes of the window that the program uses.
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
@@ -34,15 +36,16 @@ impl Core {
         self.workers.get(&id).is_some_and(|worker| worker.context.is_some() && !worker.killed)
     }
 
-    /// Returns the programs that have or had a worker.
+    /// Returns the programs that have or had a worker. `process` returns the process ID of a worker.
     #[must_use]
-    pub fn programs(&self) -> Vec<ProgramStatus> {
+    pub fn programs(&self, process: impl Fn(WorkerId) -> Option<u32>) -> Vec<ProgramStatus> {
         let used = self.contexts.values().filter(|context| context.service != Service::Unused);
         used.map(|context| {
             let sizes = context.blobs.values().filter_map(|id| self.resources.get(id)).map(|resource| resource.size);
             ProgramStatus {
                 name: context.name.clone(),
                 pid: context.pid,
+                worker: if let Service::Worker(id) = context.service { process(id) } else { None },
                 window_bytes: sizes.fold(0, u64::saturating_add),
                 waits: context.waits.len(),
                 is_served: context.service != Service::Lost,

@@ -34,6 +34,7 @@ impl Executor {
         let SavedStructure { core: _, processes, popped: _, last_ticket } = structure;
         (self.core, self.window, self.journal) = (core, window, journal);
         (self.progress, self.generation, self.is_resuming, self.has_news) = (progress, generation, true, true);
+        self.adoption_until = None;
         self.outstanding.clear();
         self.ready.clear();
         self.tickets = last_ticket;
@@ -153,8 +154,11 @@ impl Executor {
 
     /// Accepts workers that connect after the end of their daemon, and abandons workers that do not connect in time.
     pub(super) fn take_workers(&mut self) {
+        let now = self.now();
+        self.adoption_until = self.adoption_until.filter(|until| now < *until);
         for _ in 0..MAX_ACCEPTED {
-            let Some(socket) = &self.rejoin else { break };
+            // Until the earlier process's state has arrived, its workers wait in the socket's queue.
+            let Some(socket) = self.rejoin.as_ref().filter(|_| self.adoption_until.is_none()) else { break };
             match socket.accept() {
                 Ok(Some((pid, link))) => self.take_worker(pid, link),
                 Ok(None) => break,
@@ -165,7 +169,6 @@ impl Executor {
                 }
             }
         }
-        let now = self.now();
         for worker in self.workers.values_mut() {
             if worker.rejoins_until.is_some_and(|until| until <= now) {
                 tracing::warn!("a worker does not connect to this daemon, and is killed");

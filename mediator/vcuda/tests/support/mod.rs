@@ -10,11 +10,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags};
 use vcuda::{CudaDevice, CudaFunction, Launcher, Limits, Process, ProcessId, Started};
 use vm_memory::{Bytes, FileOffset, MmapRegion, VolatileMemory};
 use vmm_glue::mappable::region_memory;
 use vmm_glue::{Ack, Device, Link, RegionIndex};
-use rustix::event::{PollFd, PollFlags};
 use worker_link::{FromWorker, LinkError, Obstacle, Rejoin, ToWorker};
 
 /// Bytes of the guest's memory.

@@ -24,7 +24,7 @@ pub(super) enum BindFailure {
     /// The instance block is invalid.
     #[error(transparent)]
     Instance(#[from] InstanceError),
-    /// The card refuses the bind.
+    /// The card rejects the bind.
     #[error(transparent)]
     Refused(ManagerError),
 }
@@ -65,7 +65,7 @@ impl VmBackend {
         self.end_of_pull(doorbell.virtual_channel, fault);
     }
 
-    /// Like [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
+    /// Same as [`Self::submit`], with the card's state. Returns a fault if a part of the ring cannot be fetched.
     fn pull(&mut self, state: &mut CardState, doorbell: Doorbell) -> Option<RingFault> {
         let channel = doorbell.virtual_channel;
         let Bound { space, .. } = self.work.bound(channel)?;
@@ -186,7 +186,7 @@ impl VmBackend {
         self.work.enlist(channel, instance, userd.map(|userd| userd.0));
     }
 
-    /// Removes a channel from the card. Saves the indices of its ring in the instance block, like the card.
+    /// Removes a channel from the card. Saves the indices of its ring in the instance block, as the card does.
     pub(super) fn unbind(&mut self, channel: VirtualChannelId) {
         if self.work.instance(channel).is_none() {
             return;

@@ -22,7 +22,7 @@ impl VmBackend {
         let Bound { space, .. } = self.work.bound(channel).ok_or(Status::NoObject)?;
         let pv = self.pv.as_mut().ok_or(Status::Unsupported)?;
         if let Some(there) = pv.attachments_mut().get_mut(space, segment) {
-            // An address space maps a segment with only one set of rights.
+            // An address space maps a segment with only one set of access rights.
             if there.read_only != read_only {
                 return Err(Status::Exists);
             }

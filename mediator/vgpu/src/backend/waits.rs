@@ -10,7 +10,7 @@ use nvspec::fifo::VirtualChannelId;
 use std::sync::Arc;
 
 impl VmBackend {
-    /// Queues a bind for which no memory is free. Returns `false` if the bind is not allowed to wait.
+    /// Queues a bind for which no memory is free. Returns `false` if the bind may not wait.
     pub(super) fn bind_later(&mut self, channel: VirtualChannelId, instance: Place, guest: &GuestInstance) -> bool {
         if !self.pending.add_bind(&mut self.host.lock(), channel, instance) {
             return false;
@@ -20,7 +20,7 @@ impl VmBackend {
         true
     }
 
-    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit allows it.
+    /// Queues work whose memory is not placed, as long as the mover may find memory or the operator's limit permits it.
     /// Returns `false` if the work has reached the limit.
     pub(super) fn may_wait(&mut self, state: &mut CardState, doorbell: Doorbell) -> bool {
         let channel = doorbell.virtual_channel;

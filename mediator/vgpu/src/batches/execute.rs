@@ -78,7 +78,7 @@ fn channel_of(op: &Op<'_>) -> Option<VirtualChannelId> {
 }
 
 impl Core {
-    /// Executes as much of a batch as one critical section of the VM's lock allows. `begun` is the number of bytes of
+    /// Executes as much of a batch as one critical section of the VM's lock permits. `begun` is the number of bytes of
     /// the current operation that were handled.
     pub(super) fn execute(&mut self, batch: &mut Begun, begun: &mut Option<u64>) -> Executed {
         let accepted = self.backend.pv().map_or(0, Interface::accepted);
@@ -213,7 +213,7 @@ fn copy_vram(
     })
 }
 
-/// Calls `each` with the offset and the length of each part, as far as the budget allows. A failure means that memory
+/// Calls `each` with the offset and the length of each part, as far as the budget permits. A failure means that memory
 /// is short, because the range belongs to the guest.
 fn in_pieces(bytes: u64, context: &mut Context, mut each: impl FnMut(u64, usize) -> bool) -> Done {
     let mut done = context.begun.take().unwrap_or(0);

@@ -76,7 +76,7 @@ impl Grants {
         &self.ram
     }
 
-    /// Like [`Self::ram`], mutable.
+    /// Same as [`Self::ram`], mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
@@ -86,7 +86,7 @@ impl Grants {
         &self.remap
     }
 
-    /// Like [`Self::remap`], mutable.
+    /// Same as [`Self::remap`], mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
@@ -96,7 +96,7 @@ impl Grants {
         self.tables.as_ref()
     }
 
-    /// Like [`Self::tables`], mutable.
+    /// Same as [`Self::tables`], mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }
@@ -119,7 +119,7 @@ impl Grants {
         self.bus_master.then(|| self.link.memory().snapshot())
     }
 
-    /// Reads guest RAM like the device.
+    /// Reads guest RAM as the device does.
     pub(crate) fn ram_read(&self, address: Gpa, data: &mut [u8]) -> Result<(), NotGranted> {
         // According to PCI, a device whose bus mastering is disabled does not access memory.
         if !self.bus_master {
@@ -128,7 +128,7 @@ impl Grants {
         self.link.memory().read(address.0, data).map_err(|_| NotGranted)
     }
 
-    /// Writes guest RAM like the device.
+    /// Writes guest RAM as the device does.
     pub(crate) fn ram_write(&self, address: Gpa, data: &[u8]) -> Result<(), NotGranted> {
         if !self.bus_master {
             return Err(NotGranted);

@@ -1,5 +1,5 @@
-//! Memory that submitted work refers to. It is used to choose eviction victims by their use ([`vram::victim`]'s
-//! `clock`), and to estimate bus traffic (`card_manager::balance`).
+//! Memory that submitted work refers to. This memory is used to choose eviction victims by their use
+//! ([`vram::victim`]'s `clock`), and to estimate bus traffic (`card_manager::balance`).
 //!
 //! A push buffer contains the sources and destinations of copies, and the addresses of code, constants, local memory
 //! and semaphores. This module cannot see memory that a kernel accesses through pointers in its constants.
@@ -22,7 +22,7 @@ const SURFACE_MAX: u64 = 1 << 30;
 /// Mask of the bits of a GPU virtual address.
 const VA_MASK: u64 = (1 << VA_BITS) - 1;
 
-/// The classes of a channel's subchannels. They are initialized with the classes that nouveau and Mesa bind, because
+/// The classes of a channel's subchannels. The classes are initialized with those that nouveau and Mesa bind, because
 /// the channel may have bound its classes before the first read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Objects([u32; 8]);
@@ -63,8 +63,7 @@ impl<'a> Names<'a> {
         let words: Vec<u32> = bytes.chunks_exact(4).map(word).collect();
         let lookups = &mut self.lookups;
         walk(&words, self.objects, |va, len| {
-            // The address of a chunk in the address space need not be a multiple of its size, so the last byte may be
-            // in one more chunk.
+            // A chunk's address in the address space may be unaligned, so the last byte may be in another chunk.
             let end = va.0.saturating_add(len);
             let step_by = usize::try_from(step).unwrap_or(usize::MAX).max(1);
             for at in (va.0..end).step_by(step_by).chain([end.saturating_sub(1)]).take(*lookups) {

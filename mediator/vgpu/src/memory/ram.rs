@@ -52,7 +52,7 @@ impl RamMap {
     /// table entries that refer to it are denied.
     ///
     /// # Errors
-    /// Returns an error if the VM's quota or the I/O address space is used up, or if the host refuses.
+    /// Returns an error if the VM's quota or the I/O address space is used up, or if the host rejects the mapping.
     pub(crate) fn map(&mut self, host: &ManagedCard, vm: TenantId, region: &DmaRegion) -> Result<(), ManagerError> {
         let Some(mapping) = &region.mapping else { return Ok(()) };
         if !region.readable {
@@ -75,7 +75,7 @@ impl RamMap {
     /// Maps `region`, which the client lends, for the card at the I/O address that the region had before the takeover.
     ///
     /// # Errors
-    /// Returns an error if the card cannot access the region, or if the host refuses.
+    /// Returns an error if the card cannot access the region, or if the host rejects the mapping.
     pub(super) fn map_at(&mut self, host: &ManagedCard, region: &DmaRegion, iova: Iova) -> Result<(), ManagerError> {
         let mapping = region.mapping.as_ref().filter(|_| region.readable);
         let mapping =

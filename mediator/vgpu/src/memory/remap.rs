@@ -35,8 +35,7 @@ use vmm_glue::{Mapping, MmapArea, RegionIndex};
 /// 128 channels there, and the buffers of its programs right behind them. Each access to the trapped part is a message.
 pub(crate) const TRAPPED_BAR1: u64 = 128 * SMALL_PAGE;
 
-/// Maximum size in bytes of the trapped part in saved state. Earlier versions trapped this much, and a client keeps its
-/// mapping.
+/// Maximum trapped size in bytes in saved state. Earlier versions trapped this much, and a client keeps its mapping.
 pub(crate) const MAX_TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM and that a client can map.
@@ -124,7 +123,7 @@ struct Window {
     wants: Vec<PageTarget>,
 }
 
-/// Pages whose homes change. All `outs` must be moved before any of the `ins`.
+/// Pages whose homes change. The caller must move all `outs` before any of the `ins`.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Moves {
     /// Pages of guest VRAM that move back to the card, and their old slots.
@@ -164,7 +163,7 @@ counts! {
     }
 }
 
-/// The mapped apertures of one VM. It is empty if the VM's apertures are trapped.
+/// The mapped apertures of one VM. The value is empty if the VM's apertures are trapped.
 #[derive(Debug, Default)]
 pub(crate) struct Remap {
     windows: [Option<Window>; MappedWindow::ALL.len()],
@@ -203,8 +202,8 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the same memory for another card, or for another VM whose client maps it. It has all its pages if
-    /// `inhabited` is true, and is empty otherwise.
+    /// Returns the same memory for another card, or for another VM whose client maps it. This memory has all its pages
+    /// if `inhabited` is true, and is empty otherwise.
     ///
     /// # Errors
     /// Returns an error if the card rejects the memory, or has no I/O addresses for it.
@@ -227,7 +226,7 @@ impl Remap {
         Ok(this)
     }
 
-    /// Returns the pages under the apertures. They remain readable after the records have changed.
+    /// Returns the pages under the apertures. These pages remain readable after the records have changed.
     pub(crate) fn overlay(&self) -> Overlay {
         let place = |(page, slot): (&u32, &Slot)| Some((u64::from(*page), self.memory(*slot)?.region(slot.page)));
         Overlay::from_pages(self.homes.iter().filter_map(place).collect())
@@ -378,8 +377,7 @@ impl Remap {
         Some((u64::from(window.first) * SMALL_PAGE, window.wants.len() as u64))
     }
 
-    /// Returns a page and its new target, if the guest's tables have changed it. `vram_bytes` is the size of the
-    /// guest's VRAM.
+    /// Returns a page and its new target, if the guest's tables have changed. `vram_bytes` is the size of guest VRAM.
     pub(crate) fn difference(
         &self,
         showing: MappedWindow,

@@ -70,8 +70,7 @@ impl Memory {
         }
     }
 
-    /// Restores the memory from its restored parts, and the client's memory through `link`. The card only gets its
-    /// location.
+    /// Restores the memory from its parts, and the client's memory through `link`. The card gets only its location.
     ///
     /// # Errors
     /// Returns an error if the client lends different memory, or if the host does not map it.

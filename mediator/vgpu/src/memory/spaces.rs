@@ -36,8 +36,8 @@ impl Memory {
         shadows.open(directory, &mut view).map_err(|error| view.refused(error))
     }
 
-    /// Adopts this VM's address spaces, which were saved on another card. The VM must not have any others. They do not
-    /// map guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
+    /// Adopts this VM's address spaces, which were saved on another card. The VM must have no others. They do not map
+    /// guest memory before [`Self::prepare`]. Returns the old and the new address of each directory.
     pub(super) fn adopt(&mut self, saved: SavedSpaces) -> Result<Vec<(VramAddr, VramAddr)>, ManagerError> {
         let Self { host, vm, grants, shadows, pool, .. } = self;
         let mut guard = host.lock();
@@ -92,7 +92,7 @@ impl Memory {
         if self.shadows.is_settled(space) { Ok(()) } else { self.sync(state, space, true) }
     }
 
-    /// Like [`Self::prepare`], for all spaces.
+    /// Same as [`Self::prepare`], for all spaces.
     pub(crate) fn prepare_all(&mut self) -> Result<(), ManagerError> {
         let host = Arc::clone(&self.host);
         for space in self.shadows.ids().collect::<Vec<_>>() {
@@ -146,7 +146,7 @@ impl Memory {
     }
 
     /// Maps the mediator's own pages into the reserved part of an address space. Each entry contains a page of this
-    /// part, its address, and the GPU's rights to it.
+    /// part, its address, and the GPU's access rights to it.
     pub(crate) fn map_host(
         &mut self,
         space: SpaceId,
@@ -231,7 +231,7 @@ impl Memory {
         Ok(())
     }
 
-    /// Like [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
+    /// Same as [`Self::lend`], for all memory that the client lends. Also removes regions that are no longer lent.
     pub(crate) fn lend_all(&mut self, lent: &MemoryTable) -> Result<(), ManagerError> {
         let (gone, new) = self.grants.ram().difference(lent);
         gone.into_iter().for_each(|(gpa, size)| self.withdraw(gpa, size));
@@ -243,8 +243,7 @@ impl Memory {
         // Remove the grant first, so that no new translation uses the memory.
         let lent: Option<ram::Lent> = self.grants.ram_mut().take(gpa);
         let flushed = self.withdraw_ram(gpa, size);
-        // Wait until all earlier writes have arrived. A late write would be lost, or would corrupt the next owner's
-        // memory.
+        // Wait until all earlier writes have arrived. A late write would be lost, or corrupt the next owner's memory.
         let flushed = flushed.and_then(|()| Ok(self.host.lock().vram().memory.barrier()?));
         if let Err(error) = &flushed {
             tracing::error!(vm = %self.vm, %error, "the card may keep translations of memory that was withdrawn");

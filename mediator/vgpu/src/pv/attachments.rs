@@ -49,7 +49,7 @@ impl Attachments {
         self.0.values_mut()
     }
 
-    /// Removes attachments without channels. Returns each of them with its space and segment.
+    /// Removes attachments without channels. Returns each removed attachment with its space and segment.
     pub(crate) fn take_unused(&mut self) -> Vec<((SpaceId, u32), Attachment)> {
         self.0.extract_if(.., |_, it| it.channels.is_empty()).collect()
     }
@@ -99,8 +99,7 @@ pub(crate) struct Around<'a> {
 }
 
 impl Attachments {
-    /// Saves the attachments, or returns `None` if there are none. `directory` returns the directory of an address
-    /// space.
+    /// Saves the attachments; `None` if there are none. `directory` returns the directory of an address space.
     pub(crate) fn save(&self, directory: impl Fn(SpaceId) -> Option<VramAddr>) -> Option<SavedAttachments> {
         let one = |((space, segment), attachment): (&(SpaceId, u32), &Attachment)| {
             // The segment determines its pages and its address.

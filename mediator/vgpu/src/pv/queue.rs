@@ -98,7 +98,7 @@ impl Interface {
         (self.status, self.queue, self.ongoing) = (status::FAILED, None, None);
     }
 
-    /// Returns true if a guest's error should be logged: all of the first errors, and ever fewer of the later ones.
+    /// Returns true if a guest's error should be logged; later errors are logged less often.
     fn may_complain(&mut self) -> bool {
         self.complaints += 1;
         vmm_glue::worth_logging(self.complaints)
@@ -140,7 +140,7 @@ impl Interface {
         self.ongoing = Some(ongoing);
     }
 
-    /// Counts a critical section of the VM's lock for a batch.
+    /// Counts one more critical section of the VM's lock that was used for a batch.
     pub(crate) fn count_hold(&mut self) {
         self.counts.holds += 1;
     }
@@ -167,7 +167,7 @@ impl Interface {
     }
 }
 
-/// Outcome of one critical section of the VM's lock for the queue.
+/// Result of serving the queue in one critical section of the VM's lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     /// No batch is available.

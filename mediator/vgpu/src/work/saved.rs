@@ -67,7 +67,7 @@ impl Work {
 }
 
 impl SavedWork {
-    /// Restores the channels. `bound` returns a channel's state on the card, if it is there.
+    /// Restores the channels. `bound` returns a channel's state, if the channel is on the card.
     ///
     /// # Errors
     /// Returns an error if the saved state is invalid.

@@ -1,4 +1,4 @@
-//! Tests of PTIMER's alarm in the way in which a guest's driver uses it.
+//! Tests PTIMER's alarm as a guest's driver uses it.
 
 use super::{driver, rig};
 use nvspec::regs::{pmc, ppci, ptimer};

@@ -48,7 +48,7 @@ fn chunks_are_zeroed_before_anybody_needs_them() {
     // Only some chunks are zeroed at first, because zeroing allocates host memory for the software card.
     let (before, left) = zeroed();
     assert!(before < 16 && left > 0, "{before} are zeroed, {left} are not");
-    // More chunks are zeroed after zeroed ones were used.
+    // More chunks are zeroed after the zeroed ones were used.
     (0..6).for_each(|chunk| guest.poke(chunk * 2 * MIB, 7));
     eventually("more chunks that are zeroed", || zeroed().0 >= 8 || zeroed().1 == 0);
 }

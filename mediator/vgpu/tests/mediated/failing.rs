@@ -224,7 +224,7 @@ fn vm_whose_copies_fail_is_not_moved_again_at_once() {
     }
     card.holds.store(true, Ordering::SeqCst);
     rig.host.lock().retire_channel(TenantId::MEDIATOR, VirtualChannelId(0)).unwrap_err();
-    // The guarantee needs chunks of the first VM. Each attempt to copy them loses its destination.
+    // The guarantee needs chunks of the first VM. Each attempt to copy these chunks loses its destination.
     let limits = Limits { guarantee: CHUNKS / 2, ..Limits::default() };
     rig.host.make_room(|state| state.memory_mut().set_limits(TenantId(1), limits)).unwrap_err();
     let lost = rig.host.lock().vram().chunks.summary().host.quarantined;

@@ -142,7 +142,7 @@ impl Scene {
         scene
     }
 
-    /// Runs an attempt that must be refused, either with a denial that is counted, or with a fault of the attacker.
+    /// Runs an attempt that must fail: either it is denied and the denial is counted, or the attacker's work faults.
     fn denied(&mut self, what: &str, attempt: impl FnOnce(&mut Self)) {
         let before = tally(&self.evil.guest);
         attempt(self);
@@ -201,8 +201,8 @@ impl Scene {
         self.check_shadows(after);
     }
 
-    /// Checks the idle VM's whole memory, and the bytes that the attacker has read. Also checks that the attacker can
-    /// be removed.
+    /// Checks the idle VM's whole memory, and the bytes that the attacker was able to read. Also checks that the
+    /// attacker can be removed.
     fn finish(mut self) {
         self.check("the end");
         assert!(self.idle_structures() == self.idle.structures, "the idle neighbour's structures");

@@ -99,7 +99,8 @@ fn channels_that_are_not_bound_leave_no_shadow() {
     let mut driver = Driver::new(rig.guest(0, VM_MIB, 1));
     let first = driver.channel(0);
     let before = usage(&rig);
-    // The registers accept binds only up to the limit. They also accept an instance block that is refused later.
+    // The registers accept binds only up to the limit. The registers also accept an instance block that is refused
+    // later.
     for _ in 0..8 {
         let channel = driver.prepare(0);
         driver.guest.poke(channel.instance + nvspec::instance::ramfc::GP_BASE_HI, 31 << 16);

@@ -35,7 +35,7 @@ use nvspec::addr::VramAddr;
 use rig::driver::Driver;
 use rig::{Guest, Rig};
 
-/// Sizes of the card and of each VM in MiB. They are the minimum that a driver needs.
+/// Sizes of the card and of each VM in MiB. These sizes are the minimum that a driver needs.
 const CARD_MIB: u32 = 64;
 const VM_MIB: u64 = 16;
 const MIB: u64 = 1 << 20;

@@ -74,7 +74,7 @@ pub(crate) fn use_up(driver: &Driver) {
     (6..16).for_each(|mib| driver.guest.vram_write(mib * MIB, &[0x5a; 64]));
 }
 
-/// Allocates VM numbers on a card. They are never reused: an arriving VM gets the next number.
+/// Allocates VM numbers on a card. A number is never reused: an arriving VM gets the next number.
 struct Numbers(u32);
 
 impl Numbers {

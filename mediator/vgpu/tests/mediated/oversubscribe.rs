@@ -548,8 +548,8 @@ fn take_turns_over_the_bus(profile: bool) {
             drop(state);
             std::thread::sleep(Duration::from_millis(1));
         }
-        // With this quota, the first VM leaves enough memory for the other. It gains nothing from quanta, and must not
-        // wait.
+        // With this quota, the first VM leaves enough memory for the other. The first VM gains nothing from quanta, and
+        // must not wait.
         rig.host.lock().memory_mut().set_limits(TenantId(0), Limits { quota: 1, ..Limits::default() }).unwrap();
         let takes_turns = || rig.host.lock().memory().divider().residency().turn().is_some();
         let (began, mut without_since) = (Instant::now(), None);

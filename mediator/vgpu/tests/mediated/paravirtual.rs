@@ -34,7 +34,7 @@ fn guest(rig: &Rig, vm: u32, group: Option<&str>) -> (Driver, Interface) {
     guest_with(rig, vm, &knowing(group))
 }
 
-/// Like [`guest`], with other settings.
+/// Same as [`guest`], with other settings.
 fn guest_with(rig: &Rig, vm: u32, settings: &Settings) -> (Driver, Interface) {
     let mut guest = rig.guest_with(vm, settings);
     assert!(guest.map_ram(0, MIB, true));
@@ -325,7 +325,7 @@ fn end_of_a_batch_interrupts_if_that_is_wanted() {
     assert_eq!(driver.guest.rd(OFFSET + register::INTERRUPT), 0);
     driver.service();
     assert!(!driver.guest.take_msi());
-    // Set the flag of the available ring.
+    // Set the flag of the available ring that suppresses interrupts.
     driver.guest.ram_write(BASE + 0x800, &1u16.to_le_bytes());
     interface.call(&mut driver.guest, &Ops::new().query(query::VRAM));
     assert!(!driver.guest.take_msi());

@@ -37,8 +37,8 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
         methods(1, class::GRID_YX, &[1 << 16 | 1, 1]),
         methods(1, class::LAUNCH, &[0]),
         object(M2MF),
-        // This copy within card memory follows the kernel. It proves that the kernel has ended, and does not flush
-        // other writes.
+        // This copy within card memory follows the kernel. The copy proves that the kernel has ended, and does not
+        // flush other writes.
         m2mf_copy(A, B, PAGE as u32),
         methods(0, 0x10, &[0, UNRELEASED_SEMAPHORE as u32, 1, 1]),
     ];
@@ -50,7 +50,7 @@ fn store(rig: &Rig, driver: &mut Driver, channel: &mut Channel) {
     }
 }
 
-/// Maps a page of VRAM at [`TARGET`], at the start of its own chunk. Returns its address and the chunk's number.
+/// Maps a page of VRAM at [`TARGET`], at the start of its own chunk. Returns the page's address and the chunk's number.
 fn target_in_own_chunk(driver: &mut Driver, channel: &Channel) -> (u64, u32) {
     let (room, pages) = (driver.room(), CHUNK / PAGE);
     let next = driver.guest.vram_bytes - room;

@@ -192,7 +192,7 @@ fn mappings_change_while_the_gpu_works_on_the_pages() {
     let mut channel = driver.channel(1);
     let from = driver.buffer(&channel, A, 64, 1);
     let to = driver.buffer(&channel, B, 64, 2);
-    // Each copy takes a quarter of a second. One register write separates its doorbell from the first flush.
+    // Each copy takes a quarter of a second. One register write separates the copy's doorbell from the first flush.
     let timing = EngineTiming { bytes_per_second: 1 << 20, launch_ns: 0 };
     rig.card.set_time_model(Some(TimeModel {
         graph: timing,

@@ -110,8 +110,8 @@ fn vms_share_card_by_weight_regardless_of_submission_size() {
     compete(&rig, &mut drivers, 1_500_000_000);
     let got = [used(&rig, 0) - before[0], used(&rig, 1) - before[1]];
     let part = got[0] as f64 / (got[0] + got[1]) as f64;
-    // Without weights the part would be a half, and if it depended on the size of submissions, a quarter. On a busy
-    // host it differs slightly from 0.75.
+    // The part would be a half without weights, and a quarter if it depended on the size of submissions. On a busy host
+    // the part differs slightly from 0.75.
     assert!((0.65..=0.85).contains(&part), "{part} instead of 0.75: {got:?}");
 }
 

@@ -24,7 +24,7 @@ fn encode(parts: &[Steps<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins with a directory that refers to tables.
+/// Returns the inputs. Each seed begins with a directory that refers to tables.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Steps<'_>| encode(&[TABLES, NAMED, rest]);
     BTreeMap::from([

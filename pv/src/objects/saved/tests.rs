@@ -12,7 +12,7 @@ fn id(handle: u32) -> TableId {
     TableId::new(handle).unwrap()
 }
 
-/// Creates two directories, one of them bound; a small and a large table that they refer to, one of them without a
+/// Creates two directories, one of which is bound; a small and a large table that they refer to, one of which has no
 /// handle; and a free slot.
 fn tables() -> Tables {
     let mut tables = Tables::new(BASE, LIMIT_BYTES);
@@ -94,7 +94,7 @@ fn entries_of_directories_name_only_tables_here() {
 }
 
 proptest! {
-    /// Edits the bytes of saved tables. They must be refused, or restored without harm.
+    /// Edits the bytes of saved tables. The edited tables must be rejected, or restored without harm.
     #[test]
     fn edited_bytes_never_panic(
         edits in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),

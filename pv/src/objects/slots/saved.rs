@@ -24,12 +24,12 @@ impl Slots {
             base,
             slots,
             free,
-            // This follows from the written pages of each slot.
+            // This value follows from the written pages of each slot.
             written: _,
         } = self;
         let saved = |slot: &Slot| {
             let Slot { object, written } = slot;
-            // Counting yields the number of references after the restoration.
+            // After the restoration, counting yields the number of references.
             let table =
                 object.as_ref().map(|Object { kind, names: _, contents }| SavedTable::from_contents(*kind, contents));
             SavedSlot { table, written: *written }

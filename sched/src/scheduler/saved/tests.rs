@@ -79,7 +79,7 @@ fn schedulers_that_cannot_be_are_refused() {
         })
         .contains("not as the scheduler has it")
     );
-    // Each of these edits would make an engine look idle, or busy forever.
+    // Each of these changes would make an engine appear idle, or busy forever.
     assert!(refused(&|saved| saved.scheduler.engines[0] = Default::default()).contains("in flight"));
     assert!(
         refused(&|saved| {

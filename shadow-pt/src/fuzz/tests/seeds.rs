@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 /// Operations. Omitted operands are zero.
 type Ops<'a> = &'a [&'a [u8]];
 
-/// Mode byte of all seeds. It selects the default mode with a high limit on tables. The test also runs the seeds in the
-/// other modes.
+/// Mode byte of all seeds. This byte selects the default mode with a high limit on tables. The test also runs the seeds
+/// in the other modes.
 const MODE: u8 = 3;
 
 /// Makes the first entry of the first directory refer to a large and a small table, each an eighth of the full size.
@@ -31,7 +31,7 @@ fn encode(parts: &[Ops<'_>]) -> Vec<u8> {
     out
 }
 
-/// Returns the inputs. Each begins by creating tables, entries of both sizes, and their shadow.
+/// Returns the inputs. Each seed begins by creating tables, entries of both sizes, and their shadow.
 pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
     let seed = |rest: Ops<'_>| encode(&[&[TABLES], SMALL, LARGE, &[PREPARE], rest]);
     BTreeMap::from([
@@ -89,8 +89,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Withdraw RAM in the middle of large pages and grant it again, at the same address and at another, for reading
-        // and for writing.
+        // Withdraw RAM in the middle of large pages, and grant it again at the same or another address, for reading and
+        // for writing.
         (
             "ram",
             seed(&[

@@ -88,7 +88,7 @@ fn card_memory_of_others_is_refused() {
         })
         .contains("are not for this use")
     );
-    // Memory already in use is refused, both as a directory and as a table to free.
+    // Memory that is already in use is rejected, both as a directory and as a table to free.
     assert!(
         refused(|saved| {
             let card = first(saved).card;

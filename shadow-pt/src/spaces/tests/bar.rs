@@ -15,7 +15,8 @@ impl World {
         report
     }
 
-    /// Adds a second directory entry, whose table maps only VRAM, to one whose table is full of RAM.
+    /// Takes a directory entry whose table is full of RAM, and adds a second directory entry whose table maps only
+    /// VRAM.
     fn both() -> Self {
         let mut world = Self::mapped();
         world.write(vram(DIRECTORY + 8), pde(None, Some(SPT + 0x8000), EIGHTH));

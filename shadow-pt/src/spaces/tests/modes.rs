@@ -48,7 +48,7 @@ fn naive_reads_and_writes_everything_each_time() {
     world.write(vram(SPT), pte(0, 0));
     world.sync();
     let report = world.flush(false);
-    // The flush read the directory, 128 large entries and 4096 small entries.
+    // The flush has read the directory, 128 large entries and 4096 small entries.
     assert_eq!((report.pages, report.bytes_scanned), (16 + 1 + 8, 0x1_0000 + 0x400 + 0x8000));
     assert_eq!((report.translated, report.entries_written), (128 + 4096, 8192 + 128 + 4096));
     assert!(!report.lost_permission && report.changed());
@@ -80,14 +80,14 @@ fn permission_gains_are_deferred_and_losses_are_not() {
     world.prepare();
     assert!(world.at(0).is_some());
 
-    // A page without entries gains one, which can wait. A page with entries loses one, which cannot wait.
+    // A page without entries gains an entry, which can wait. A page with entries loses an entry, which cannot wait.
     world.write(vram(SPT + 512 * 8), pte(0, PAGE));
     world.write(vram(SPT), 0);
     let report = world.flush(false);
     assert_eq!((report.pages, report.lost_permission, report.deferred), (1, true, 1));
     assert_eq!((world.at(0), world.at(512 * PAGE)), (None, None));
     assert_eq!(world.spaces.waiting(world.id), 1);
-    // While the card has work, every update takes effect at once.
+    // While the card has work, every update takes effect immediately.
     assert_eq!((world.flush(true).pages, world.at(512 * PAGE).is_some()), (1, true));
     assert_eq!(world.spaces.waiting(world.id), 0);
 }
@@ -117,7 +117,7 @@ fn the_gpu_writes_tables_that_it_maps_and_is_seen() {
         world.guest.write64(vram(SPT + 8), pte(0, PAGE));
         assert!(world.flush(false).lost_permission);
         assert_eq!(world.at(PAGE), Some((0, 40 * LARGE + PAGE)));
-        // The page is now mapped read-only. It is read once more, because earlier writes are possible.
+        // The page is now mapped read-only. The page is read once more, because earlier writes are possible.
         world.write(vram(SPT), pte(0, SPT) | 4);
         assert_eq!(world.flush_only(false).pages, 1);
         // The GPU writes through stale entries of the card's TLBs.

@@ -30,7 +30,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         let mut world = World::with(Mode::LazyAdd, 4 << 20);
         world.write(vram(DIRECTORY), pde(Some(LPT), small, EIGHTH));
         world.write(vram(LPT + 8), pte(0, 2 * LARGE));
-        // Write a small entry that the large page hides, and one next to the large page.
+        // Write a small entry that the large page hides, and a small entry next to the large page.
         world.write(vram(SPT + 37 * 8), pte(0, 3 * LARGE));
         world.write(vram(SPT + 5 * 8), pte(0, 3 * LARGE));
         world.prepare();
@@ -45,7 +45,7 @@ fn page_moved_to_host_leaves_rest_of_its_large_page_in_place() {
         assert_eq!((found.place, found.writable), (vram(2 * LARGE + 5 * PAGE + 8), true));
         // The replacement table is as long as the guest's table, and is counted.
         assert_eq!((world.spaces.tables(), world.spaces.card_bytes()), (tables, bytes + 0x8000));
-        // Change the small entry next to the large page, and the hidden one.
+        // Change the small entry next to the large page, and the hidden entry.
         world.write(vram(SPT + 5 * 8), pte(0, 4 * LARGE));
         world.write(vram(SPT + 37 * 8), pte(0, 4 * LARGE));
         world.prepare();
@@ -110,7 +110,7 @@ fn each_pair_of_tables_has_its_own() {
 
 #[test]
 fn split_page_over_limit_exposes_no_hidden_small_entries() {
-    // There is room for two tables but not for a third.
+    // The limit permits two tables but not a third.
     let mut world = World::with(Mode::Incremental, 0x8000 + PAGE);
     world.write(vram(DIRECTORY), pde(Some(LPT), Some(SPT), EIGHTH));
     world.write(vram(LPT), pte(0, 2 * LARGE));

@@ -73,7 +73,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
     Ok(())
 }
 
-/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry, the lanes just continue.
+/// Ends the path of lanes that reached the join point of an SSY entry. Without such an entry, the lanes continue.
 pub(super) fn join(warp: &mut Warp, lanes: u32) {
     if warp.stack.unwind(Kind::Join, lanes) {
         warp.leave(lanes);
@@ -91,7 +91,7 @@ fn unwind(warp: &mut Warp, kind: Kind, lanes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Makes some lanes branch. The other lanes run first, so that a loop that waits for them makes progress.
+/// Makes some lanes branch. The other lanes run first, so that a loop in which they wait makes progress.
 fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine<'_, '_>) -> Result<(), Failure> {
     if lanes == 0 || (uniform && lanes != warp.active) {
         return Ok(());
@@ -107,7 +107,7 @@ fn branch(warp: &mut Warp, lanes: u32, pc: u32, uniform: bool, machine: &Machine
     Ok(())
 }
 
-/// Executes a branch with a separate target per lane, as one path per distinct target.
+/// Executes a branch whose target differs between lanes, as one path per distinct target.
 fn indexed<'m, 's>(
     warp: &mut Warp,
     lanes: u32,

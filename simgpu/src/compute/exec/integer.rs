@@ -1,9 +1,9 @@
 //! Integer arithmetic.
 //!
-//! The minimum or maximum of multi-word numbers is computed from the highest word down: IMNMX.XHI, XMED, XLO, all
-//! except the last with `.CC`. GUESS: between these instructions, the condition code holds the result of comparing the
-//! upper words, in the same way as after a subtraction: zero for equal, and sign for less. No known compiler uses these
-//! instructions.
+//! The minimum or maximum of multi-word numbers is computed from the highest word down with IMNMX.XHI and then XMED and
+//! XLO, all except the last with `.CC`. GUESS: between these instructions, the condition code contains the result of
+//! comparing the upper words, in the same form as after a subtraction: zero means equal, and sign means less. No known
+//! compiler uses these instructions.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::warp::{Flags, LANES, Lanes, Warp, mask_of};
@@ -129,8 +129,8 @@ struct Sum {
     flags: Flags,
 }
 
-/// Sets the condition code. With `carry_in`, the result is the upper word of a wide number, so zero is set only if the
-/// lower words were zero too.
+/// Sets the condition code. With `carry_in`, the result is the upper word of a wide number, so the zero flag is set
+/// only if the lower words were also zero.
 pub(super) fn set_flags(warp: &mut Warp, mut flags: Flags, carry_in: bool, mask: u32) {
     if carry_in {
         flags.zero &= warp.flags.zero;

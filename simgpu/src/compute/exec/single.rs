@@ -1,7 +1,7 @@
 //! Single-precision arithmetic.
 //!
-//! The host's arithmetic computes results that are rounded to nearest. [`soft`] computes other roundings, and the few
-//! lanes in which a sum in double precision would be rounded twice.
+//! The host's arithmetic computes results that are rounded to nearest. [`soft`] computes results with other roundings,
+//! and the results of the few lanes in which a sum in double precision would be rounded twice.
 
 use super::super::launch::{Failure, ILLEGAL};
 use super::super::soft::{self, F32};
@@ -213,9 +213,9 @@ const fn power(scale: Scale) -> i32 {
 
 /// Computes a * b + c with a single rounding to nearest.
 ///
-/// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. This is
-/// wrong only if the first rounding ends halfway between two singles, or if the result is a single with fewer bits (a
-/// denormal).
+/// The product is exact in double precision. The sum is rounded twice, to double and then to single precision. The
+/// result is wrong only if the first rounding ends halfway between two singles, or if the result is a single with fewer
+/// bits (a denormal).
 #[inline]
 fn fused(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     /// Bits of a double below the last bit of a single, and half of that bit.
@@ -243,7 +243,7 @@ fn fused_slowly(a: &Lanes, b: &Lanes, c: &Lanes) -> Lanes {
     each(|lane| soft::fma(a[lane].into(), b[lane].into(), c[lane].into(), F32, Rounding::Nearest))
 }
 
-/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Minus zero is below zero.
+/// Returns the minimum or maximum of two numbers; if one is a NaN, returns the other. Minus zero is less than zero.
 fn least_or_greatest(a: u32, b: u32, least: bool) -> u32 {
     let is_nan = |value: u32| value & !SIGN > INFINITY;
     match (is_nan(a), is_nan(b)) {

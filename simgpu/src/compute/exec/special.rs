@@ -17,7 +17,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             });
             warp.set(dst, &values, mask);
         }
-        // On hardware, RRO prepares the argument of MUFU and nothing else. The model's MUFU takes the argument itself.
+        // On hardware, RRO only prepares the argument of MUFU. The model's MUFU uses the original argument.
         Op::Rro { dst, b, function: _ } => {
             let values = fetch_float(warp, b, machine)?;
             warp.set(dst, &values, mask);
@@ -26,7 +26,7 @@ pub(super) fn execute(warp: &mut Warp, op: &Op, mask: u32, machine: &mut Machine
             let values = special_register(warp, special, machine);
             warp.set(dst, &values, mask);
         }
-        // GUESS: drivers do not read the value. No thread waits while another thread executes.
+        // GUESS: drivers do not read this value. No thread waits while another thread executes.
         Op::B2R { dst, barrier: _ } => warp.set(dst, &[0; LANES], mask),
         Op::Lepc { dst } => {
             let pc = warp.pc;
@@ -123,7 +123,7 @@ fn special_register(warp: &Warp, special: SpecialRegister, machine: &Machine<'_,
         SpecialRegister::GE_MASK => map(|lane| !below(lane)),
         SpecialRegister::CLOCK_LO => all(machine.clock as u32),
         SpecialRegister::CLOCK_HI => all((machine.clock >> 32) as u32),
-        // Performance counters and similar registers.
+        // Performance counters and similar registers read as zero.
         _ => all(0),
     }
 }

@@ -86,7 +86,7 @@ fn loops_with_break_and_continue_count_each_lanes_rounds() {
 
 #[test]
 fn recursion_by_calls() {
-    // f(n) = n == 0 ? 1 : n * f(n - 1), with one stack frame per depth: n is kept in local memory.
+    // f(n) = n == 0 ? 1 : n * f(n - 1). Each level of recursion has a stack frame in local memory, which contains n.
     let source = ".kernel k
          .local 64
          S2R R0, SR_TID.X
@@ -149,8 +149,8 @@ fn exited_lanes_stop_and_other_lanes_continue() {
 
 #[test]
 fn barriers_in_loops_keep_warps_in_step() {
-    // In each round, every thread adds the value that another thread has stored, whose number is higher by `round +
-    // 33`. Without barriers the result is wrong.
+    // In each round, every thread adds the value that was stored by the thread whose number is higher by `round + 33`.
+    // Without barriers, the result would be wrong.
     let code = "SHL R3, R0, 0x2
          IADD R4, R0, 0x1
          STS [R3], R4
@@ -316,7 +316,7 @@ fn state_survives_a_context_image() {
     assert_eq!(words.len(), crate::compute::Registers::IMAGE_WORDS);
     rig.compute.load(crate::compute::Registers::from_words(&words));
     assert_eq!(rig.compute.save().to_words(), words);
-    // The words of a context image, even of a forged one, are masked to values that methods could have set.
+    // The words of a context image, even of a forged image, are masked to values that methods could have set.
     let forged = crate::compute::Registers::from_words(&vec![u32::MAX; words.len()]);
     let words = forged.to_words();
     assert_eq!(crate::compute::Registers::from_words(&words).to_words(), words);

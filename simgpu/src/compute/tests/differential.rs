@@ -3,7 +3,7 @@
 //! warp.
 //!
 //! To cover every encoding, the test assembles a template and changes random bits as long as the operation stays the
-//! same. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time; `control`
+//! same. The references in `integer`, `float` (with `exact`) and `memory` compute one thread at a time. `control`
 //! generates programs, and compares their control flow with a direct evaluation of their source.
 
 mod bench;
@@ -80,13 +80,13 @@ const OPERATIONS: [&str; 54] = [
     "CSETP.LT.AND P0, P1, CC",
 ];
 
-/// Operations whose result depends on more than registers.
+/// Operations whose result depends on more than the registers.
 const OTHERS: [&str; 6] = ["B2R R0, 0x0", "LEPC R0", "VOTE.ALL R0, P0, P1", "NOP", "PMTRIG 0x1", "MEMBAR.CTA"];
 
-/// Number of random instructions of each form.
+/// Number of random instructions for each template.
 const INSTRUCTIONS_PER_FORM: usize = 200;
 
-/// Returns the value of a special register in the bench's block of 5 * 3 * 4 threads.
+/// Returns the value of a special register in the test's block of 5 * 3 * 4 threads.
 fn special(which: SpecialRegister, lane: usize, launch: &Launch) -> u32 {
     let thread = 32 + lane as u32;
     let (x, y, z) = (thread % 5, thread / 5 % 3, thread / 15);
@@ -155,7 +155,7 @@ fn reference(op: &Op, thread: &mut Thread, env: &Env<'_>, launch: &Launch) -> Re
     }
 }
 
-/// Changes combinations of flags that no program could have produced.
+/// Changes combinations of flags that no program can produce.
 fn made_possible(op: &Op, threads: &mut [Thread]) {
     if let Op::ISet { carry_in: true, .. } | Op::ISetP { carry_in: true, .. } = op {
         // A subtraction whose result is zero does not borrow.
@@ -163,7 +163,7 @@ fn made_possible(op: &Op, threads: &mut [Thread]) {
     }
 }
 
-/// Returns true for shifts with carry, which are refused because their behaviour is unknown.
+/// Returns true for shifts with carry, which the model rejects because their behaviour is unknown.
 fn refused(op: &Op) -> bool {
     matches!(op, Op::Shl { carry_in: true, .. } | Op::Shr { carry_in: true, .. })
 }
@@ -284,8 +284,8 @@ const CONTROL: [&str; 16] = [
     "BAR.SYNC 0x0",
 ];
 
-/// Returns random instruction words for each operation, in two sets: one without memory accesses and with nearby
-/// targets only, and one with all.
+/// Returns random instruction words for each operation, in two sets: the first contains no memory accesses and only
+/// nearby targets, and the second contains everything.
 pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     let mut bench = Bench::new(0x5eed_0005);
     let mut of = |lists: &[&[&'static str]], each: usize| -> Vec<u64> {
@@ -298,7 +298,7 @@ pub(super) fn random_words(each: usize) -> [Vec<u64>; 2] {
     [[calm, near].concat(), of(&[&OPERATIONS, &OTHERS, &memory::OPERATIONS, &CONTROL], each)]
 }
 
-/// Operations that exist, but are refused by the model.
+/// Operations that exist on hardware but that the model rejects.
 const REFUSED: [&str; 2] = ["RTT", "BPT.TRAP 0x1"];
 
 /// Returns the mnemonics in a list of assembly lines.
@@ -338,7 +338,7 @@ fn unmodelled_instructions_are_illegal_encodings() {
             }
         }
     }
-    // Try every kind of instruction, including those for which the tables list only a name.
+    // Try every kind of instruction, including those of which the tables list only the name.
     for _ in 0..200_000 {
         let word = bench.random.next() & !8;
         for word in [word, word & 0xffff_ffff | 8] {

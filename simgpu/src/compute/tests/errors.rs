@@ -1,4 +1,4 @@
-//! Errors of programs and of drivers.
+//! Tests errors of programs and of drivers.
 
 use super::rig::{CODE, DATA, END, Rig};
 use crate::engines::{EngineError, Progress};

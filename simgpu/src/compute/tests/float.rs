@@ -1,5 +1,5 @@
-//! Floating-point instructions. The host's arithmetic is the reference for rounding to nearest; for other roundings it
-//! is the exact result, as a sum of two doubles.
+//! Floating-point instructions. For rounding to nearest, the reference is the host's arithmetic; for other roundings,
+//! it is the exact result, as a sum of two doubles.
 
 use super::rig::{Input, Output, Random, check, inputs};
 use crate::compute::soft::{self, F16, F32, F64};
@@ -374,8 +374,8 @@ fn halves_both_ways() {
     }
 }
 
-/// Tests the multi-function unit. Its results are correctly rounded, so they may differ by one unit from those of the
-/// host's single-precision functions.
+/// Tests the multi-function unit. The results are correctly rounded, so they may differ by one unit from the host's
+/// single-precision functions.
 #[test]
 fn multi_function_unit() {
     let cases: Vec<Input> = inputs(&[0x3f80_0000], false, 3000, number);
@@ -403,7 +403,7 @@ fn multi_function_unit() {
         |o| o.wide(),
         |[a, ..]| {
             let (x, y) = (f64::from_bits(a), f64::from_bits(a & !0xffff_ffff).recip());
-            // Repeat the same steps from the same start value.
+            // Repeat the same steps with the same start value.
             let start = f64::from_bits(y.to_bits() & !0xffff_ffff);
             let once = start.mul_add((-x).mul_add(start, 1.0), start);
             once.mul_add((-x).mul_add(once, 1.0), once).to_bits()

@@ -77,7 +77,7 @@ fn condition_code_of_sums() {
 
 #[test]
 fn condition_code_of_difference_matches_comparison() {
-    /// A comparison's name, its result for two numbers, and the conversion from words to numbers.
+    /// Name of a comparison, its result for two numbers, and the conversion from words to numbers.
     type Case = (&'static str, fn(i128, i128) -> bool, fn(u64) -> i128);
     let tests: [Case; 10] = [
         ("LT", |a, b| a < b, signed),

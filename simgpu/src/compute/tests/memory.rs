@@ -235,7 +235,7 @@ fn locks_on_shared_memory_serialize_lanes() {
 
 #[test]
 fn locks_on_global_memory_serialize_threads_of_all_blocks() {
-    // Adds four sums of two words each, which no atomic operation supports.
+    // Adds four sums of two words each, because no atomic operation supports two words.
     let source = ".kernel k
          S2R R0, SR_TID.X
          S2R R1, SR_CTAID.X
@@ -264,8 +264,8 @@ fn locks_on_global_memory_serialize_threads_of_all_blocks() {
 
 #[test]
 fn races_in_shared_memory_end_the_same_in_each_run() {
-    // Each thread adds to a word and swaps two others, without ordering between warps. Only the turns of 256
-    // instructions decide the result, and these do not depend on the host.
+    // Each thread adds to one word and swaps two others, without ordering between warps. Only the turns of 256
+    // instructions determine the result, and these turns do not depend on the host.
     let source = ".kernel k
          .shared 1024
          S2R R0, SR_TID.X

@@ -1,4 +1,4 @@
-//! Programs of random instructions: the engine must survive them and continue to work.
+//! Runs programs of random instructions, which the engine must survive and after which it must continue to work.
 
 use super::differential::random_words;
 use super::rig::{CODE, DATA, Random, Rig};
@@ -29,7 +29,7 @@ fn random_programs_end_in_an_error_or_can_be_stopped() {
         let head = sm20::assemble("S2R R0, SR_TID.X\nMOV R4, c[0][0x20]\nMOV R8, c[0][0x20]\nSSY 0x100\nMOV R12, R0");
         let mut words = head.expect("good").words;
         for _ in 0..60 {
-            // Use random words, decodable words, and instructions that usually have an effect.
+            // Use random words, words that decode to instructions, and instructions that usually have an effect.
             let word = match round % 4 {
                 0 => random.next(),
                 1 => word(&mut random),

@@ -247,7 +247,7 @@ pub(super) fn compute(code: &str, inputs: &[Input]) -> Vec<Output> {
     outputs
 }
 
-/// A pseudo-random sequence (xorshift). The tests require a certain coverage of instructions, which depends on this
+/// A pseudo-random sequence (xorshift). The tests need a minimum coverage of instructions, which depends on this
 /// generator.
 #[derive(Clone, Debug)]
 pub(super) struct Random(pub(super) u64);

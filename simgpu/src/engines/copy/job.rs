@@ -16,10 +16,10 @@ use std::time::Instant;
 pub const STEP_MAX: u64 = 1 << 20;
 /// Maximum size of an element in bytes.
 const ELEMENT_MAX: usize = 16;
-/// Number of elements that are remapped at once.
+/// Number of elements that are remapped together.
 const ELEMENTS_AT_ONCE: usize = 64;
 
-/// Source of one byte of a destination element.
+/// Source of one byte of an element in the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lane {
     /// A byte of the source element.
@@ -134,7 +134,7 @@ impl Job {
     /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if a memory access fails. The copy must not be continued then.
+    /// [`EngineError::Fault`] if a memory access fails. The copy must not be continued after an error.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
@@ -169,7 +169,7 @@ impl Job {
                 self.y += 1;
             }
         }
-        // Run the completion in a separate step, so that the caller can wait for the end of the copy's modelled time.
+        // Run the completion in a separate step, so that the caller can wait until the copy ends by the time model.
         if begun && !self.completion.is_nothing() {
             return Ok(Progress::More);
         }

@@ -1,4 +1,4 @@
-//! Computes where the bytes of a surface are.
+//! Computes the addresses of the bytes of a surface.
 //!
 //! A pitch-linear surface consists of lines at a constant distance. A block-linear surface consists of blocks, ordered
 //! by x, then y, then z. A block consists of slices of stacked GOBs (64 bytes by 8 rows each), and a row of a GOB is
@@ -54,7 +54,7 @@ const fn wrap(address: u64) -> GpuVa {
 }
 
 impl Surface {
-    /// Returns the address of byte `x` of line `y`, and the number of bytes of the line that are contiguous from there
+    /// Returns the address of byte `x` of line `y`, and the number of bytes from there that are contiguous in the line
     /// (`u64::MAX` if all are).
     #[must_use]
     pub const fn locate(&self, x: u64, y: u64) -> (GpuVa, u64) {

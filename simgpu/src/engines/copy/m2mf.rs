@@ -253,8 +253,8 @@ impl Registers {
         }
     }
 
-    /// Writes four bytes of inline data. GUESS: the data contains the lines without gaps, and only the last dword may
-    /// be used in part.
+    /// Writes four bytes of inline data. GUESS: the data contains the lines without gaps, and only a part of the last
+    /// dword may be unused.
     fn upload(&mut self, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         let Some(mut upload) = self.upload.take() else {
             return Err(EngineError::Data(data_error::INVALID_OPERATION));

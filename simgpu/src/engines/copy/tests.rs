@@ -1,4 +1,4 @@
-//! Tests of the copies. They use an address space whose pages are scattered over VRAM and host memory, a simple
+//! Tests of the copies. The tests use an address space whose pages are scattered over VRAM and host memory, a simple
 //! reference model of the layout, and a byte-by-byte copy for comparison.
 
 mod ce;
@@ -155,7 +155,7 @@ impl Reference {
 /// Parameters of one side of a copy. Positions and sizes are in bytes (elements for a remapped copy), rows and slices.
 #[derive(Clone, Debug)]
 struct Side {
-    /// Offset in bytes from the start of the half of the arena that this side uses.
+    /// Offset in bytes from the start of this side's half of the arena.
     base: u64,
     layout: Layout,
 }

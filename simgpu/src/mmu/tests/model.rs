@@ -164,7 +164,7 @@ proptest! {
             for (write, privileged) in [(false, false), (true, false), (true, true)] {
                 let access = Access { privileged, ..Access::USER };
                 let expected = world.answer(va, write, privileged);
-                // Use an empty TLB first, and then cached translations.
+                // Test with an empty TLB first, and then with cached translations.
                 for mmu in [&Mmu::new(), &tables.mmu, &tables.mmu] {
                     let found = mmu.translate(&tables.memory, &tables.space, GpuVa(va), write, access);
                     let answer = match found {

@@ -1,4 +1,4 @@
-//! Page tables that tests build.
+//! Page tables that are built by tests.
 
 use crate::memory::{BusAddr, Memory, VRAM_MIN, Vram};
 use crate::mmu::{Access, AddressSpace, Mmu, MmuFault, Session, Translation};
@@ -87,7 +87,7 @@ impl Tables {
         self.session().translate(GpuVa(va), write)
     }
 
-    /// Reads through a new walk of the tables, for comparison.
+    /// Reads bytes through a new walk of the tables, for comparison.
     pub(crate) fn bytes(&self, va: u64, len: usize) -> Vec<u8> {
         let mut data = vec![0; len];
         let fresh = Mmu::new();

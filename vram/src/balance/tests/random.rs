@@ -64,7 +64,7 @@ fn config() -> impl Strategy<Value = Config> {
     )
 }
 
-/// Handles a refused guarantee like the mediator: frees chunks and tries again.
+/// Handles a rejected guarantee as the mediator does: frees chunks and tries again.
 fn set_limits(world: &mut World, vm: u32, limits: Limits) {
     world.unsettle();
     if let Err(crate::Error::Promise { wanted, now, .. }) = world.table.set_limits(TenantId(vm), limits) {
@@ -72,7 +72,7 @@ fn set_limits(world: &mut World, vm: u32, limits: Limits) {
         world.plan(Some(Request { by: By::Guarantee, chunks: more }));
         let _ = world.table.set_limits(TenantId(vm), limits);
     }
-    // A chunk above a new quota is evicted at once.
+    // A chunk above a new quota is evicted immediately.
     world.plan(None);
     world.unsettle();
 }
@@ -196,8 +196,8 @@ proptest! {
         prop_assert_eq!(summary.parked, 0, "the reserve has drained");
     }
 
-    /// Checks that a balancer that is saved and restored at any time makes the same plans, except with `loops`, whose
-    /// information is not saved.
+    /// Checks that a balancer that is saved and restored at any time makes the same plans. The policy `loops` is an
+    /// exception, because its information is not saved.
     #[test]
     fn restored_plans_are_the_same(
         config in config().prop_filter("a policy that is saved", |config| config.policy != VictimPolicy::Loops),
@@ -221,7 +221,7 @@ proptest! {
         }
     }
 
-    /// Checks that modified information about chunks is either refused or harmless.
+    /// Checks that modified information about chunks is either rejected or harmless.
     #[test]
     fn edited_balancers_never_panic(
         config in config(),

@@ -1,4 +1,4 @@
-//! A table and a balancer, with an executor that executes plans immediately and audits each plan.
+//! A table and a balancer, with an executor that executes plans immediately and audits them.
 
 use super::CHUNK;
 use crate::balance::{Balancer, By, Config, Request};
@@ -107,7 +107,7 @@ impl World {
         chunks.filter(|&index| matches!(self.ask(vm, index).unwrap().place, Place::Host(_))).count()
     }
 
-    /// Advances time by intervals until no chunk has moved for so long that none will move again. `busy` VMs keep
+    /// Advances the time by intervals until no chunk has moved for so long that none will move again. `busy` VMs keep
     /// submitting.
     pub(super) fn rest(&mut self, busy: &[u32]) -> usize {
         let config = *self.balancer.config();
@@ -126,7 +126,7 @@ impl World {
         panic!("it never converges");
     }
 
-    /// Destroys a VM like the mediator.
+    /// Destroys a VM as the mediator does.
     pub(super) fn destroy(&mut self, vm: u32) -> Result<u32, Error> {
         let freed = self.table.destroy_vm(TenantId(vm))?;
         self.balancer.forget_vm(TenantId(vm));
@@ -138,7 +138,8 @@ impl World {
         self.table.vms().find(|(id, _)| id.0 == vm).map_or(0, |(_, vm)| vm.placed)
     }
 
-    /// Records that limits or the quantum's holder have changed, after which chunks may move before they have settled.
+    /// Records that limits or the holder of the quantum have changed, after which chunks may move before they have
+    /// settled.
     pub(super) fn unsettle(&mut self) {
         self.sent.clear();
     }

@@ -15,6 +15,7 @@ enum Op {
     Steps(u8, u64),
     Pass(u64),
     Quota(bool, u32),
+    Size(bool, u64),
 }
 
 fn op() -> impl Strategy<Value = Op> {
@@ -29,6 +30,7 @@ fn op() -> impl Strategy<Value = Op> {
         6 => (1..12u8, any::<u64>()).prop_map(|(n, seed)| Op::Steps(n, seed)),
         4 => (1..80u64).prop_map(|ms| Op::Pass(ms * MS)),
         1 => (any::<bool>(), 0..10u32).prop_map(|(one, quota)| Op::Quota(one, quota)),
+        1 => (any::<bool>(), 1..20u64).prop_map(|(one, size)| Op::Size(one, size)),
     ]
 }
 
@@ -83,6 +85,11 @@ fn apply(world: &mut World, op: Op, request: u32) {
                 .core
                 .change_tenant(id, &spec(name, 12, Limits { quota, ..Limits::default() }))
                 .expect("the request is valid");
+        }
+        Op::Size(first, size) => {
+            let name = if first { "one" } else { "two" };
+            let id = world.core.tenant(name).expect("there");
+            world.core.change_tenant(id, &spec(name, size, Limits::default())).expect("the request is valid");
         }
     }
 }

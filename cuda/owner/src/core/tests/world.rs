@@ -94,6 +94,7 @@ pub(super) fn spec(name: &str, chunks: u64, limits: vram::Limits) -> TenantSpec 
         name: name.into(),
         uid: None,
         memory_bytes: chunks * CHUNK,
+        window_bytes: 0,
         limits,
         time: sched::VgpuParams::default(),
         on_stuck: OnStuck::Kill,

@@ -97,9 +97,9 @@ impl<C: CardView> Feeder<'_, C> {
         parked.into_iter().any(|channel| self.card.wants(channel))
     }
 
-    /// Returns true if no VM waits for the end of a submission of this VM, and the end is expected soon. Its interrupt
-    /// would then be an additional one for the guest. The end is noticed with the guest's own interrupt, or with a
-    /// poll.
+    /// Returns true if no VM waits for the end of a submission of this VM, and this end is expected soon. In this case,
+    /// the submission's interrupt would be an additional interrupt for the guest. The end is noticed with the guest's
+    /// own interrupt, or with a poll.
     fn is_unobserved(
         &mut self,
         vm: TenantId,
@@ -116,7 +116,7 @@ impl<C: CardView> Feeder<'_, C> {
     /// Returns the engine on which a channel's next work waits for a slice. If [PGRAPH is
     /// closed](CardView::closes_graphics) for the channel, other VMs may not use PGRAPH while any work of the channel
     /// is on the card. The work then waits for a slice on PGRAPH, and is charged for the engine on which the card
-    /// reports it. Work that needs only copy engines waits only for the first one that it uses.
+    /// reports it. Work that needs only copy engines waits only for the first copy engine that it uses.
     fn books_on(&mut self, channel: ChannelId, engines: [bool; Engine::COUNT], needs: Needs) -> Engine {
         if self.card.closes_graphics(channel) {
             return Engine::Compute;

@@ -9,13 +9,13 @@ use sched::{Channel, Engine, Event, Nanos};
 use vram::TenantId;
 
 impl<C: CardView> Feeder<'_, C> {
-    /// Records the channels that the busy engines work for. The limit of a submission applies only to the time during
-    /// which it was seen on the engine, because the accounts include time in which it may have waited for a semaphore
-    /// or for another channel to leave the engine.
+    /// Records the channels that the busy engines work for. The limit of a submission applies only to the time for
+    /// which the submission was seen on the engine. The reason is that the accounts include time in which it may have
+    /// waited for a semaphore or for another channel to leave the engine.
     ///
     /// Returns the events for the scheduler. A channel with contexts for several engines is booked on the engine where
-    /// it was last seen, although its methods determine where it works. Once it is found on another engine, it is
-    /// charged for that engine, and its neighbour there is not.
+    /// it was last seen, although its methods determine where it works. Once the channel is found on another engine, it
+    /// is charged for that engine, and its neighbour there is not charged.
     pub(super) fn look_at_engines(&mut self) -> Vec<Event> {
         let now = self.card.card_time();
         let everywhere = self.schedule().any_of_several();
@@ -44,8 +44,8 @@ impl<C: CardView> Feeder<'_, C> {
         (now.since(since) < limit).then_some(since)
     }
 
-    /// Handles a suspected overrun. The accounts only suspect it, so the card must confirm which channel holds the
-    /// engine.
+    /// Handles a suspected overrun. The accounts cannot prove an overrun, so the card must confirm which channel holds
+    /// the engine.
     pub(super) fn handle_overrun(
         &mut self,
         vm: TenantId,

@@ -120,7 +120,7 @@ impl<C: CardView> Feeder<'_, C> {
         }
     }
 
-    /// Keeps a channel off the card until its next slice. `rests` means that it waits for a semaphore.
+    /// Keeps a channel off the card until its next slice. `rests` means that the channel waits for a semaphore.
     fn set_aside(&mut self, channel: ChannelId, rests: bool) {
         let why = if rests { Why::Rests } else { Why::Stopped };
         let now = self.card.card_time();
@@ -142,7 +142,7 @@ impl<C: CardView> Feeder<'_, C> {
         events.push(Event::Requeued { ticket });
     }
 
-    /// Allows a channel to return to the card, with all its work on the card.
+    /// Lets a channel return to the card with all its work on the card.
     pub(super) fn let_back(&mut self, channel: ChannelId, events: &mut Vec<Event>) {
         self.schedule().descheduled.remove(channel);
         self.card.withhold(channel, false);
@@ -155,8 +155,8 @@ impl<C: CardView> Feeder<'_, C> {
         self.look_at_channel(channel, events);
     }
 
-    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next one is
-    /// queued for a slice.
+    /// Readmits channels whose work on the card has ended. If only the awaited submission has ended, the next
+    /// submission is queued for a slice.
     pub(super) fn release_idle(&mut self, events: &mut Vec<Event>) {
         let all: Vec<ChannelId> = self.schedule().descheduled.channels().map(|(channel, _)| channel).collect();
         for channel in all {
@@ -176,8 +176,8 @@ impl<C: CardView> Feeder<'_, C> {
         waiting.into_iter().any(|channel| self.card.is_left_out(channel))
     }
 
-    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits.
-    /// Allows one descheduled channel to poll again.
+    /// Deschedules waiting channels that block others, are left out, or have worked too often between their waits. Lets
+    /// one descheduled channel poll again.
     pub(super) fn rest_and_rouse(&mut self) {
         let now = self.card.card_time();
         let wanted = self.schedule().scheduler.in_flight() > 0;

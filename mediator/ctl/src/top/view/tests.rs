@@ -78,6 +78,7 @@ fn memory(moved: u64, denied: u64, turn: Option<Turn>) -> Look {
         reserve_used_bytes: 0,
         host_budget_bytes: mib(64),
         host_used_bytes: mib(10),
+        windows_bytes: 0,
         moved_out_bytes: 0,
         moved_in_bytes: 0,
         turns: 0,
@@ -351,6 +352,32 @@ fn processes_have_the_ids_of_host_and_guest() {
     }
     let text = view.text();
     assert!(text.contains("PROCESS") && text.contains("64 MiB UNACCOUNTED") && text.contains("LOST"), "{text}");
+}
+
+#[test]
+fn guest_program_and_its_worker_have_one_line() {
+    let mut look = busy();
+    let worker = serde_json::json!({ "pid": 5000, "name": "cuda-worker", "guest": { "name": "train", "pid": 44 } });
+    let starting = serde_json::json!({ "pid": 5001, "name": "cuda-worker" });
+    let mut tenant = training();
+    (tenant.name, tenant.card) = ("build".to_owned(), "h100-1".to_owned());
+    tenant.programs = [worker, starting].map(|program| serde_json::from_value(program).unwrap()).into();
+    tenant.unaccounted.first_mut().unwrap().pid = 5000;
+    look.tenants.push(tenant);
+    look.vms[0].programs[0].worker = Some(5000);
+    let lines: Vec<_> = processes::lines(&look).into_iter().filter(|line| line.cells[1].text == "build").collect();
+    let text = |line: &Line| line.cells[2..].iter().map(|cell| cell.text.clone()).collect::<Vec<_>>().join(" | ");
+    assert_eq!(
+        lines.iter().map(text).collect::<Vec<_>>(),
+        [
+            "cuda-worker | 5001 | - | - | -",
+            "VMM | 4711 | - | - | user 107",
+            "train | 5000 | 44 | 64 MiB | 64 MiB UNACCOUNTED",
+            "- | - | - | 0 MiB | LOST",
+        ]
+    );
+    let words = processes::in_words(&look, "h100-1", "build").unwrap();
+    assert!(words.contains("train (44 in the guest, worker 5000)"), "{words}");
 }
 
 #[test]

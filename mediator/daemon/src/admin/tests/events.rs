@@ -1,4 +1,4 @@
-//! `GET /v1/events`: authors, kinds, cursors, streams and their bounds.
+//! Tests `GET /v1/events`: authors, kinds, cursors, streams and their bounds.
 
 use super::*;
 use api::{AuthorKind, EventKind, EventPage, SubjectKind};
@@ -9,7 +9,7 @@ fn all(client: &Client) -> EventPage {
     client.get("/v1/events?limit=1024").unwrap()
 }
 
-/// Waits for an event of a kind about an object, and returns it.
+/// Waits until an event of this kind about the object arrives, and returns the event.
 fn awaited(client: &Client, kind: EventKind, name: &str) -> api::Event {
     let mut found = None;
     eventually(&format!("an event {kind:?} of {name}"), || {
@@ -44,7 +44,7 @@ fn changes_have_the_client_as_their_author() {
     assert_eq!(kinds(&start), [EventKind::Started]);
     let _: api::Vm = client.post("/v1/vms", &api::AddVm::new("a", "card0", 64)).unwrap();
     client.delete("/v1/vms/a").unwrap();
-    // A refused change is not an event.
+    // A refused change causes no event.
     refused(client.post::<api::Vm>("/v1/vms", &api::AddVm::new("b", "card9", 64)));
     let body = json!({ "vm": [{ "name": "c", "card": "card1", "vram_mib": 64 }] });
     client.request(Method::PATCH, "/v1/desired", body.to_string().into()).unwrap();
@@ -63,7 +63,7 @@ fn changes_have_the_client_as_their_author() {
         (SubjectKind::Vm, "a", Some("card0"))
     );
     assert_eq!((&*added.text, &*applied.text), ("added to card `card0`", "a desired state: VM `c` is added"));
-    // The author is cleared when its request ends, although the thread that served the request continues.
+    // The author is cleared at the end of the request, although the thread that served the request continues.
     served.fixture.daemon.remove("c").unwrap();
     assert_eq!(all(&client).events.last().unwrap().author.kind, AuthorKind::Daemon);
 }
@@ -154,7 +154,7 @@ fn kill_right_before_removal_is_an_event() {
         card.vms[0].engines.values().any(|engine| engine.killed > 0)
     };
     eventually("its work is killed", killed);
-    // The removal and the addition happen between two consecutive comparisons of the state, which run once per second.
+    // The removal and the addition happen between two comparisons of the state, which take place once per second.
     client.delete("/v1/vms/a").unwrap();
     let page = all(&client);
     let at = |kind| page.events.iter().position(|event| event.kind == kind);
@@ -257,7 +257,8 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     let served = Served::new();
     let mut lines = followed(&served, "admin.sock", "follow=true&limit=1024");
     assert!(lines.next().unwrap().contains("200"));
-    // These events exceed the capacity of the log and of all buffers in between. The follower does not read meanwhile.
+    // These events do not fit into the log and all buffers on the way to the follower. Meanwhile, the follower does not
+    // read.
     let text = "x".repeat(1000);
     let add = |n: usize| {
         let event = ::events::NewEvent::vm(EventKind::Changed, &format!("vm{n}"), &*text);
@@ -280,7 +281,7 @@ fn stalled_follower_takes_no_memory_and_learns_its_loss() {
     for line in lines {
         let next = page(&line);
         (seen, lost, pages) = (seen + next.events.len() as u64, lost + next.lost, pages + 1);
-        // The daemon may have logged further events since.
+        // The daemon may have logged further events since then.
         if from(&next.next) >= from(&last.next) {
             assert_eq!(seen + lost, from(&next.next), "each event is read or counted");
             break;

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 struct Family {
     kind: String,
     help: String,
-    /// Name, labels and value of each sample.
+    /// Name, labels and value of each sample of the metric.
     samples: Vec<(String, BTreeMap<String, String>, f64)>,
 }
 
@@ -19,7 +19,7 @@ fn name_is_good(name: &str, colon: bool) -> bool {
     !name.is_empty() && !name.as_bytes()[0].is_ascii_digit() && name.bytes().all(good)
 }
 
-/// Returns the labels between braces, and the text after them.
+/// Returns the labels between the braces, and the text after the braces.
 fn labels(mut text: &str) -> Result<(BTreeMap<String, String>, &str), String> {
     let mut labels = BTreeMap::new();
     loop {
@@ -90,7 +90,7 @@ fn parse(text: &str) -> Result<BTreeMap<String, Family>, String> {
     Ok(families)
 }
 
-/// Returns the naming rule that a metric breaks, if any.
+/// Returns the naming rule that a metric violates, if any.
 fn badly_named(name: &str, kind: &str) -> Option<&'static str> {
     let words: Vec<_> = name.split('_').collect();
     let unit = |unit: &&str| {
@@ -130,7 +130,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
         if name.starts_with("gpu_mediator_vm_") {
             let by_vm = |vm: &str| family.samples.iter().filter(|(_, labels, _)| labels["vm"] == vm).count();
             assert!(family.samples.iter().all(|(_, labels, _)| labels["card"] == "card0"), "{family:?}");
-            // A metric with additional labels may have no sample yet.
+            // A metric with additional labels may not have a sample yet.
             let sparse = family
                 .samples
                 .iter()
@@ -147,7 +147,7 @@ fn all_metrics_are_well_formed_well_named_and_by_vm() {
     assert_eq!(waits.samples.iter().find(unbound).unwrap().2, 1.0);
 }
 
-/// Returns names and types of the metrics in the tables of docs/reference/mediatorctl.md.
+/// Returns the names and types of the metrics in the tables of docs/reference/mediatorctl.md.
 fn documented() -> BTreeMap<String, String> {
     let page = include_str!("../../../../../docs/reference/mediatorctl.md");
     let mut documented = BTreeMap::new();

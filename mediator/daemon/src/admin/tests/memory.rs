@@ -1,4 +1,4 @@
-//! An operator reads and changes memory settings while guests work.
+//! Tests that an operator can read and change memory settings while guests work.
 
 use super::*;
 use crate::fixture::eventually;
@@ -56,7 +56,7 @@ fn memory_moves_on_operator_request_while_guest_works() {
     let settings: VmMemorySettings = client.patch(VM, &patch).unwrap();
     assert_eq!(settings.quota_mib, Some(2));
     eventually("the quota holds", || of_a(&served).on_card_bytes <= 2 * MIB);
-    // The card counts a relocation when the VM is resumed, which is later than the last chunk's arrival.
+    // The card counts a relocation when the VM is resumed, which happens after the last chunk has arrived.
     eventually("the relocation is counted", || {
         let vm = of_a(&served);
         vm.in_host_bytes > 0 && vm.moved_out_bytes >= vm.in_host_bytes && vm.relocations > 0
@@ -95,19 +95,19 @@ fn recorded_accesses_of_working_guest_are_accepted_as_hints() {
     copy(&mut driver, &mut channel);
     driver.wait(&channel);
     let profile = begun.end().unwrap();
-    // This card does not count accesses in hardware.
+    // This card has no hardware counters for accesses.
     assert_eq!(profile.counted, Counted::Submissions);
     assert!(!profile.ranges.is_empty() && profile.ranges.iter().all(|accessed| accessed.count > 0), "{profile:?}");
     let hint = |accessed: &Accessed| Hint { range: accessed.range, pinned: None, priority: None, accesses: Some(1) };
     let hints = Hints { hints: profile.ranges.iter().map(hint).collect() };
     let body = serde_json::to_vec(&hints).unwrap();
     served.client().request(hyper::Method::POST, &format!("{VM}/hints"), body.into()).unwrap();
-    // A record that is dropped early leaves no trace. Without work, all counts are zero.
+    // A record that is dropped early has no effect. Without work, all counts are zero.
     drop(daemon.record_vm_accesses("a").unwrap());
     assert_eq!(record(10).unwrap().ranges, []);
 }
 
-/// Returns the value of a sample of the metrics.
+/// Returns the value of one sample in the metrics.
 fn metric(served: &Served, sample: &str) -> f64 {
     let text = served.client().request(hyper::Method::GET, "/metrics", Default::default()).unwrap();
     let text = String::from_utf8(text.to_vec()).unwrap();
@@ -124,7 +124,8 @@ fn relocations_are_counted_by_how_long_the_vm_was_suspended() {
     let client = served.client();
     let out: MoveReport = client.post(&format!("{VM}/evict"), &MoveRequest::default()).unwrap();
     assert!(out.moved_bytes > 0 && out.suspended_ns > 0, "{out:?}");
-    // Evict memory and move it back. The time for which the VM was suspended is known shortly after the memory is back.
+    // Evict memory and move it back. The time for which the VM was suspended is known shortly after the memory has
+    // returned.
     eventually("it is back", || {
         let vm = of_a(&served);
         vm.in_host_bytes == 0 && vm.suspensions.count >= 2
@@ -305,8 +306,8 @@ fn rejection_names_object_limit_value_and_remedy() {
 /// Time limit for each wait: all steps of these tests take less time, so a wait that reaches the limit has failed.
 const WAIT_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(60);
 
-/// Starts VM `a` with most of the card's memory. Requests a guarantee for VM `b` that needs part of that memory, while
-/// memory cannot move. Calls `meanwhile` once the request waits. Returns the result of the request.
+/// Starts VM `a` with most of the card's memory, and requests a guarantee for VM `b` that needs part of this memory,
+/// while memory cannot move. Calls `meanwhile` while the request waits. Returns the result of the request.
 fn raised_guarantee(
     served: &Served,
     if_match: Option<&str>,
@@ -316,7 +317,7 @@ fn raised_guarantee(
     for mib in (4..96).step_by(2) {
         driver.guest.vram_write(mib * MIB, &[1; 4]);
     }
-    // The read completes after all writes.
+    // The read completes after all the writes.
     driver.guest.vram_read(4 * MIB, &mut [0; 4]);
     let daemon = &served.fixture.daemon;
     let host = daemon.host_of("card0").unwrap();

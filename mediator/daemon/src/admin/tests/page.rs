@@ -1,4 +1,4 @@
-//! The web page and its server.
+//! Tests the web page and its server.
 
 use crate::fixture::Served;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! Reports, limits and charges of RAM that VMs lend.
+//! Tests reports, limits and charges of the RAM that VMs lend.
 
 use super::*;
 use crate::fixture::{guest, one_card};
@@ -64,7 +64,7 @@ fn impossible_ram_guarantee_is_rejected_and_shares_stay() {
     let host = served.fixture.daemon.host_of("card0").unwrap();
     let of_both = || [0, 1].map(|vm| host.lock().memory().iova().share_and_charged(vram::TenantId(vm)).0);
     let before = of_both();
-    // The configuration has enough free addresses, but no contiguous range: another allocation splits it.
+    // The configuration has enough free addresses, but no contiguous range, because another allocation splits them.
     let held = host.lock().memory_mut().iova_mut().allocate(700 << 30, 0).unwrap();
     let error = set(&served, CARD, json!({ "quota_mib": all, "guarantee_mib": all / 4 })).unwrap_err();
     assert!(error.contains("in use"), "{error}");
@@ -106,7 +106,7 @@ fn memory_that_the_card_touches_first_is_counted_and_bounded() {
     assert!(text.contains("gpu_mediator_vm_ram_bytes{vm=\"a\",card=\"card0\",of=\"lent\"} 4194304"), "{text}");
 }
 
-/// Without an opened card, the configuration alone defines the size of the card and of a VM.
+/// Without an open card, the sizes of the card and of a VM are those in the configuration.
 #[test]
 fn the_configuration_and_the_owner_agree_on_bus_addresses() {
     let spoken = config::RamSpec::default().on(&config::CardMemory::default());

@@ -19,7 +19,7 @@ fn add(served: &Served, name: &str) {
     let _: api::Vm = served.client().post("/v1/vms", &AddVm::new(name, "card0", VM_MIB)).unwrap();
 }
 
-/// Returns the shares of the card's time once no work is waiting or running.
+/// Returns the shares of the card's time once no work is queued or running.
 fn settled(client: &Client) -> CardScheduler {
     let mut last = None;
     crate::fixture::eventually("all submissions have ended", || {
@@ -126,7 +126,7 @@ fn share_of_a_vm_is_changed_key_by_key() {
     let _: CardScheduler = client.patch(SCHEDULER, &json!({ "queues": "separate" })).unwrap();
     let error = refused(client.patch::<VmTime>("/v1/vms/a/time", &json!({ "copies": { "weight": 0 } })));
     assert_eq!(error.error, "VM `a`: copies.weight = 0 is not between 1 and 10000");
-    // `null` makes the copy settings follow the compute settings again.
+    // `null` removes the copy settings, so that the compute settings apply again.
     let back = json!({ "copies": { "weight": null, "cap_permille": null } });
     assert_eq!(client.patch::<VmTime>("/v1/vms/a/time", &back).unwrap(), time);
 
@@ -239,7 +239,7 @@ fn work_is_seen_in_accounts_history_and_metrics() {
         let sum: u64 = history.samples.iter().map(|sample| sample.used_ns[&Engine::Compute]).sum();
         assert_eq!(sum, vm.engines[&Engine::Compute].used_ns);
     }
-    // The last interval ends slightly later. After that, the window shows each VM's part, rounded down.
+    // The last interval ends slightly later. After that, the window contains each VM's part, rounded down.
     let permille = |vm: &api::VmShare| vm.engines[&Engine::Compute].used_ns / (60 * 1_000_000);
     let expected: u64 = shown.vms.iter().map(permille).sum();
     assert!(expected > 0, "{shown:?}");

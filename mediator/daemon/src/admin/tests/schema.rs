@@ -1,4 +1,4 @@
-//! The published document of the API: it matches the types, and the daemon's responses conform to it.
+//! Tests the published document of the API: it matches the types, and the daemon's responses conform to it.
 
 use super::*;
 use crate::fixture::{copy, guest, one_card};
@@ -36,7 +36,7 @@ fn published_document_is_that_of_the_types() {
     assert_eq!(published, document(), "write it with `cargo xtask docs`");
 }
 
-/// Visits every object of a document.
+/// Visits every object in a document.
 fn visit(value: &Value, see: &mut impl FnMut(&serde_json::Map<String, Value>)) {
     match value {
         Value::Array(items) => items.iter().for_each(|item| visit(item, see)),

@@ -6,8 +6,8 @@ use nvspec::fifo::VirtualChannelId;
 use nvspec::regs::pgraph;
 use rig::driver::{IMAGE_VA, methods, release};
 
-/// The mediator's own pages at the start of a channel's range. They contain the images of the copy engines and the
-/// first page of PGRAPH's image.
+/// The mediator's own pages at the start of a channel's range. These pages contain the images of the copy engines and
+/// the first page of PGRAPH's image.
 const IMAGES: std::ops::Range<u64> = 4..8;
 
 /// Offset of a state register of PGRAPH that the mediator never writes.

@@ -1,4 +1,4 @@
-//! Kernels that attempt forbidden accesses, next to a neighbour on the same engine.
+//! Tests kernels that attempt forbidden accesses, next to a neighbour on the same engine.
 
 use super::{A, B, Channel, Driver, ID, Scene, object};
 use nvspec::class::compute90c0::{self as class, warp_error};

@@ -186,7 +186,7 @@ fn hole_15_tables_are_read_as_the_gpu_walk_reads_them() {
         let mut written = vec![0; PAGE as usize];
         scene.evil.guest.vram_read(page, &mut written);
         assert!(written == entries, "the guest's own table was written");
-        // Use the entry in the same submission without a flush, and after a flush. It must fault in both cases.
+        // Use the entry in the same submission without a flush, and after a flush. The access must fault in both cases.
         scene.denied(&format!("{what}, used"), |s| {
             s.evil.flush();
             s.evil.submit(&mut channel, &[object(CE0), ce_copy(first, A, 1)].concat());

@@ -51,7 +51,7 @@ fn neighbour_copies_stay_whole_while_attacker_cycles_channels() {
     scene.finish();
 }
 
-/// Makes one kind of attack per round while the neighbour works: removes the attacker's images, tables or channel while
+/// Runs one kind of attack per round while the neighbour works: removes the attacker's images, tables or channel while
 /// work is in progress.
 fn provoke(evil: &mut super::Driver, round: u32) {
     let mut channel = evil.channel(ID);

@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use vmm_glue::RegionIndex;
 
-/// The word that the guest writes. The mediator never writes a number that shares a run of bits with it.
+/// The word that the guest writes. The mediator never writes a number that has a run of bits in common with this word.
 const MARK: u32 = 0xb5c9_b5c9;
 /// Distance between two writes in the sweep over undeclared offsets, in bytes.
 const STRIDE: u32 = 0x100;

@@ -40,11 +40,11 @@ fn holes_of_gpuvms_interface_are_closed() {
     let mut call = |ops: &Ops| interface.call(&mut evil.guest, ops);
     let tables = Ops::new().create(1, kind::DIRECTORY).create(2, kind::SMALL).create(3, kind::LARGE);
     assert_eq!(call(&tables).status, 0);
-    // 13: bind a directory for a channel that does not exist.
+    // Hole 13: bind a directory for a channel that does not exist.
     refused(&call(&Ops::new().bind_channel(200, 0)), 0, Status::NoObject);
     refused(&call(&Ops::new().bind(1, u64::MAX - 0xfff)), 0, Status::Range);
     refused(&call(&Ops::new().bind(1, VM_MIB * MIB)), 0, Status::Range);
-    // 14, 18: write entries beyond the end of a table, including where 8 * (index + count) wraps around.
+    // Holes 14 and 18: write entries beyond the end of a table, including where 8 * (index + count) wraps around.
     for (table, first, count) in
         [(2, 32768, 1), (2, 32767, 2), (3, 1024, 1), (2, 0x1fff_ffff, 1), (2, u32::MAX, u32::MAX)]
     {
@@ -52,7 +52,7 @@ fn holes_of_gpuvms_interface_are_closed() {
         refused(&call(&Ops::new().run(table, first, count, 1, 1)), 0, Status::Range);
     }
     refused(&call(&Ops::new().set(1, 8192, 2, 0)), 0, Status::Range);
-    // 15: use objects of the wrong types.
+    // Hole 15: use objects of the wrong types.
     refused(&call(&Ops::new().set(1, 0, 3, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 0, 2)), 0, Status::WrongType);
     refused(&call(&Ops::new().set(1, 0, 1, 0)), 0, Status::WrongType);
@@ -60,12 +60,12 @@ fn holes_of_gpuvms_interface_are_closed() {
     refused(&call(&Ops::new().run(1, 0, 1, 1, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().bind(2, 0)), 0, Status::WrongType);
     refused(&call(&Ops::new().flush(3)), 0, Status::WrongType);
-    // 16: exceed the quota. 8 MiB are enough for 30 more small-page tables.
+    // Hole 16: exceed the quota. 8 MiB are enough for 30 more small-page tables.
     let many = (10..50).fold(Ops::new(), |ops, handle| ops.create(handle, kind::SMALL));
     refused(&call(&many), 30, Status::Limit);
     let back = (10..40).fold(Ops::new(), |ops, handle| ops.destroy(handle));
     assert_eq!(call(&back).status, 0);
-    // 18: submit lists with wrong counts.
+    // Hole 18: submit lists with wrong counts.
     let mut list = Ops::new().list(2, 0, &[1, 2, 3]).bytes();
     for count in [2u32, 4, 0x1000, u32::MAX] {
         list[20..24].copy_from_slice(&count.to_le_bytes());
@@ -82,12 +82,12 @@ fn tables_destroyed_in_use_stay_alive_and_new_ones_are_empty() {
     let (mut driver, mut interface) = guest(&rig, 0, None);
     let mut work = channel(&mut driver, &mut interface, 0, 1);
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().runlist(&[0])).status, 0);
-    // 16: destroy handles while the card uses the tables.
+    // Hole 16: destroy handles while the card uses the tables.
     assert_eq!(interface.call(&mut driver.guest, &Ops::new().destroy(2).destroy(1)).status, 0);
     driver.submit(&mut work, &object(M2MF));
     driver.wait(&work);
     assert_eq!(driver.guest.counter("pv_tables"), 2);
-    // 17: a new table must contain no data of an old one.
+    // Hole 17: a new table must contain no data of an old one.
     let gone = Ops::new().channel(op::CHANNEL_DESTROY, 0).bind(0, work.instance).flush(0);
     assert_eq!(interface.call(&mut driver.guest, &gone).status, 0);
     assert_eq!(driver.guest.counter("pv_tables"), 0);

@@ -33,7 +33,8 @@ fn cpu_writes_through_mapped_pramin_reach_gpu_without_message() {
     hide_window(&mut driver);
     assert!(cpu.is_zero(u64::from(pramin::BASE), pramin::BYTES.into()));
     assert!(driver.vram_holds(from, 4, 3));
-    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. They read as zeros, and no data is lost.
+    // PRAMIN maps neither guest RAM nor addresses beyond the guest's VRAM. Such addresses read as zeros, and no data is
+    // lost.
     for value in [2 << 24, ((VM_MIB * MIB) >> 16) as u32 - 1] {
         driver.guest.wr(pbus::PRAMIN_WINDOW::OFFSET, value);
         assert!(cpu.is_zero(u64::from(pramin::BASE) + 0x1_0000, 0xf_0000), "{value:#x}");
@@ -171,7 +172,7 @@ fn moves_no_faster_than_it_may(driver: &mut Driver, mut step: impl FnMut(&mut Dr
     // The last move may exceed the budget.
     let most = BURST_PAGES as f64 + PAGES_PER_SECOND as f64 * began.elapsed().as_secs_f64() + 4.0 * 4096.0;
     assert!((moved(driver) as f64) < most, "{} pages have moved; the maximum is {most}", moved(driver));
-    // A busy host may move pages more slowly than the limit allows.
+    // A busy host may move pages more slowly than the limit permits.
     println!("{} moves have waited, of {} pages", driver.guest.counter("aperture_waits"), moved(driver));
 }
 
@@ -273,7 +274,7 @@ fn a_neighbours_registers_answer_while_a_window_is_placed() {
     });
     println!("{answers} reads of a neighbour complete while {MOVES} writes move 512 pages each");
     assert_eq!(waits, 0, "the guest is within its budget");
-    // With one critical section for all pages, each move would allow about one read.
+    // With one critical section for all pages, each move would permit about one read.
     assert!(answers > 4 * MOVES, "{answers} reads of a neighbour in {MOVES} moves");
 }
 

@@ -14,7 +14,7 @@ use sched::{Config, Engine, TenantId, VgpuParams};
 use simgpu::SimGpu;
 use std::time::{Duration, Instant};
 
-/// Number of copies per submission. They take so long that the guest waits until they complete.
+/// Number of copies per submission. The copies take so long that the guest waits until they complete.
 const COPIES_PER_SUBMISSION: usize = 12;
 
 /// Maximum time from the scheduler noticing a completion to the notification of its guest. A test repeats the round if

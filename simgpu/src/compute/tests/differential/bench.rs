@@ -35,7 +35,7 @@ pub(super) struct Env<'a> {
     pub(super) lane: usize,
     /// Program counter of the next instruction.
     pub(super) pc: u32,
-    /// Lanes that vote, and lanes that vote yes.
+    /// Lanes that vote, and lanes whose vote is true.
     pub(super) vote: (u32, u32),
 }
 
@@ -53,7 +53,7 @@ impl Thread {
         }
     }
 
-    /// Returns a 64-bit source. An immediate is its upper word.
+    /// Returns a 64-bit source. An immediate is the upper word.
     pub(super) fn pair(&self, source: Source, env: &Env<'_>) -> Result<u64, u32> {
         Ok(match source {
             Source::Register(register) if register.is_zero() => 0,
@@ -161,7 +161,7 @@ impl Bench {
 
     pub(super) fn thread(&mut self) -> Thread {
         let mut r: [u32; 64] = std::array::from_fn(|_| self.value());
-        // Sometimes use doubles of similar magnitude.
+        // Sometimes use doubles with similar magnitudes.
         if self.random.next() & 1 != 0 {
             for pair in r.chunks_exact_mut(2) {
                 let bits = self.random.next();
@@ -239,7 +239,7 @@ impl Bench {
         })
     }
 
-    /// Returns random instructions with the operation of the assembly line.
+    /// Returns random instructions that have the same operation as the assembly line.
     pub(super) fn instructions(&mut self, assembly: &str, count: usize) -> Vec<Instruction> {
         let program = sm20::assemble(assembly).unwrap_or_else(|errors| panic!("{errors:?}"));
         let first = u64::from(program.words[1]) << 32 | u64::from(program.words[0]);
@@ -247,7 +247,7 @@ impl Bench {
         let mnemonic = begin.op.mnemonic();
         let mut found = Vec::new();
         while found.len() < count {
-            // Start each sequence from the original word: a long immediate rarely changes back to a register.
+            // Start each sequence from the original word, because a long immediate rarely changes back to a register.
             let (mut word, mut last, mut changes) = (first, begin, 0);
             let wanted = self.random.next() % 24;
             while changes < wanted {
@@ -258,7 +258,7 @@ impl Bench {
                     changes += 1;
                 }
             }
-            // Skip instructions whose registers the hardware would refuse.
+            // Skip instructions whose registers the hardware would reject.
             if registers(&last.op).is_ok() {
                 found.push(Instruction { join: false, ..last });
             }

@@ -26,7 +26,7 @@ enum Statement {
     Continue(Bit),
     Call(usize),
     Return(Bit),
-    /// Statements that a long jump from within can end.
+    /// Statements that a long jump inside them can end.
     Catch(Vec<Self>),
     Throw(Bit),
     Exit(Bit),
@@ -43,7 +43,7 @@ enum Next {
     Exit,
 }
 
-/// Constructs that enclose a statement, and so decide which statements are allowed.
+/// Constructs that enclose a statement, and that determine which statements are allowed in it.
 #[derive(Clone, Copy, Debug, Default)]
 struct Inside {
     depth: u32,
@@ -184,7 +184,7 @@ impl Compiler {
         self.line(format_args!("LOP32I.AND R11, R10, {:#x}\nISETP.NE.AND P0, PT, R11, RZ", 1u32 << bit));
     }
 
-    /// Picks one of two equivalent forms at random, so that both are tested.
+    /// Chooses one of two equivalent forms at random, so that both are tested.
     fn either<'a>(&self, one: &'a str, other: &'a str) -> &'a str {
         if self.labels.is_multiple_of(2) { one } else { other }
     }
@@ -306,7 +306,7 @@ fn random_programs_follow_their_source() {
         assert_eq!(rig.read(DATA, 96), expected, "{functions:?}\n{source}");
         all += &source;
     }
-    // Labels are not operations. Each operation must be used.
+    // Labels are not operations. Each operation must be used at least once.
     let used = |name: &&str| all.split_whitespace().any(|word| word.trim_end_matches(".S") == *name);
     let unused: Vec<_> = OPERATIONS.iter().filter(|name| **name != "BAR" && !used(name)).collect();
     assert!(unused.is_empty(), "{unused:?}");

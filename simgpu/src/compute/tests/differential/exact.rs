@@ -1,10 +1,10 @@
-//! Floating-point arithmetic by definition: numbers are integers with several thousand bits, and a search through the
-//! numbers of the format finds the result.
+//! Computes floating-point results by definition: numbers are integers with several thousand bits, and a search through
+//! the numbers of the format finds the result.
 
 use sm20::Rounding;
 use std::cmp::Ordering;
 
-/// Number of words in an integer: products of doubles are between 2^-2148 and 2^2048.
+/// Number of words in an integer, because products of doubles are between 2^-2148 and 2^2048.
 const WORDS: usize = 70;
 /// Exponent of two of bit 0.
 const UNIT: i32 = -2200;

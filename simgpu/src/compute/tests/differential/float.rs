@@ -271,14 +271,14 @@ fn logarithm(x: f64) -> f64 {
     }
     let exponent = (x.to_bits() >> 52) as i32 - 1023;
     let fraction = x / 2f64.powi(exponent);
-    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without it, the sum with the exponent loses bits near 1 on either side.
+    // ln(f) = 2 artanh((f - 1) / (f + 1)). Without this, the sum with the exponent loses bits near 1 on either side.
     let (fraction, exponent) = if fraction > 1.5 { (fraction / 2.0, exponent + 1) } else { (fraction, exponent) };
     let t = (fraction - 1.0) / (fraction + 1.0);
     let series: f64 = (0..40).rev().fold(0.0, |sum, n| sum * t * t + 1.0 / f64::from(2 * n + 1));
     f64::from(exponent) + 2.0 * t * series / std::f64::consts::LN_2
 }
 
-/// Returns two to the power of `x`: the integral part shifts, and a series computes the rest.
+/// Returns two to the power of `x`: the integral part is a shift, and a series computes the rest.
 fn power_of_two(x: f64) -> f64 {
     if !(-200.0..=200.0).contains(&x) {
         return if x.is_nan() {
@@ -305,7 +305,7 @@ fn sine(x: f64) -> f64 {
     if turns % 2.0 == 0.0 { rest * series } else { -rest * series }
 }
 
-/// Returns true if the reference of MUFU is accurate for the argument.
+/// Returns true if the reference for MUFU is accurate at this argument.
 pub(super) fn mufu_is_checked(function: MultiFunction, argument: u64) -> bool {
     let x = SINGLE.value(argument);
     !matches!(function, MultiFunction::Sin | MultiFunction::Cos) || !x.is_finite() || x.abs() < 100.0

@@ -58,10 +58,11 @@ fn sum(a: u32, b: u32, mode: AddMode, carry_in: Option<Cc>, saturate: bool) -> (
     (value, Cc { zero, carry, overflow: !range.contains(&whole), ..plain_cc(value) })
 }
 
-/// Evaluates a condition-code test, either on two numbers whose difference set the condition code, or on single flags.
+/// Evaluates a test of the condition code, either on two numbers whose difference set the condition code, or on single
+/// flags.
 pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     let Cc { zero, sign, carry, overflow } = cc;
-    // A NaN sets both the zero and the sign flag. No number sets both.
+    // A NaN sets both the zero and the sign flag. A number never sets both flags.
     match test {
         CcTest::False => false,
         CcTest::True => true,
@@ -90,7 +91,7 @@ pub(super) fn test(cc: Cc, test: CcTest) -> bool {
     }
 }
 
-/// Compares two words. If lower words have set a condition code, the two are the upper words of wide numbers.
+/// Compares two words. If lower words have set a condition code, the two words are the upper words of wide numbers.
 fn holds(a: u32, b: u32, compare: Compare, is_signed: bool, lower: Option<Cc>) -> bool {
     let (a, b) = (number(a, is_signed), number(b, is_signed));
     let order = match lower {

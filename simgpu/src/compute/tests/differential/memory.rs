@@ -42,7 +42,7 @@ pub(super) const OPERATIONS: [&str; 27] = [
 pub(super) const SHARED_BYTES: u32 = 512;
 pub(super) const LOCAL_BYTES: u32 = 64;
 const GLOBAL_BYTES: usize = 4096;
-/// Size of the lockable range in bytes: small, so that lanes often find a word locked.
+/// Size of the lockable range in bytes, which is small, so that lanes often find a word locked.
 const LOCKED_BYTES: u64 = 64;
 
 /// Target of an access.

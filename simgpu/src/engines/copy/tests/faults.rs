@@ -1,4 +1,4 @@
-//! Tests of errors: missing pages, unknown methods, invalid bits.
+//! Tests errors: missing pages, unknown methods, and invalid bits.
 
 use super::{ARENA, ARENA_BYTES, Bench, on_the_bus};
 use crate::engines::copy::{CopyEngine, M2mf};
@@ -55,7 +55,7 @@ fn stops_exactly<E: Engine + Default>(class: u32, copy: impl Fn(u64, u64, u32, u
         let (before, behind) = (HALF as usize + 0x5000, HALF as usize + 0x6000);
         assert!(arena[..before] == model[..before] && arena[behind..] == model[behind..]);
 
-        // A fault of the source names the source. If both sides are unmapped, the source faults first.
+        // A fault in the source names the source. If both sides are unmapped, the source faults first.
         let from = ARENA + ARENA_BYTES;
         let copied = bench.send(class, &copy(from - 0x800, ARENA, 0x1000, 1));
         assert_eq!(copied, fault(2, from, false), "budget {budget:#x}");

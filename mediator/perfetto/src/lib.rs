@@ -1,4 +1,4 @@
-//! `mediatorctl sched record --format perfetto`: a record of a card's scheduler as a trace for Perfetto.
+//! A record of a card's scheduler as a trace for Perfetto, for `mediatorctl sched record --format perfetto`.
 //!
 //! The format is the JSON of chrome://tracing, which Perfetto also reads. Each tenant is a process. A VM's submission
 //! is a row with its phases (queued, runs, waits). A tenant of a CUDA card has one row with its turns, waits and
@@ -6,6 +6,8 @@
 //! row contains the gaps in which no work ran. Times are in microseconds since the start of the record.
 //!
 //! Source: "Trace Event Format", Google, sections on complete, async and instant events and on metadata.
+
+#![forbid(unsafe_code)]
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,7 +51,8 @@ struct Timeline<'a> {
 }
 
 /// Converts a record.
-pub(super) fn convert(trace: &Trace, card: &str) -> Value {
+#[must_use]
+pub fn convert(trace: &Trace, card: &str) -> Value {
     let mut timeline = Timeline {
         trace,
         open: BTreeMap::new(),

@@ -1,12 +1,16 @@
-//! Converts the configuration to messages for owners: the settings of a card, its rules and its tenants.
+//! The configuration of a CUDA card and of its tenants in the form of the card's owner: [`settings`] at its start,
+//! [`rules`] that change while it runs, and each [`tenant`].
+//!
+//! The crate does not send requests to an owner, and keeps no state.
+
+#![forbid(unsafe_code)]
 
 use std::path::{Path, PathBuf};
 
+use config::cuda::gang_number;
+use config::{CardSpec, CudaSpec, FunctionSpec, OnStuck, TenantSpec};
 use cuda_control::{Gang, GangSettings, MemoryShare, MpsSettings, Quanta, Rules, Settings, Tenant, TimeShare};
 use gang::{CardId, GangId};
-
-use config::cuda::gang_number;
-use config::{CardSpec, CudaSpec, OnStranger, OnStuck, TenantSpec};
 use overrides::Tuning;
 
 /// Size of a MiB in bytes.
@@ -26,7 +30,8 @@ fn owner_socket(card: &str, folder: &Path) -> PathBuf {
     folder.join(config::cuda::owner_socket(card))
 }
 
-/// Returns the settings of a card's owner. The owner has its files in `folder`.
+/// Returns the settings with which a card's owner starts. The owner writes the list of programs that it serves to
+/// `folder`.
 #[must_use]
 pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
     let cuda = spec.cuda();
@@ -54,7 +59,7 @@ pub fn settings(spec: &CardSpec, folder: &Path) -> Settings {
         chunk_bytes: chunk_mib * MIB,
         slice_ns: slice_ms * MS,
         run_ahead_us,
-        kills_strangers: strangers == OnStranger::Kill,
+        kills_strangers: strangers == config::OnStranger::Kill,
         margin_bytes: margin_mib * MIB,
         rules: rules(spec, &Tuning::from_spec(spec)),
         journal: folder.join(format!("{}.programs", spec.name)),
@@ -88,9 +93,16 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards, without the owner and the group of its socket.
+/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is a VM. The last argument
+/// is the user and the group of the tenant's socket.
 #[must_use]
-pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Tenant {
+pub fn tenant(
+    spec: &TenantSpec,
+    card: &CardSpec,
+    socket_dir: &Path,
+    function: Option<FunctionSpec>,
+    (uid, gid): (Option<u32>, Option<u32>),
+) -> Tenant {
     let (memory, time) = (&spec.memory, spec.time.params(None));
     let class = serde_json::to_value(time.class).ok().and_then(|name| name.as_str().map(str::to_owned));
     let gang = (!spec.cards.is_empty()).then(|| Gang {
@@ -100,6 +112,7 @@ pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Tenant {
     Tenant {
         name: spec.name.clone(),
         memory_bytes: spec.vram_mib * MIB,
+        window_bytes: function.map_or(0, |function| function.window_mib * MIB),
         memory: MemoryShare {
             quota: memory.quota_mib.map(|mib| mib * MIB),
             guarantee: memory.guarantee_mib.unwrap_or(0) * MIB,
@@ -117,8 +130,8 @@ pub fn tenant(spec: &TenantSpec, card: &CardSpec, socket_dir: &Path) -> Tenant {
         suspends: spec.on_stuck == OnStuck::Suspend,
         socket: spec.socket_on(&card.name, socket_dir),
         mode: spec.mode.0,
-        uid: None,
-        gid: None,
+        uid,
+        gid,
         share_group: Some(spec.share_group.clone()).filter(|name| !name.is_empty()),
         sharing: spec.sharing,
         gang,

@@ -1,0 +1,365 @@
+//! A minimal driver of nouveau's ioctls: the baseline for the library `gdev`.
+//!
+//! [`Raw`] makes the ioctls of a program without a library. It sends the same kernels and copies to the card, and copies
+//! through two staging buffers of the library's size. It has none of the library's checks and stamps, so it does not
+//! detect lost work: the caller must compare results. From `gdev` it takes only the layouts of arguments, the encoding
+//! of methods, and the mapping of files.
+
+use std::fs::{File, OpenOptions};
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use gdev::mapping::Mapping;
+use gdev::nouveau::device::{RING, call};
+use gdev::nouveau::methods::{self, Area, Code};
+use gdev::nouveau::push::{Engine, MOST_WORDS, Object, Push, linear};
+use gdev::nouveau::{TUNING, uapi};
+use gdev::{Grid, Image, Memory, Module, Params, Place};
+use workloads::Gpu;
+
+/// Size of a staging buffer in bytes.
+const STAGING_BYTES: u64 = TUNING.piece_bytes;
+/// Number of staging buffers: the CPU uses one while the card uses the other.
+const STAGINGS: usize = 2;
+/// The card reads code ahead of the program counter.
+const FETCH_AHEAD_BYTES: u64 = 0x100;
+
+/// A buffer of the kernel's driver.
+#[derive(Debug)]
+struct Buffer {
+    handle: u32,
+    domain: u32,
+    address: u64,
+    bytes: u64,
+    /// The CPU's view of a buffer in RAM.
+    mapping: Option<Mapping>,
+}
+
+impl Buffer {
+    fn new(file: &File, domain: u32, bytes: u64) -> Result<Self> {
+        let info = uapi::GemInfo {
+            size: bytes,
+            domain: domain | uapi::DOMAIN_MAPPABLE,
+            tile_flags: uapi::TILE_NONCONTIG,
+            ..Default::default()
+        };
+        let mut new = uapi::GemNew { info, ..Default::default() };
+        call(file, &mut new).with_context(|| format!("{bytes} bytes"))?;
+        let uapi::GemInfo { handle, size, offset: address, map_handle, .. } = new.info;
+        let mapping = match domain {
+            uapi::DOMAIN_GART => Some(Mapping::new(file, map_handle, usize::try_from(size)?)?),
+            _ => None,
+        };
+        Ok(Self { handle, domain, address, bytes, mapping })
+    }
+
+    fn mapping(&self) -> Result<&Mapping> {
+        self.mapping.as_ref().context("the buffer is not in RAM")
+    }
+
+    /// Returns an entry of a submission's list of buffers.
+    fn entry(&self, reads: bool, writes: bool) -> uapi::PushbufBuffer {
+        uapi::PushbufBuffer {
+            handle: self.handle,
+            read_domains: if reads { self.domain } else { 0 },
+            write_domains: if writes { self.domain } else { 0 },
+            valid_domains: self.domain,
+            ..Default::default()
+        }
+    }
+}
+
+/// A staging buffer, with the number of the last submission that uses it.
+#[derive(Debug)]
+struct Staging {
+    buffer: Buffer,
+    busy_until: u64,
+}
+
+/// A program's code on the card.
+#[derive(Debug)]
+struct Loaded {
+    code: Buffer,
+    program: sm20::Program,
+}
+
+/// An open render node with a channel.
+#[derive(Debug)]
+pub struct Raw {
+    channel: i32,
+    multiprocessors: u32,
+    pushbuffers: Vec<Buffer>,
+    /// Number of submissions so far.
+    submitted: u64,
+    buffers: Vec<Option<Buffer>>,
+    modules: Vec<Loaded>,
+    stagings: Vec<Staging>,
+    next_staging: usize,
+    bank: Buffer,
+    local: Option<Buffer>,
+    /// Closing the file frees all handles.
+    file: File,
+}
+
+impl Raw {
+    /// Opens a render node of nouveau, and creates a channel that copies and computes.
+    pub fn open(node: &Path) -> Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(node).context("the render node")?;
+        let mut units = uapi::GetParam { param: uapi::param::GRAPH_UNITS, value: 0 };
+        call(&file, &mut units)?;
+        let multiprocessors = (units.value >> 8) as u32 & 0xff_ffff;
+        let mut channel = uapi::ChannelAlloc::default();
+        call(&file, &mut channel)?;
+        let channel = channel.channel;
+        let pushbuffer = |_| Buffer::new(&file, uapi::DOMAIN_GART, MOST_WORDS as u64 * 4);
+        let pushbuffers = (0..RING).map(pushbuffer).collect::<Result<_>>()?;
+        let bank = Buffer::new(&file, uapi::DOMAIN_VRAM, u64::from(methods::BANK_BYTES))?;
+        let mut push = Push::default();
+        for object in [Engine::M2mf.object(), Object::COMPUTE] {
+            let (handle, class) = (u32::from(object.class), i32::from(object.class));
+            call(&file, &mut uapi::ObjectAlloc { channel, handle, class })?;
+            push.bind(object);
+        }
+        methods::set_up(&mut push, multiprocessors, bank.address);
+        let uses = [bank.entry(false, true)];
+        let mut raw = Self {
+            channel,
+            multiprocessors,
+            pushbuffers,
+            submitted: 0,
+            buffers: Vec::new(),
+            modules: Vec::new(),
+            stagings: Vec::new(),
+            next_staging: 0,
+            bank,
+            local: None,
+            file,
+        };
+        raw.submit(&push, uses)?;
+        Ok(raw)
+    }
+
+    fn buffer(&self, memory: Memory) -> Result<&Buffer> {
+        self.buffers.get(memory.index).and_then(Option::as_ref).context("a freed buffer")
+    }
+
+    /// Waits until the card no longer uses the pushbuffer of a submission, counted from 1.
+    fn wait(&self, submission: u64) -> Result<()> {
+        if submission == 0 || submission + RING as u64 <= self.submitted {
+            return Ok(());
+        }
+        let handle = self.pushbuffers[((submission - 1) % RING as u64) as usize].handle;
+        call(&self.file, &mut uapi::GemCpuPrep { handle, flags: uapi::CPU_PREP_WRITE })?;
+        Ok(call(&self.file, &mut uapi::GemCpuFini { handle })?)
+    }
+
+    /// Submits a pushbuffer. Returns its number, counted from 1.
+    fn submit(&mut self, push: &Push, uses: impl IntoIterator<Item = uapi::PushbufBuffer>) -> Result<u64> {
+        let submission = self.submitted + 1;
+        // An earlier submission used the same pushbuffer.
+        self.wait(submission.saturating_sub(RING as u64))?;
+        let buffer = &self.pushbuffers[(self.submitted % RING as u64) as usize];
+        let bytes: Vec<u8> = push.words().iter().flat_map(|word| word.to_le_bytes()).collect();
+        buffer.mapping()?.write(0, &bytes);
+        let mut list = vec![buffer.entry(true, false)];
+        for used in uses {
+            // The list may contain a buffer only once.
+            match list.iter_mut().find(|entry| entry.handle == used.handle) {
+                Some(entry) => {
+                    entry.read_domains |= used.read_domains;
+                    entry.write_domains |= used.write_domains;
+                }
+                None => list.push(used),
+            }
+        }
+        let mut pieces = [uapi::PushbufPush { length: bytes.len() as u64, ..Default::default() }];
+        let mut pushbuf = uapi::GemPushbuf {
+            channel: self.channel.cast_unsigned(),
+            nr_buffers: list.len() as u32,
+            buffers: list.as_mut_ptr().expose_provenance() as u64,
+            nr_push: 1,
+            push: pieces.as_mut_ptr().expose_provenance() as u64,
+            ..Default::default()
+        };
+        // Both lists live until the call returns.
+        call(&self.file, &mut pushbuf)?;
+        self.submitted = submission;
+        Ok(submission)
+    }
+
+    /// Submits a copy with M2MF, after all grids.
+    fn submit_copy(
+        &mut self,
+        from: (u64, uapi::PushbufBuffer),
+        to: (u64, uapi::PushbufBuffer),
+        bytes: u64,
+    ) -> Result<u64> {
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        for rect in &linear(from.0, to.0, bytes, Engine::M2mf.most_lines()) {
+            if !push.has_room() {
+                self.submit(&std::mem::take(&mut push), [from.1.clone(), to.1.clone()])?;
+            }
+            push.copy(Engine::M2mf, rect);
+        }
+        self.submit(&push, [from.1, to.1])
+    }
+
+    /// Returns the index of a staging buffer that the card no longer uses.
+    fn take_staging(&mut self) -> Result<usize> {
+        let slot = self.next_staging;
+        self.next_staging = (slot + 1) % STAGINGS;
+        match self.stagings.get(slot) {
+            Some(staging) => self.wait(staging.busy_until)?,
+            None => {
+                let buffer = Buffer::new(&self.file, uapi::DOMAIN_GART, STAGING_BYTES)?;
+                self.stagings.push(Staging { buffer, busy_until: 0 });
+            }
+        }
+        Ok(slot)
+    }
+
+    /// Copies from the CPU to a buffer in VRAM, which `entry` describes.
+    fn write_vram(&mut self, address: u64, entry: &uapi::PushbufBuffer, bytes: &[u8]) -> Result<()> {
+        for (at, piece) in (address..).step_by(STAGING_BYTES as usize).zip(bytes.chunks(STAGING_BYTES as usize)) {
+            let slot = self.take_staging()?;
+            let staging = &self.stagings[slot].buffer;
+            staging.mapping()?.write(0, piece);
+            let from = (staging.address, staging.entry(true, false));
+            self.stagings[slot].busy_until = self.submit_copy(from, (at, entry.clone()), piece.len() as u64)?;
+        }
+        Ok(())
+    }
+
+    /// Waits for the copy into a staging buffer, and reads the buffer.
+    fn read_staging(&self, slot: usize, bytes: &mut [u8]) -> Result<()> {
+        let Staging { buffer, busy_until } = &self.stagings[slot];
+        self.wait(*busy_until)?;
+        buffer.mapping()?.read(0, bytes);
+        Ok(())
+    }
+
+    /// Makes local memory large enough for `bytes` bytes per thread.
+    fn provide_local(&mut self, bytes: u32) -> Result<()> {
+        let wanted = methods::local_area(u64::from(self.multiprocessors), bytes);
+        if self.local.as_ref().is_some_and(|local| local.bytes >= wanted) {
+            return Ok(());
+        }
+        let local = Buffer::new(&self.file, uapi::DOMAIN_VRAM, wanted)?;
+        let mut push = Push::default();
+        methods::wait_for_idle(&mut push);
+        methods::set_local(&mut push, Area { address: local.address, bytes: local.bytes });
+        self.submit(&push, [local.entry(false, true)])?;
+        if let Some(old) = self.local.replace(local) {
+            self.close(old)?;
+        }
+        Ok(())
+    }
+
+    /// Frees a buffer. The kernel's driver keeps its memory until the submitted work has ended.
+    fn close(&self, buffer: Buffer) -> Result<()> {
+        let Buffer { handle, mapping, .. } = buffer;
+        drop(mapping);
+        Ok(call(&self.file, &mut uapi::GemClose { handle, pad: 0 })?)
+    }
+}
+
+impl Drop for Raw {
+    fn drop(&mut self) {
+        // The kernel's driver waits for the channel's work. The program cannot handle a refusal.
+        let _ = call(&self.file, &mut uapi::ChannelFree { channel: self.channel });
+    }
+}
+
+/// Checks that a range is within a buffer.
+fn inside(memory: Memory, at: u64, bytes: usize) -> Result<()> {
+    let end = at.checked_add(bytes as u64);
+    ensure!(end.is_some_and(|end| end <= memory.bytes), "{bytes} bytes at {at:#x} of {} bytes", memory.bytes);
+    Ok(())
+}
+
+impl Gpu for Raw {
+    fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
+        let domain = if place == Place::Vram { uapi::DOMAIN_VRAM } else { uapi::DOMAIN_GART };
+        let buffer = Buffer::new(&self.file, domain, bytes.max(1))?;
+        let memory = Memory { index: self.buffers.len(), address: buffer.address, bytes };
+        self.buffers.push(Some(buffer));
+        Ok(memory)
+    }
+
+    fn free(&mut self, memory: Memory) -> Result<()> {
+        let slot = self.buffers.get_mut(memory.index).and_then(Option::take);
+        self.close(slot.context("a freed buffer")?)
+    }
+
+    fn upload(&mut self, memory: Memory, at: u64, bytes: &[u8]) -> Result<()> {
+        inside(memory, at, bytes.len())?;
+        if let Some(mapping) = &self.buffer(memory)?.mapping {
+            self.wait(self.submitted)?;
+            mapping.write(usize::try_from(at)?, bytes);
+            return Ok(());
+        }
+        let entry = self.buffer(memory)?.entry(false, true);
+        self.write_vram(memory.address + at, &entry, bytes)
+    }
+
+    fn download(&mut self, memory: Memory, at: u64, bytes: &mut [u8]) -> Result<()> {
+        inside(memory, at, bytes.len())?;
+        if let Some(mapping) = &self.buffer(memory)?.mapping {
+            self.wait(self.submitted)?;
+            mapping.read(usize::try_from(at)?, bytes);
+            return Ok(());
+        }
+        let entry = self.buffer(memory)?.entry(true, false);
+        // The piece that the card is copying into a staging buffer.
+        let mut under_way: Option<(usize, &mut [u8])> = None;
+        let pieces = (memory.address + at..).step_by(STAGING_BYTES as usize);
+        for (at, piece) in pieces.zip(bytes.chunks_mut(STAGING_BYTES as usize)) {
+            let slot = self.take_staging()?;
+            let staging = &self.stagings[slot].buffer;
+            let to = (staging.address, staging.entry(false, true));
+            self.stagings[slot].busy_until = self.submit_copy((at, entry.clone()), to, piece.len() as u64)?;
+            if let Some((slot, piece)) = under_way.replace((slot, piece)) {
+                self.read_staging(slot, piece)?;
+            }
+        }
+        under_way.map_or(Ok(()), |(slot, piece)| self.read_staging(slot, piece))
+    }
+
+    fn copy(&mut self, from: Memory, to: Memory, bytes: u64) -> Result<()> {
+        let length = usize::try_from(bytes)?;
+        inside(from, 0, length)?;
+        inside(to, 0, length)?;
+        let (source, target) = (self.buffer(from)?.entry(true, false), self.buffer(to)?.entry(false, true));
+        self.submit_copy((from.address, source), (to.address, target), bytes).map(drop)
+    }
+
+    fn load(&mut self, program: &sm20::Program) -> Result<Module> {
+        let program = methods::program(Image::Sm20(program), "nouveau")?;
+        self.provide_local(program.kernels.iter().map(|kernel| kernel.local_bytes).max().unwrap_or(0))?;
+        let bytes = program.bytes();
+        let code = Buffer::new(&self.file, uapi::DOMAIN_VRAM, bytes.len() as u64 + FETCH_AHEAD_BYTES)?;
+        self.write_vram(code.address, &code.entry(false, true), &bytes)?;
+        self.modules.push(Loaded { code, program: program.clone() });
+        Ok(Module { index: self.modules.len() - 1 })
+    }
+
+    fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<()> {
+        let Loaded { code, program } = self.modules.get(module.index).context("an unknown module")?;
+        let kernel = methods::kernel(program, name, grid, params)?;
+        let mut list = vec![code.entry(true, false), self.bank.entry(false, true)];
+        list.extend(self.local.iter().map(|local| local.entry(false, true)));
+        for used in uses {
+            list.push(self.buffer(*used)?.entry(true, true));
+        }
+        let mut push = Push::default();
+        methods::launch(&mut push, Code { address: code.address, kernel }, grid, params, self.bank.address);
+        // The next grid may read the results of this one.
+        methods::wait_for_idle(&mut push);
+        self.submit(&push, list).map(drop)
+    }
+
+    fn finish(&mut self) -> Result<()> {
+        self.wait(self.submitted)
+    }
+}
