@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::{mps, peers, views};
+use crate::{access, mps, views};
 
 /// A kernel: its name, the number of its arguments, and its function.
 #[derive(Clone, Copy)]
@@ -109,13 +109,13 @@ pub fn spins(kernel: &Kernel, arguments: &[u64]) -> bool {
 }
 
 fn load(at: u64) -> u64 {
-    peers::check(at);
+    access::check(at);
     // SAFETY: see UNSAFETY.
     unsafe { (at as *const u64).read_volatile() }
 }
 
 fn store(at: u64, value: u64) {
-    peers::check(at);
+    access::check(at);
     // SAFETY: see UNSAFETY.
     unsafe { (at as *mut u64).write_volatile(value) }
 }

@@ -25,6 +25,7 @@
 //!
 //! The clock is the host's clock. Modules contain no code. Textures return single elements without filtering.
 
+mod access;
 mod api;
 mod arrays;
 mod card;
@@ -41,6 +42,7 @@ mod memory;
 mod mps;
 mod nvml;
 mod nvml_facts;
+mod pairs;
 mod peers;
 mod pinned;
 mod registered;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::card::{self, Allocation, Tier};
 use crate::result::{INVALID_DEVICE, INVALID_VALUE, NOT_SUPPORTED, OUT_OF_MEMORY};
 use crate::space::{Broken, GRANULE, Space};
-use crate::{current, peers};
+use crate::{current, pairs};
 
 /// An allocation that this process has. All descriptors and mappings share its file description, and therefore its
 /// lifetime.
@@ -440,7 +440,7 @@ fn back_counted(at: u64, bytes: u64, counted: bool) -> Result<(), i32> {
     let memory = if counted { memory } else { memory.uncounted() };
     let handle = insert(memory, card.number(), Tier::Device, bytes, false, 0);
     map(at, bytes, 0, handle)?;
-    for device in std::iter::once(device).chain(peers::of(device)) {
+    for device in std::iter::once(device).chain(pairs::of(device)) {
         allow(device, at, bytes, 3)?;
     }
     release(handle)

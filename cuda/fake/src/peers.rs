@@ -1,5 +1,6 @@
-//! Access between cards, stricter than NVIDIA's: every pair of cards could access each other's memory, but work that
-//! uses memory of another card without access to it kills the program. NVIDIA's driver ends only the context.
+//! The functions for access between cards, stricter than NVIDIA's: each pair of cards could access each other's memory,
+//! but work that uses memory of another card without access to it kills the program. NVIDIA's driver ends only the
+//! context.
 //!
 //! A card has access to a mapping through `cuMemSetAccess`, and to memory of `cuMemAlloc` while a context of the card
 //! has enabled the access to a context of the memory's card. Copies between two cards need no access: NVIDIA's driver
@@ -10,60 +11,13 @@
 #![allow(non_snake_case, reason = "names of the driver API")]
 #![allow(clippy::undocumented_unsafe_blocks, reason = "see UNSAFETY; the promise is the caller's everywhere")]
 
-use std::cell::Cell;
 use std::ffi::c_int;
-use std::sync::{Mutex, PoisonError};
 
 use crate::api::{api, context, initialised, named, put};
 use crate::current::{CURRENT, current_device, device_of};
 use crate::result::*;
 use crate::work::{self, Op};
-use crate::{card, memory};
-
-/// Enabled pairs: the context that has access, and the context whose memory it may use.
-static PAIRS: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
-
-thread_local! {
-    /// Device whose work this thread runs.
-    static RUNS_ON: Cell<c_int> = const { Cell::new(-1) };
-    /// The last range that was checked: start, end, and the generation of all access.
-    static CHECKED: Cell<(u64, u64, u64)> = const { Cell::new((0, 0, 0)) };
-}
-
-/// Records the device whose work this thread runs.
-pub fn runs_on(device: c_int) {
-    RUNS_ON.set(device);
-    CHECKED.set((0, 0, 0));
-}
-
-/// Kills the program if the device of this thread's work has no access to an address of another card.
-pub fn check(at: u64) {
-    let device = RUNS_ON.get();
-    if device < 0 || card::visible().len() < 2 {
-        return;
-    }
-    let (start, end, generation) = CHECKED.get();
-    if (start..end).contains(&at) && generation == memory::generation() {
-        return;
-    }
-    let generation = memory::generation();
-    match memory::access_of(at, device) {
-        Some((range, access)) if access != 0 => CHECKED.set((range.0, range.0 + range.1, generation)),
-        Some(_) => {
-            eprintln!("fake libcuda: work of device {device} uses {at:#x}, to which it has no access");
-            std::process::abort();
-        }
-        // Memory of the host.
-        None => {}
-    }
-}
-
-/// Returns the devices that may access plain memory of a device, except the device itself.
-pub fn of(device: c_int) -> Vec<c_int> {
-    let pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
-    let found = pairs.iter().filter(|(_, to)| device_of(*to) == Some(device));
-    found.filter_map(|(from, _)| device_of(*from)).collect()
-}
+use crate::{memory, pairs};
 
 /// Enables or disables the access of the current context. `peer` is the context with the memory.
 fn change(peer: u64, enable: bool) -> i32 {
@@ -71,17 +25,10 @@ fn change(peer: u64, enable: bool) -> i32 {
     if from == to {
         return INVALID_DEVICE;
     }
-    let pair = (CURRENT.get(), peer);
-    {
-        let mut pairs = PAIRS.lock().unwrap_or_else(PoisonError::into_inner);
-        match (pairs.contains(&pair), enable) {
-            (true, true) => return PEER_ACCESS_ALREADY_ENABLED,
-            (false, false) => return PEER_ACCESS_NOT_ENABLED,
-            (false, true) => pairs.push(pair),
-            (true, false) => pairs.retain(|known| *known != pair),
-        }
+    if !pairs::change((CURRENT.get(), peer), enable) {
+        return if enable { PEER_ACCESS_ALREADY_ENABLED } else { PEER_ACCESS_NOT_ENABLED };
     }
-    let access = if enable || of(to).contains(&from) { 3 } else { 0 };
+    let access = if enable || pairs::of(to).contains(&from) { 3 } else { 0 };
     memory::allow_plain(to, from, access).err().unwrap_or(SUCCESS)
 }
 

@@ -15,7 +15,7 @@ use crate::result::{
     NOT_READY, SUCCESS,
 };
 use crate::space::GRANULE;
-use crate::{card, current, memory, mps, peers, registered};
+use crate::{access, card, current, memory, mps, registered};
 
 /// `CUhostFn`.
 pub type HostFunction = unsafe extern "C" fn(*mut std::ffi::c_void);
@@ -212,7 +212,7 @@ fn stream() -> Stream {
         counter.fetch_add(1, Ordering::SeqCst);
     };
     crate::spawn("fake-stream", move || {
-        peers::runs_on(device);
+        access::runs_on(device);
         ops.into_iter().for_each(work);
     });
     let context = current::CURRENT.get();

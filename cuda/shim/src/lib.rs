@@ -14,9 +14,9 @@
 //! A program with several cards can use memory of one card on another (`peers`); `cross` decides on which cards it must
 //! be quiet while memory moves.
 //!
-//! One thread for each card carries out its owner's orders (`agent`). Imports go in one direction: `abi` and `agent` import `shim`,
-//! and `shim` imports the other modules. A module gets the parts that it needs as arguments, and reports events to its
-//! caller.
+//! One thread for each card carries out its owner's orders (`agent`). Imports go in one direction: `abi` and `agent`
+//! import `shim`, and `shim` imports the other modules. A module gets the parts that it needs as arguments, and reports
+//! events to its caller.
 //!
 //! The same file also serves as `libnvidia-ml.so.1` (`abi::nvml`): it forwards NVML's functions, except those that
 //! report a card's memory, the tenant's cards or their processes.

@@ -61,7 +61,7 @@ impl Pages for Model {
             assert_eq!(*start, next, "a gap in the range");
             next += mapping.0;
             mapping.2.retain(|known| access.iter().all(|new| !new.same_location(known)));
-            mapping.2.extend(access.iter().filter(|access| access.flags() != 0));
+            mapping.2.extend(access);
         }
         assert_eq!(next, at + bytes, "a gap at the end");
         SUCCESS

@@ -44,9 +44,9 @@ const DESCRIPTOR: c_int = 1;
 /// Chunks do not support it, and a query of an address reports this.
 const RDMA: c_int = 1 << 8;
 
-/// Returns the card of a handle that this library can implement, with its number in the owner's list: pinned memory of a
-/// card that is neither compressed nor for sparse arrays. This includes a handle that other processes may import, until
-/// it is exported.
+/// Returns the card of a handle that this library can implement, with its number in the owner's list: pinned memory of
+/// a card that is neither compressed nor for sparse arrays. This includes a handle that other processes may import,
+/// until it is exported.
 fn movable(property: &Property) -> Option<(&'static Card, u8)> {
     let &[kind, handles, place, device, _, _, flags, rest] = property;
     let by_descriptor = handles == 0 || handles == DESCRIPTOR;
