@@ -31,9 +31,9 @@ use std::sync::Arc;
 use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
-/// Size in bytes of the trapped part at the start of BAR1; a multiple of a large page. nouveau places the doorbells of
-/// 128 channels there, and the buffers of its programs right behind them. Each access to the trapped part is a message.
-pub(crate) const TRAPPED_BAR1: u64 = 128 * SMALL_PAGE;
+/// Size in bytes of the trapped part at the start of BAR1; a multiple of 2 MiB. nouveau places the doorbells of all
+/// channels (512 KiB) there. Everything else should be mapped, because each access to the trapped part is a message.
+pub(crate) const TRAPPED_BAR1: u64 = 2 << 20;
 
 /// Maximum trapped size in bytes in saved state. Earlier versions trapped this much, and a client keeps its mapping.
 pub(crate) const MAX_TRAPPED_BAR1: u64 = 16 << 20;
@@ -523,7 +523,7 @@ pub(crate) fn ranges(pages: BTreeSet<u32>) -> Vec<GuestRange> {
     runs.into_iter().map(range).collect()
 }
 
-const _: () = assert!(TRAPPED_BAR1.is_multiple_of(LARGE_PAGE) && MAX_TRAPPED_BAR1.is_multiple_of(TRAPPED_BAR1));
+const _: () = assert!(TRAPPED_BAR1.is_multiple_of(2 << 20) && (2 << 20) % LARGE_PAGE == 0);
 
 #[cfg(test)]
 mod tests;
