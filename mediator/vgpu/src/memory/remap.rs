@@ -32,11 +32,8 @@ use vm_device::WindowMemory;
 use vmm_glue::{Mapping, MmapArea, RegionIndex};
 
 /// Size in bytes of the trapped part at the start of BAR1; a multiple of 2 MiB. nouveau places the doorbells of all
-/// channels (512 KiB) there. Everything else should be mapped, because each access to the trapped part is a message.
-pub(crate) const TRAPPED_BAR1: u64 = 2 << 20;
-
-/// Maximum trapped size in bytes in saved state. Earlier versions trapped this much, and a client keeps its mapping.
-pub(crate) const MAX_TRAPPED_BAR1: u64 = 16 << 20;
+/// channels (512 KiB) there.
+pub(crate) const TRAPPED_BAR1: u64 = 16 << 20;
 
 /// A part of a BAR that shows guest VRAM and that a client can map.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -450,13 +450,13 @@ fn page_shown_twice_reads_zeros_and_counts_as_alias() {
     let at = driver.vram(1);
     driver.guest.vram_write(at, &pattern(1, 0));
     // Two mappings are valid if one of them is in the trapped part.
-    show(&mut driver, 0, 0x10_0000, at, 1);
+    show(&mut driver, 0, 0x80_0000, at, 1);
     show(&mut driver, 0, BAR1_MAPPED_AT, at, 1);
     let mut word = [0; 4];
     cpu.write(BAR1_MAPPED_AT, &[1, 2, 3, 4]);
-    driver.guest.read(Bar1, 0x10_0000, &mut word);
+    driver.guest.read(Bar1, 0x80_0000, &mut word);
     assert_eq!(word, [1, 2, 3, 4]);
-    driver.guest.write(Bar1, 0x10_0000, &[5, 6, 7, 8]);
+    driver.guest.write(Bar1, 0x80_0000, &[5, 6, 7, 8]);
     assert_eq!(cpu.read(BAR1_MAPPED_AT, 4), [5, 6, 7, 8]);
     assert_eq!(driver.guest.counter("aperture_aliases"), 0);
     // Two mappings in mapped parts are not supported.

@@ -2,7 +2,7 @@
 //! files, which are handed over separately. The client uses them during the handover, and its CPUs may write at any
 //! time.
 
-use super::{MAX_TRAPPED_BAR1, MappedWindow, PageTarget, Remap, Slot, TRAPPED_BAR1, Window};
+use super::{MappedWindow, PageTarget, Remap, Slot, Window};
 use card_manager::{ManagedCard, ManagerError};
 use nvspec::addr::{Iova, SMALL_PAGE};
 use saved_state::{Invalid, ascend, only_version};
@@ -133,14 +133,10 @@ impl SavedRemap {
         for ((window, saved), showing) in remap.windows.iter_mut().zip(windows).zip(MappedWindow::ALL) {
             let (name, start, end) = showing.extent(bars);
             let Some(SavedWindow { start: from, bytes, iova }) = saved else { continue };
-            let starts = match showing {
-                MappedWindow::Bar1 => from.is_multiple_of(TRAPPED_BAR1) && (start..=MAX_TRAPPED_BAR1).contains(&from),
-                MappedWindow::Bar3 | MappedWindow::Pramin => from == start,
-            };
-            let whole = starts && from.checked_add(bytes) == Some(end) && bytes != 0;
+            let whole = from == start && from.checked_add(bytes) == Some(end) && bytes != 0;
             Invalid::unless(whole, || format!("{bytes:#x} bytes at {from:#x} are not the mapped part of {name}"))?;
             let file = files.next().ok_or_else(|| Invalid::new(format_args!("the memory of {name} is missing")))?;
-            *window = Some(Window::new(WindowMemory::of_file(host, file, from, end, Iova(iova))?));
+            *window = Some(Window::new(WindowMemory::of_file(host, file, start, end, Iova(iova))?));
         }
         Invalid::unless(files.next().is_none(), || "memory of an aperture that is not mapped has arrived".into())?;
         Invalid::unless(ascend(pages.iter().map(|page| page.number)), || "pages of apertures are not in order".into())?;
@@ -177,6 +173,7 @@ impl Remap {
 
 #[cfg(test)]
 mod tests {
+    use super::super::TRAPPED_BAR1;
     use super::*;
     use rig::Rig;
 
@@ -225,20 +222,6 @@ mod tests {
     }
 
     #[test]
-    fn client_of_earlier_version_keeps_its_trapped_part() {
-        let rig = Rig::new(64);
-        let (mut saved, files) = apertures(&rig).save().unwrap().unwrap();
-        let bar1 = saved.windows[0].as_mut().unwrap();
-        (bar1.start, bar1.bytes) = (MAX_TRAPPED_BAR1, BARS.0 - MAX_TRAPPED_BAR1);
-        let first = (MAX_TRAPPED_BAR1 / SMALL_PAGE) as u32;
-        let moved = saved.pages.iter_mut().flat_map(|page| &mut page.places).filter(|place| place.0 == 0);
-        moved.for_each(|place| place.1 += first - (TRAPPED_BAR1 / SMALL_PAGE) as u32);
-        let after = saved.clone().restored(&Rig::new(64).host, BARS, files, VRAM).unwrap();
-        assert_eq!(after.extent(MappedWindow::Bar1).map(|(start, _)| start), Some(MAX_TRAPPED_BAR1));
-        assert_eq!(after.save().unwrap().unwrap().0, saved);
-    }
-
-    #[test]
     fn books_that_cannot_be_are_refused() {
         let rig = Rig::new(64);
         let before = apertures(&rig);
@@ -253,7 +236,6 @@ mod tests {
         refused(&|_| (), &|files| files.push(files[0].try_clone().unwrap()), "that is not mapped");
         refused(&|_| (), &|files| files.swap(0, 1), "in a file of");
         refused(&|saved| saved.windows[0].as_mut().unwrap().start = 0, &|_| (), "not the mapped part");
-        refused(&|saved| saved.windows[0].as_mut().unwrap().start += SMALL_PAGE, &|_| (), "not the mapped part");
         refused(&|saved| saved.windows[1] = None, &|files| drop(files.remove(1)), "not a page of an aperture");
         refused(&|saved| saved.pages.swap(0, 1), &|_| (), "not in order");
         refused(&|saved| saved.pages[3].number = (VRAM / SMALL_PAGE) as u32, &|_| (), "does not belong to the VM");
