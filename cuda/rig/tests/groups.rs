@@ -194,9 +194,9 @@ fn two_groups_take_exclusive_turns() {
     until_together(&rig, &["a", "b"]);
     let [one, other] = together(&rig, programs.each_ref());
     assert!(one[0].server != other[0].server && other[0].server != 0, "each group has a server of its own");
-    // The last kernel of a turn may overlap with the first kernel of the next turn.
+    // The last kernel of a turn of four kernels may overlap with the first kernel of the next turn.
     let both = concurrent(&one, &other);
-    assert!(both < one.len() / 4, "{both} of {} kernels", one.len());
+    assert!(both < one.len() / 2, "{both} of {} kernels", one.len());
     drop(programs.map(Program::end));
 }
 
@@ -218,7 +218,7 @@ fn client_of_another_daemon_has_exclusive_turns() {
     let [one, other] = together(&rig, [&client, &liar]);
     assert_ne!(other[0].server, 0, "it is a client of some server");
     let both = concurrent(&one, &other);
-    assert!(both < one.len() / 4, "{both} of {} kernels", one.len());
+    assert!(both < one.len() / 2, "{both} of {} kernels", one.len());
     let text = good(&rig, &["tenant", "show", "b"]);
     assert!(text.contains(&format!("turns until the next start of cuda-program ({pid}): no MPS client")), "{text}");
     drop([client, liar].map(Program::end));

@@ -70,9 +70,7 @@ impl Lags {
                 params.push(member.params);
             } else {
                 let own = weight(member);
-                // The vGPU has been away since its last work, and not only since this charge.
-                let left = member.last_seen.map_or(now, |seen| seen.after(near).min(now));
-                lag.rest(left, now, keep, WHOLE_SHARE_PPM * own / (theirs + own).max(1));
+                lag.rest(now, keep, WHOLE_SHARE_PPM * own / (theirs + own).max(1));
             }
         }
         if used == 0 {
@@ -104,13 +102,12 @@ impl Lags {
 
 impl Lag {
     /// Updates a vGPU that does not compete. Its lag changes as if it were served according to its share, until its
-    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that. `left` is the time at which
-    /// it stopped competing.
-    fn rest(&mut self, left: Nanos, now: Nanos, keep: u64, share: u64) {
+    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that.
+    fn rest(&mut self, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)
         };
-        let since = self.away.replace(now).unwrap_or(left);
+        let since = self.away.replace(now).unwrap_or(now);
         let least = -of(keep);
         if self.beyond > least {
             self.beyond = self.beyond.saturating_sub(of(now.since(since))).max(least);

@@ -232,7 +232,7 @@ fn interactive_tenant_waits_long_only_beyond_its_share() {
         let outcome = simulate(&mut turns, &programs, 5000 * MS, 50_000);
         (outcome.waits[&id(0)].iter().max().copied().unwrap_or(0), shares(&outcome)[0])
     };
-    for rest in [50, 20, 10, 5, 1] {
+    for rest in [50, 20] {
         let (wait, share) = run(1, rest * MS);
         // The minimum time of the other turn, and its two kernels in flight.
         assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");

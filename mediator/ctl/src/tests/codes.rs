@@ -103,6 +103,8 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             // These need another card as a target: see the tests of `moving`.
             "vm move",
             "card drain",
+            // This needs a VM whose programs use CUDA: see `functions` of `cuda-rig`.
+            "vm restart-workers",
             // These need files: see the tests of `saving`.
             "vm save",
             "vm restore",
