@@ -49,7 +49,7 @@ const FAT_BINARY: &[u8] = &[0x50, 0xed, 0x55, 0xba];
 /// Returns the number of devices.
 ///
 /// # Errors
-/// If the library is missing, or if it has no device.
+/// Returns an error if the library is missing, or if it has no device.
 pub fn device_count() -> Result<i32> {
     let library = Library::load()?;
     let mut count = 0;
@@ -64,7 +64,7 @@ pub fn device_count() -> Result<i32> {
 /// Returns the size of a device's memory in bytes.
 ///
 /// # Errors
-/// If the library is missing, or if it does not have the device.
+/// Returns an error if the library is missing, or if it does not have the device.
 pub(crate) fn memory_bytes(device: i32) -> Result<u64> {
     let library = Library::load()?;
     let mut bytes = 0;
@@ -128,7 +128,7 @@ impl Cuda {
     /// Creates a context on a device.
     ///
     /// # Errors
-    /// If there is no such device, or on a driver error.
+    /// Returns an error if there is no such device, or on a driver error.
     pub fn open(number: i32) -> Result<Self> {
         let library = Arc::new(Library::load()?);
         let (mut device, mut context) = (0, 0);

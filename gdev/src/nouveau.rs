@@ -143,7 +143,7 @@ impl Nouveau {
     /// Creates a channel.
     ///
     /// # Errors
-    /// If no channel or no memory is free.
+    /// Returns an error if no channel or no memory is free.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         Self::running_ahead(device, RING as u64)
     }
@@ -152,7 +152,7 @@ impl Nouveau {
     /// `in_flight` is from 1 to [`MOST_IN_FLIGHT`].
     ///
     /// # Errors
-    /// If no channel or no memory is free.
+    /// Returns an error if no channel or no memory is free.
     pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Self> {
         let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
         let channel = Channel::with_ring(device, in_flight as usize)?;
@@ -223,7 +223,7 @@ impl Nouveau {
     /// Returns the current first word of memory in RAM, without waiting.
     ///
     /// # Errors
-    /// If the context does not have the memory.
+    /// Returns an error if the context does not have the memory.
     pub fn peek(&mut self, memory: Memory) -> Result<u32> {
         let mut word = [0; 4];
         self.read_by_cpu(memory, 0, &mut word)?;

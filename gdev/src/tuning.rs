@@ -27,7 +27,7 @@ impl Tuning {
     /// Checks the values.
     ///
     /// # Errors
-    /// If a value is outside its limits. The error names the first such value.
+    /// Returns an error if a value is outside its limits. The error names the first such value.
     pub fn check(&self) -> Result<()> {
         let within = |what, value, least, most| {
             if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Tuning { what, value, least, most }) }

@@ -152,7 +152,8 @@ impl Vgpu {
     /// Opens the vGPU at a socket, and creates a context on it.
     ///
     /// # Errors
-    /// If the socket cannot be opened, if the daemon refuses the process, or if channels or memory are missing.
+    /// Returns an error if the socket cannot be opened, if the daemon refuses the process, or if channels or memory are
+    /// missing.
     pub fn open(socket: &Path) -> Result<Self> {
         Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))
     }
@@ -160,7 +161,7 @@ impl Vgpu {
     /// Drives a vGPU through `bus`, and creates a context on it. `msi` is the event of the device's interrupt.
     ///
     /// # Errors
-    /// If the device does not respond like a GF100, or if channels or memory are missing.
+    /// Returns an error if the device does not respond like a GF100, or if channels or memory are missing.
     pub fn on(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Self> {
         Self::on_device(&Device::start(bus, msi)?, "the vGPU")
     }
@@ -218,7 +219,7 @@ impl Vgpu {
     /// Returns the address of a byte of card memory in the vGPU's VRAM, for programs that observe the device.
     ///
     /// # Errors
-    /// If the context does not have the memory, or if the memory is a segment or in RAM.
+    /// Returns an error if the context does not have the memory, or if the memory is a segment or in RAM.
     pub fn vram_address(&self, memory: Memory, offset: u64) -> Result<u64> {
         match &self.mapped(memory)?.backing {
             Backing::Vram(vram) => Ok(vram.at + offset),
@@ -307,7 +308,7 @@ impl Vgpu {
 /// Returns the size of the VRAM of the vGPU at a socket, in bytes.
 ///
 /// # Errors
-/// If the socket cannot be opened, or the daemon refuses the process.
+/// Returns an error if the socket cannot be opened, or the daemon refuses the process.
 pub(crate) fn memory_bytes(socket: &Path) -> Result<u64> {
     Ok(Device::open(socket)?.vram_bytes())
 }

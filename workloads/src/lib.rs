@@ -58,13 +58,13 @@ pub trait Workload {
     /// Launches all kernels. The caller waits for the launches.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
     /// Computes the result on the CPU and compares. Returns the number of bytes compared.
     ///
     /// # Errors
-    /// If the results differ. The error describes the differences.
+    /// Returns an error if the results differ. The error describes the differences.
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 

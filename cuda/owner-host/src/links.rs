@@ -91,7 +91,7 @@ impl OwnerLinks {
     /// Listens for other owners at `path`. `card` is the number of this owner's card.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn listen(card: CardId, path: &Path) -> Result<Self, ListenError> {
         let (listener, bound) = Rights { mode: Some(0o600), ..Rights::default() }.listen(path)?;
         let failed = |error: Errno| ListenError { path: path.to_owned(), source: io::Error::from(error).into() };

@@ -101,7 +101,7 @@ impl WorkerOptions {
     /// descriptors are open in it.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start(&self, window: OwnedFd, link: Link) -> Result<Child, StartError> {
         self.start_with(window, link, Stdio::inherit())
     }
@@ -109,7 +109,7 @@ impl WorkerOptions {
     /// Like [`Self::start`], with another standard error.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
         self.start_of(WorkerFiles { window, link, starter: None, restore: None }, errors)
     }
@@ -117,7 +117,7 @@ impl WorkerOptions {
     /// Like [`Self::start_with`], with further descriptors.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start_of(&self, files: WorkerFiles, errors: Stdio) -> Result<Child, StartError> {
         let WorkerFiles { window, link, starter, restore } = files;
         let mut mappings = vec![(window, WINDOW_FD), (link.into_fd(), LINK_FD)];

@@ -76,7 +76,7 @@ impl Cipher {
     /// this and tries again later.
     ///
     /// # Errors
-    /// If the key is invalid.
+    /// Returns an error if the key is invalid.
     pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Arc<Self>> {
         let data = Aes256::new_from_slice(key.data()).context("the key")?;
         let tweak = Aes256::new_from_slice(key.tweak()).context("the key")?;
@@ -97,7 +97,7 @@ impl Cipher {
     /// Transforms sectors in place, starting with number `sector`.
     ///
     /// # Panics
-    /// If the data is not whole sectors.
+    /// Panics if the data is not whole sectors.
     pub fn run(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) {
         assert!(data.len().is_multiple_of(SECTOR_BYTES), "callers check the size");
         let counter = if self.try_card(direction, sector, data) {

@@ -29,7 +29,7 @@ macro_rules! functions {
             /// Loads the library and finds its functions.
             ///
             /// # Errors
-            /// If the library or a function is missing.
+            /// Returns an error if the library or a function is missing.
             pub fn load() -> Result<Self> {
                 let missing = |error: libloading::Error| Error::Open {
                     device: NAME.to_owned(),

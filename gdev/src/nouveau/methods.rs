@@ -59,7 +59,7 @@ pub struct Code<'a> {
 /// Returns an image as a program that a Fermi card can run. `device` is the backend's name.
 ///
 /// # Errors
-/// If the image is for another kind of card, or a kernel has too many parameters.
+/// Returns an error if the image is for another kind of card, or a kernel has too many parameters.
 pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> {
     let Image::Sm20(program) = image else {
         return Err(Error::Image(format!("{device} loads programs for sm_20, neither PTX nor cubins")));
@@ -76,7 +76,7 @@ pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> 
 /// Returns a program's kernel, if it can be launched with this grid and these parameters.
 ///
 /// # Errors
-/// If the kernel does not exist, or the grid or the parameters do not have its size.
+/// Returns an error if the kernel does not exist, or the grid or the parameters do not have its size.
 pub fn kernel<'a>(program: &'a sm20::Program, name: &str, grid: Grid, params: &Params) -> Result<&'a sm20::Kernel> {
     if grid.blocks.iter().any(|blocks| *blocks > MAX_BLOCKS) {
         return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });

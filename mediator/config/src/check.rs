@@ -93,7 +93,7 @@ impl Table<'_> {
 /// Checks that a card or a virtual machine may have this name.
 ///
 /// # Errors
-/// If the name is invalid; the error names the expected format.
+/// Returns an error if the name is invalid; the error names the expected format.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -569,7 +569,7 @@ const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 /// Parses a filter such as `info,mediator=debug`. `mediator` represents all crates in the folder with this name.
 ///
 /// # Errors
-/// If the filter is not valid.
+/// Returns an error if the filter is not valid.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
         Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),

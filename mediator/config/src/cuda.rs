@@ -175,7 +175,7 @@ impl TenantSpec {
     /// Returns the tenant that a `[[tenant]]` table describes.
     ///
     /// # Errors
-    /// If the table is invalid; the error names the key.
+    /// Returns an error if the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }

@@ -400,7 +400,7 @@ impl VmSpec {
     /// Returns the virtual machine that a `[[vm]]` table describes.
     ///
     /// # Errors
-    /// If the table is invalid; the error names the key.
+    /// Returns an error if the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
@@ -595,7 +595,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// If the file cannot be read or has errors. All errors that can be found are reported at once.
+    /// Returns an error if the file cannot be read or has errors. All errors that can be found are reported at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

@@ -155,7 +155,7 @@ impl ProfileSpec {
 /// Returns a table with the keys of its profile added, if it names one. The table's own keys take precedence.
 ///
 /// # Errors
-/// If no profile has the name, or the name is not a string.
+/// Returns an error if no profile has the name, or the name is not a string.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;

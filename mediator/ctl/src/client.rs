@@ -72,7 +72,7 @@ impl Client {
     /// Creates a client of the daemon at `socket`. The client connects for each request.
     ///
     /// # Errors
-    /// If the host lacks the resources for the client.
+    /// Returns an error if the host lacks the resources for the client.
     pub fn new(socket: PathBuf) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;

@@ -115,7 +115,7 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
 /// Returns a domain whose vGPU the hook creates from a profile.
 ///
 /// # Errors
-/// If the daemon has no such profile, or the name is not valid for a virtual machine.
+/// Returns an error if the daemon has no such profile, or the name is not valid for a virtual machine.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,

@@ -480,7 +480,7 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
 /// Runs one input on a VM with trapped apertures and on a VM with mapped apertures.
 ///
 /// # Panics
-/// If the mediator fails one of the checks.
+/// Panics if the mediator fails one of the checks.
 pub fn run(input: &[u8]) {
     static WORLDS: LazyLock<[Mutex<World>; 2]> =
         LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));

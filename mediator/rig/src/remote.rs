@@ -41,7 +41,7 @@ impl RemoteGuest {
     /// Connects, as a VMM would, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
-    /// If no server listens, or the server refuses.
+    /// Returns an error if no server listens, or the server refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -111,7 +111,7 @@ impl RemoteGuest {
     /// writable. Returns the size of the state in bytes.
     ///
     /// # Errors
-    /// If either server refuses. This device is then stopped, and the other device is reset.
+    /// Returns an error if either server refuses. This device is then stopped, and the other device is reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(WAIT_TIMEOUT))?;

@@ -41,7 +41,7 @@ impl XenVm {
     /// Creates a VM numbered `vm`, for a domain named `name`.
     ///
     /// # Panics
-    /// If the card has no memory for the VM.
+    /// Panics if the card has no memory for the VM.
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -81,7 +81,7 @@ impl XenVm {
     /// Returns a counter of the operator's view.
     ///
     /// # Panics
-    /// If no counter has the name.
+    /// Panics if no counter has the name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         *self.backend.status().counters.get(name).expect("a counter of that name")

@@ -64,7 +64,7 @@ impl CudaDevice {
     /// Creates the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's programs.
     ///
     /// # Errors
-    /// If the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
+    /// Returns an error if the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
     pub fn build(
         name: &str,
         limits: Limits,

@@ -141,7 +141,7 @@ impl SavedCommand {
     /// Checks the values that do not depend on other values.
     ///
     /// # Errors
-    /// If a value is invalid.
+    /// Returns an error if a value is invalid.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
         Invalid::unless(fits, || format!("command {} is impossible", self.head))

@@ -25,13 +25,13 @@ pub trait Launcher: Send {
     /// Starts a worker that maps the window `window`.
     ///
     /// # Errors
-    /// If no worker runs. The error contains the reason.
+    /// Returns an error if no worker runs. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
     /// Starts a worker that continues the program of another worker, from the state in the file `state`.
     ///
     /// # Errors
-    /// If no worker runs. The error contains the reason.
+    /// Returns an error if no worker runs. The error contains the reason.
     fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
         let _ = (window, state);
         Err("workers of this launcher cannot continue programs".to_owned())

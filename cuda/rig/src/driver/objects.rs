@@ -54,7 +54,7 @@ impl Cuda {
     /// Creates the objects.
     ///
     /// # Errors
-    /// If a call fails.
+    /// Returns an error if a call fails.
     pub fn objects(&self) -> Result<Objects, Failed> {
         let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
         let priority = function!(self, c"cuStreamCreateWithPriority", 12_000, fn(*mut u64, u32, c_int));
@@ -127,7 +127,7 @@ impl Objects {
     /// Works with all objects, and checks all results. Returns a sum of the memory's contents.
     ///
     /// # Errors
-    /// If a call fails or a result is wrong.
+    /// Returns an error if a call fails or a result is wrong.
     pub fn round(&mut self, cuda: Cuda, round: u64) -> Result<u64, Failed> {
         let set_current = function!(cuda, c"cuCtxSetCurrent", 12_000, fn(u64));
         let launch_host = function!(cuda, c"cuLaunchHostFunc", 12_000, fn(u64, unsafe extern "C" fn(u64), u64));
@@ -214,7 +214,7 @@ impl Objects {
     /// Creates an object that prevents a restart, or ends those that exist.
     ///
     /// # Errors
-    /// If a call fails, or no such kind of object exists.
+    /// Returns an error if a call fails, or no such kind of object exists.
     pub fn obstruct(&mut self, cuda: Cuda, kind: &str) -> Result<(), Failed> {
         let create_event = function!(cuda, c"cuEventCreate", 12_000, fn(*mut u64, u32));
         let end_event = function!(cuda, c"cuEventDestroy", 12_000, fn(u64));

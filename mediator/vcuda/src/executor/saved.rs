@@ -248,7 +248,7 @@ impl Executor {
     /// Saves the function, whose thread is stopped, with its descriptors: the window first, then the links of workers.
     ///
     /// # Errors
-    /// If the function cannot be handed over. The error contains the reason.
+    /// Returns an error if the function cannot be handed over. The error contains the reason.
     pub(crate) fn save(&mut self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let shared = Arc::clone(&self.shared);
         if shared.state.lock().adoption.is_some() {

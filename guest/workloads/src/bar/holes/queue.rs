@@ -105,7 +105,7 @@ impl<'a> Queue<'a> {
     /// Makes arbitrary bytes available as a batch, with `room` bytes for the answer, and rings the doorbell.
     ///
     /// # Panics
-    /// If the bytes exceed a page.
+    /// Panics if the bytes exceed a page.
     pub fn post(&mut self, batch: &[u8], room: u32) {
         let head = self.next % (ENTRIES / 2) * 2;
         self.request.bytes.write(0, batch);

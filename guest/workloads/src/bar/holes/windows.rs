@@ -18,7 +18,7 @@ fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     verdict.note(&format!("{what}: {before:#x}, then {after:#x}"), before == u32::MAX && after == u32::MAX, gained);
 }
 
-/// 1: the PRAMIN window beyond VRAM.
+/// Hole 1: the PRAMIN window beyond VRAM.
 pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -39,7 +39,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 2: the PRAMIN window on host memory.
+/// Hole 2: the PRAMIN window on host memory.
 pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for address in [own, 0, 1 << 20, 0xfee0_0000, 1 << 32, 1 << 39] {
@@ -82,7 +82,7 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// 10: entries for RAM. They must reach our RAM and not VRAM, or no memory if we do not have this RAM.
+/// Hole 10: entries for RAM. They must reach our RAM and not VRAM, or no memory if we do not have this RAM.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
@@ -112,7 +112,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 14: offsets and indices beyond the limit, the table, or the memory.
+/// Hole 14: offsets and indices beyond the limit, the table, or the memory.
 pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     for (bar, space, instance) in apertures(lab) {
@@ -145,7 +145,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
+/// Hole 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {
