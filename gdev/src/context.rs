@@ -271,8 +271,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// guaranteed to be resident.
     ///
     /// # Errors
-    /// Returns an error if the kernel does not exist, if the grid or the parameters do not have its size, or on a
-    /// driver error.
+    /// Returns an error if the kernel is unknown, the grid or the parameters do not have its size, or the driver fails.
     pub fn launch(
         &mut self,
         module: Module,

@@ -73,7 +73,7 @@ struct Loaded {
 /// Memory that kernels can use.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the guest's kernel; every submission that uses the buffer must name it.
+    /// A buffer of the guest's kernel; every submission that uses the buffer must list it.
     Own(Buffer),
     /// A segment of the mediator that is attached to the channel.
     Segment { address: u64, id: u32 },

@@ -5,10 +5,9 @@
 //! share the device. Pinned memory is the process's own memory, which the device accesses without messages; only
 //! doorbells, page tables, small copies and interrupts are messages.
 //!
-//! All work of a context is executed in order by one channel with M2MF and compute. The end of each submission is a
-//! stamp in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space`
-//! (page tables), `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an
-//! allocator).
+//! All work of a context is executed in order by one channel with M2MF and compute. Each submission ends with a stamp
+//! in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page tables),
+//! `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an allocator).
 //!
 //! Segments need the paravirtual interface, which the operator offers in the VM's configuration. All contexts of the
 //! process count as one user of the machine.
@@ -152,7 +151,7 @@ impl Vgpu {
     /// Opens the vGPU at a socket, and creates a context on it.
     ///
     /// # Errors
-    /// Returns an error if the socket cannot be opened, if the daemon refuses the process, or if channels or memory are
+    /// Returns an error if the socket cannot be opened, the daemon refuses the process, or channels or memory are
     /// missing.
     pub fn open(socket: &Path) -> Result<Self> {
         Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))

@@ -48,8 +48,7 @@ pub trait Gpu {
     /// other buffers are not guaranteed to be resident.
     ///
     /// # Errors
-    /// Returns an error if the kernel is unknown, the parameters do not have the size that the kernel declares, or on a
-    /// driver error.
+    /// Returns an error if the kernel is unknown, the parameters have the wrong size, or the driver fails.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()>;
 
     /// Waits for all work.

@@ -42,7 +42,7 @@ fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
     KERNELS.get(usize::try_from(handle.checked_sub(first)?).ok()?)
 }
 
-/// Returns the kernel of a function handle or kernel handle. Both can be launched.
+/// Returns the kernel of a function handle or kernel handle. Functions and kernels can both be launched.
 fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
@@ -265,7 +265,7 @@ api! {
         SUCCESS
     }
 
-    // A link appends its inputs.
+    // Linking appends the inputs to each other.
     context cuLinkCreate_v2(_count: u32, _options: *const c_int, _values: *mut *mut c_void, link: *mut u64) {
         let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = 0x700_0000 + 16 * (links.len() as u64 + 1);

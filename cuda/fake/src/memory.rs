@@ -224,7 +224,7 @@ pub fn unreserve(at: u64, bytes: u64) -> Result<(), i32> {
     lock().get().space.unreserve(at, bytes).map_err(broken)
 }
 
-/// Maps an allocation. Access is granted later.
+/// Maps an allocation. The caller grants access later.
 pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();

@@ -22,7 +22,7 @@ use crate::result::{
     MPS_SERVER_NOT_READY, SUCCESS,
 };
 
-/// NVIDIA's variable with the folder of the control daemon's pipes.
+/// NVIDIA's environment variable for the folder of the control daemon's pipes.
 const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// A connection to a server.

@@ -1,8 +1,8 @@
 //! NVML's functions about the card, in the same library: a link named `libnvidia-ml.so.1` suffices.
 //!
-//! Reports the processes with a context that have a number in the caller's namespace. Files in the first card's folder
+//! Reports the processes that have a context and a PID in the caller's namespace. Files in the first card's folder
 //! change the results: with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it omits their bytes,
-//! as on some systems.
+//! as NVML does on some systems.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -245,7 +245,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Like [`Self::stream`], for work: work that a capture forbids invalidates the capture.
+    /// Same as [`Self::stream`], for work. Work that is not permitted during a capture invalidates the capture.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -255,7 +255,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Send it without holding locks, because the queue may be full.
+/// Work for a stream's queue. Send the work without holding locks, because the queue may be full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {

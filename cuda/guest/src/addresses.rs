@@ -110,7 +110,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     true
 }
 
-/// Forgets freed memory of the card. Its addresses stay reserved, because the driver may use them again.
+/// Forgets freed memory of the card. The addresses of the memory stay reserved, because the driver may use them again.
 pub fn remove(address: u64) {
     if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
         return;

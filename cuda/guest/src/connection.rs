@@ -31,7 +31,7 @@ pub struct Connection {
     synchronous: bool,
 }
 
-/// Environment variable. If it is `1`, each call waits for its reply.
+/// Environment variable. If the variable is `1`, each call waits for its reply.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
 /// Static: the exported functions have no other state. `Err` contains the result of every call. The value is never

@@ -219,7 +219,7 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// The last programs of the tenant that were given up.
+    /// The tenant's last abandoned programs.
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,

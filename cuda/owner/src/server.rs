@@ -76,7 +76,7 @@ type Call = Box<dyn FnOnce(&mut Core) + Send>;
 /// Reasons for which the serving thread wakes.
 enum Note {
     Event(Event),
-    /// A piece could not be made. The string is the reason to report.
+    /// A piece could not be allocated. The string is the reason to report.
     Failed(PieceId, String),
     /// A call of the driver reported that the card was reset or has failed.
     CardLost(String),

@@ -179,7 +179,7 @@ pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
 /// Time in microseconds before the end of its last work at which a turn may be given back. The next tenant's first work
-/// takes this long to reach the card; if it arrived earlier, the hardware would switch between both tenants.
+/// takes this long to reach the card; if the work arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;
 /// Maximum time in milliseconds for which the tenant's side waits for work on freed memory before it answers a request
 /// for empty chunks.

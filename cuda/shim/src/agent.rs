@@ -291,7 +291,7 @@ impl Agent {
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry, a valid time, and no signals.
+        // SAFETY: the pointers point to one valid entry and a valid time, and no signals are passed.
         let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
         count > 0
     }

@@ -70,7 +70,7 @@ impl<T> Lock<T> {
                 Some(guard)
             }
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // Another thread of the child may have just taken it.
+            // Another thread of the child may have just locked the value.
             Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
                 Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
             }

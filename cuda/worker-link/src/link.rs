@@ -126,8 +126,7 @@ impl Link {
     /// Receives a message from the device without waiting, and the file that [`ToWorker::Save`] contains.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the device has closed the
-    /// connection.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the device has left.
     pub fn try_receive_in_worker(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);

@@ -85,7 +85,7 @@ impl Inbox {
     }
 }
 
-/// The inbox. Two threads share it.
+/// The inbox, which two threads share.
 #[derive(Debug, Default)]
 struct Mail(Mutex<Inbox>, Condvar);
 

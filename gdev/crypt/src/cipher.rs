@@ -38,9 +38,9 @@ pub enum CardMin {
 /// Numbers of bytes that the card and the CPU have transformed, and of failures of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes on the card.
+    /// Number of bytes that the card has transformed.
     pub card_bytes: u64,
-    /// Bytes on the CPU.
+    /// Number of bytes that the CPU has transformed.
     pub cpu_bytes: u64,
     /// Failures of the card.
     pub card_failures: u64,

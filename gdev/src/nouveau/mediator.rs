@@ -141,8 +141,7 @@ impl Mediator {
     /// Maps a segment for a channel; returns its GPU virtual address in the channel's address space.
     ///
     /// # Errors
-    /// Returns an error if the segment does not exist, does not grant the access, or if the channel belongs to another
-    /// process.
+    /// Returns an error if the segment is unknown or does not grant the access, or another process has the channel.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
         let mut argument = ShareAttach { id, channel: channel.cast_unsigned(), flags, ..Default::default() };
         self.call(&mut argument, || format!("attaching segment {id} to channel {channel}"))?;

@@ -205,7 +205,7 @@ impl Device {
     pub(super) fn wait_for_interrupt(&self, limit: Duration) -> Result<()> {
         match wait_event(&self.msi, limit) {
             Ok(_) => self.lock().handle_interrupts(),
-            // Another thread may have taken the event, or the daemon may have exited. A read shows which.
+            // Another thread may have taken the event, or the daemon may have exited, so that this read fails.
             Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
         }
     }

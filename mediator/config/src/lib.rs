@@ -1,11 +1,11 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
-//! virtual machine that names none, `function` for virtual machines on CUDA cards, `rebalance` for automatic moves of
-//! running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a file,
-//! [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon runs,
-//! [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added
-//! while the daemon runs passes the same checks.
+//! virtual machine without a configured card, `function` for virtual machines on CUDA cards, `rebalance` for automatic
+//! moves of running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a
+//! file, [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon
+//! runs, [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is
+//! added while the daemon runs passes the same checks.
 //!
 //! `reference` generates the tables of keys in the documentation.
 //!

@@ -184,7 +184,7 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 impl Config {
-    /// Merges profiles into the tables that name them, and assigns a card to virtual machines that name none.
+    /// Merges profiles into the tables that refer to them, and assigns cards to virtual machines without a card.
     ///
     /// Returns an error for each table that cannot be read. Such a table is not changed.
     pub(super) fn with_profiles(mut self, text: &str) -> (Self, Vec<Mistake>) {

@@ -349,8 +349,8 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has a free entry, and reserves the entry. Meanwhile handles interrupts, which may
-    /// include an error that stops the channel.
+    /// Waits until a channel's ring has a free entry, and reserves the entry. Handles interrupts in the meantime, which
+    /// may include an error that stops the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {

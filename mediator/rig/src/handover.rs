@@ -28,7 +28,7 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created. They are needed to hand the card over.
+/// Settings with which the card was created. These settings are needed to hand the card over.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).

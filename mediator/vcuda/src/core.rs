@@ -46,7 +46,7 @@ pub struct Ticket(pub u64);
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the window.
+    /// Size of the window in bytes.
     pub window_bytes: u64,
     /// Maximum number of workers, including workers that are leaving.
     pub workers: usize,

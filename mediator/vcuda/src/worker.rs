@@ -234,7 +234,7 @@ impl Worker {
         Self { link: Some(link), process, outbox: VecDeque::new(), is_deaf: false, rejoins_until: None }
     }
 
-    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until a time.
+    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until the time `until`.
     pub(crate) fn adopted(process: Box<dyn Process>, link: Option<worker_link::Link>, until: u64) -> Self {
         let rejoins_until = link.is_none().then_some(until);
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }

@@ -56,7 +56,7 @@ pub use messages::{Body, CardId, CardState, Command, GangId, Message};
 /// Time limits for gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangConfig {
-    /// Maximum duration of a gather, in ns. It must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
+    /// Maximum duration of a gather, in ns. The limit must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
     /// recalled turn that does not end delays a card.
     pub gather_ns: u64,
     /// Time in ns for which drained cards wait for the gang's other cards, at the end of a turn, before one more

@@ -76,7 +76,7 @@ pub(super) struct Past {
     pub(super) beyond: u64,
     /// Bytes that the tenant has released, and that are still in use without belonging to a process.
     pub(super) kept: u64,
-    /// Indices reserved for `beyond` and `kept`.
+    /// Indices that are reserved for the memory in `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
     /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,

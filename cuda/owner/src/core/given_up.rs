@@ -11,14 +11,14 @@ const MAX_KEPT: usize = 4;
 /// Maximum number of incidents that are stored until they are read.
 const MAX_INCIDENTS: usize = 256;
 
-/// Reasons for giving up a program.
+/// Reasons for abandoning a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The program's work did not end within the limit of a turn.
     Turn,
     /// The program did not reply to an order about its memory in time.
     Order,
-    /// The program declined all orders about its memory.
+    /// The program declined all orders to move its memory.
     Declined,
     /// The program did not report its memory to this owner after the previous owner had ended.
     Adoption,
@@ -60,7 +60,7 @@ impl Reason {
     }
 }
 
-/// A program that was given up.
+/// An abandoned program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
     /// Process ID of the program.

@@ -10,8 +10,8 @@ use std::collections::BTreeMap;
 use tenancy::Deadline;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
-/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. It
-/// then gets the memory that is free.
+/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. The
+/// tenant then gets the memory that is free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time after such a wait timed out during which allocations do not wait, in ns.

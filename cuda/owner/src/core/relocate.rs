@@ -183,7 +183,7 @@ impl Core {
                     let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
                     self.send(user, FromOwner::Quiesce { order, patience_us });
                 }
-                // Never requested, because a process cannot be quiesced by force.
+                // This action is never requested, because a process cannot be quiesced by force.
                 Action::Force { .. } => {}
                 Action::Copy { batch, chunks, to } => {
                     let pieces = chunks.iter().map(|chunk| (chunk.from, chunk.to)).collect();

@@ -45,7 +45,7 @@ impl Shares {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Removes some of the tokens that contain a chunk which no longer `exist`s. Returns the number of visited chunks.
+    /// Removes some of the tokens with a chunk that no longer `exists`. Returns the number of visited chunks.
     pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;

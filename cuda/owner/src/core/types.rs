@@ -83,7 +83,7 @@ pub enum Event {
     Said {
         /// The process's connection.
         session: SessionId,
-        /// The message. Each descriptor that came with it became a piece in `pieces`, in order.
+        /// The message. Each descriptor of the message became a piece in `pieces`, in order.
         message: FromTenant,
         /// Numbers that the server assigned to the message's descriptors.
         pieces: Vec<PieceId>,

@@ -32,7 +32,7 @@ pub struct TenantView {
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,
-    /// The last programs of the tenant that were given up, oldest first.
+    /// The tenant's last abandoned programs, oldest first.
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun, in ns.
     pub overrun_ns: u64,

@@ -24,8 +24,8 @@ pub(super) struct Limits {
     pub(super) connections: usize,
     /// Maximum number of pieces of memory. Each uses one descriptor.
     pub(super) pieces: usize,
-    /// Maximum number of descriptors in flight to programs. It is half of the kernel's limit for one user, to leave
-    /// some for other owners of the same user.
+    /// Maximum number of descriptors in flight to programs. The limit is half of the kernel's limit for one user, to
+    /// leave some for other owners of the same user.
     unread: usize,
 }
 

@@ -19,7 +19,7 @@ use std::sync::Arc;
 /// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
 /// messages with descriptors.
 const WAITING_MOST: usize = 256;
-/// Maximum number of unread descriptors of one connection. Beyond it, the next message with descriptors waits.
+/// Maximum number of unread descriptors of one connection. At this number, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
 /// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
@@ -161,7 +161,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be descriptors of other connections or of this one; the owner cannot tell which.
+                // The cause may be descriptors of other connections or of this one; the owner cannot determine which.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;

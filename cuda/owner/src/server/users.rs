@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two polls.
-// TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
+// TIMEOUT: an unmanaged process is noticed within seconds; NVML needs less than a millisecond for a poll.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay before NVML is polled again after a failure. The delay doubles each time, up to [`AGAIN_MOST`].
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);

@@ -24,7 +24,7 @@ pub struct Lane {
 pub enum Behind {
     /// All of the work has already ended.
     Nothing,
-    /// Work up to this event.
+    /// The work up to this event of the driver.
     Event(u64),
     /// All work of the context.
     All,

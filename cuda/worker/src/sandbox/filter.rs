@@ -1,8 +1,8 @@
 //! The filter of a worker's system calls.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
-//! libraries try and can do without. Another allows calls by name, some with conditions, and sends `SIGSYS` for all
-//! others.
+//! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
+//! for all others.
 
 use std::collections::BTreeMap;
 

@@ -65,7 +65,7 @@ pub(super) fn set_link(link: BorrowedFd<'_>) {
 }
 
 extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes both, and they are valid while the handler runs.
+    // SAFETY: the kernel passes both pointers, and they are valid while the handler runs.
     let (information, registers) = unsafe { (&*information, &mut (*context).uc_mcontext.gregs) };
     let addresses = ADDRESSES.get().copied().unwrap_or_default();
     let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);

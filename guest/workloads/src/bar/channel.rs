@@ -42,10 +42,10 @@ pub struct Attacked {
     pub passed: u64,
 }
 
-/// Flaw of a channel.
+/// Defect of a channel, through which it uses memory outside the share.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
-    /// The channel has no flaw.
+    /// The channel has no defect.
     None,
     /// The page that the channel writes is outside the share.
     Page(u64, Aperture),
@@ -176,8 +176,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // If the flaw has an address, release a semaphore there. Then release one in our own page, which shows that the
-    // first release was executed.
+    // If the defect is at an address, release a semaphore at this address. Then release one in our own page, which
+    // shows that the first release was executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];

@@ -1,5 +1,5 @@
-//! Placement: the choice of a card for a virtual machine that names none, and the rules that keep virtual machines
-//! apart.
+//! Placement: the choice of a card for a virtual machine without a configured card, and the rules that keep virtual
+//! machines apart.
 //!
 //! A card that this module chooses passes [`vm`](super::vm). Only that function contains the requirements; this module
 //! chooses among several suitable cards.
@@ -110,8 +110,8 @@ pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], other
     }
 }
 
-/// Returns the reason why no card is suitable for a virtual machine that names none, with the reason for each card;
-/// `None` if a card is suitable.
+/// Returns the reason why no card is suitable for a virtual machine without a configured card, with the reason for each
+/// card; `None` if a card is suitable.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;

@@ -11,7 +11,7 @@ pub struct ProgramStatus {
     pub pid: Option<u32>,
     /// Process ID of the program's worker on this host, while the worker runs.
     pub worker: Option<u32>,
-    /// Bytes of the window that the program uses.
+    /// Number of bytes of the window that the program uses.
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,

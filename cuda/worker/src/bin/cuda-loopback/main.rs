@@ -29,7 +29,7 @@ use programs::Programs;
 
 #[derive(Parser)]
 struct Args {
-    /// The socket. It must not exist yet.
+    /// Path of the socket, which must not exist yet.
     #[arg(long)]
     socket: PathBuf,
     /// The program `cuda-worker`; by default the one in the same folder as this program.
@@ -41,7 +41,7 @@ struct Args {
     /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
-    /// Socket for restarts of workers. It must not exist yet.
+    /// Path of the socket for restarts of workers, which must not exist yet.
     #[arg(long)]
     control: Option<PathBuf>,
     /// Maximum size of a program's memory on the card and of its code, in MiB, for a restart. The host has a copy of

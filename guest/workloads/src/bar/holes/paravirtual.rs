@@ -150,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for memory that is not ours.
+/// Hole 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for others' memory.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -264,7 +264,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// Hole 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are created again; limits.
+/// Hole 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are recreated; limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -503,8 +503,8 @@ fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     verdict.check(&format!("{what}: {reply:x?} of an interface that has failed"), reply.status == u32::MAX);
 }
 
-/// Hole 37: rings, descriptors and a batch that change while the device reads them. The doorbell is a posted write, so the
-/// device reads while we write.
+/// Hole 37: rings, descriptors and a batch that change while the device reads them. The doorbell is a posted write, so
+/// the device reads while we write.
 pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.take(1);

@@ -14,7 +14,7 @@ use gdev::mapping::Width;
 /// Distance between two writes of the sweep in bytes. The offset within a stride varies.
 const STRIDE: u32 = 0x200;
 
-/// Writes both values to each register. The card only has to survive this.
+/// Writes both values to each register. The card must continue to work afterwards.
 fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item = u32>) {
     for register in registers {
         lab.card.write(register, u32::MAX);
@@ -122,7 +122,7 @@ pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
             lab.card.write(register, value);
         }
-        // We may change our own view. The end of the attempt checks that the clock runs.
+        // We may change our own view. The attempt ends with a check that the clock runs.
         verdict.note("the time", false, false);
     }
     lab.card.write(0x9140, 0);
