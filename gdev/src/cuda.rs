@@ -3,8 +3,8 @@
 //! A context is the device's primary context with one stream. Memory in RAM is pinned memory. The driver copies small
 //! ranges itself, without an aperture. Segments are not supported: CUDA has no keys for shared memory.
 //!
-//! UNSAFETY: passes addresses to the driver. Each is a local variable, memory of the caller for the duration of the
-//! call, or memory that this context allocated and still has; ranges are checked before.
+//! UNSAFETY: passes addresses to the driver. Each address is of a local variable, memory of the caller for the duration
+//! of the call, or memory that this context allocated and still has; ranges are checked before.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 

@@ -214,7 +214,7 @@ impl Nouveau {
         self.ends.take()
     }
 
-    /// Returns the work done so far. It has no time yet for launches for which the context has not waited.
+    /// Returns the work done so far, without the times of launches for which the context has not waited.
     #[must_use]
     pub fn done(&self) -> Done {
         self.done

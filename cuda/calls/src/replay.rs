@@ -78,7 +78,7 @@ const RULES: &[(&str, Replay)] = &[
     ("cuMemPoolSetAttribute", changes(Some(0), Some(0b11))),
     ("cuMemPoolSetAccess", changes(Some(0), None)),
     ("cuDeviceSetMemPool", changes(Some(1), Some(1))),
-    // The contents of memory that the program maps itself are not copied. Its mappings need a reservation.
+    // The contents of memory that the program maps itself are not copied. Such mappings need a reservation.
     ("cuMemAddressReserve", Replay::Refused(Ended::ByAddress)),
     ("cuMemCreate", Replay::Refused(Ended::ByHandle)),
     ("cuMemRetainAllocationHandle", Replay::Refused(Ended::ByHandle)),

@@ -59,7 +59,7 @@ pub struct Card {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// An allocation. It exists while this process has a handle or a mapping.
+/// An allocation, which exists while this process has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,

@@ -57,7 +57,7 @@ unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
     found.map(|at| at as u64 + first).ok_or(NOT_FOUND)
 }
 
-/// Returns a kernel as an operation. Its parameters are 64-bit numbers.
+/// Returns a kernel as an operation. The kernel's parameters are 64-bit numbers.
 pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<Op, i32> {
     let kernel = either(function).ok_or(INVALID_HANDLE)?;
     if parameters.is_null() {

@@ -389,7 +389,7 @@ pub fn is_done(handle: u64) -> Result<bool, i32> {
     })
 }
 
-/// Waits for all streams of the current device. It invalidates a capture in any thread mode.
+/// Waits for all streams of the current device. The wait invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
     let device = current::current_device();
     finish_streams(|stream| stream.is_of(device))

@@ -33,8 +33,8 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// Handles the first forms of the call, which also return the node of an error and a text. Both stay empty, even if the
-/// call fails.
+/// Handles the first forms of the call, which also return the node of an error and a text. Both results stay empty,
+/// even if the call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);
     if frame.arg(4) > 0 {

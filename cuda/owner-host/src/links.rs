@@ -6,7 +6,7 @@
 //!
 //! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its
 //! messages, or sends anything else loses its connection, which is opened again later. No function waits for another
-//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each.
+//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
 use crate::rights::{Bound, ListenError, Rights};
 use gang::{CardId, Message};

@@ -1,4 +1,4 @@
-//! Runs the owner of a card as the daemon's child process. It reads one request per line and writes replies.
+//! Runs the owner of a card as the daemon's child process. The owner reads one request per line and writes replies.
 //!
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 

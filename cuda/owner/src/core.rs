@@ -1,13 +1,13 @@
 //! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
-//! caller executes the actions and reports the results of some of them as events. Modules: connections (`sessions`),
-//! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
-//! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
-//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`),
-//! and tenants with several cards (`gangs`).
-//! Timers are in [`tenancy::Deadlines`].
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. The core does no I/O and calls no
+//! driver. The caller executes the actions and reports some of the results as events. Modules: connections
+//! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
+//! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
+//! memory shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`),
+//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`share_groups`), and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
+//! [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
 //! events do the rest, and [`Core::next_wakeup`] requests one immediately. All other work is bounded by the size of the
@@ -119,7 +119,7 @@ pub struct CardConfig {
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
     /// Amount by which the values of NVML and the driver may exceed the accounts of a process, and of the card, in
-    /// bytes. It covers modules, and memory that the driver needs itself.
+    /// bytes. The amount covers modules, and memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 
@@ -169,7 +169,7 @@ enum Body {
     /// A chunk.
     Chunk {
         piece: PieceId,
-        /// The chunk's own number. It distinguishes the chunk from later chunks at the same index.
+        /// The chunk's own number, which distinguishes the chunk from later chunks at the same index.
         number: u64,
         /// Processes that use the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,

@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one serves the socket and decides, and workers call the driver.
 //!
-//! The serving thread owns the state machine, so decisions need no lock. It calls neither the driver nor any other
-//! function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on the
-//! card, one makes and releases pieces in host memory, and two copy, one for each direction.
+//! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
+//! other function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on
+//! the card, one makes and releases pieces in host memory, and two copy, one for each direction.
 
 mod clients;
 mod limits;
@@ -211,7 +211,7 @@ impl Server {
         Ok(())
     }
 
-    /// Closes the sockets of a tenant. Its connections remain.
+    /// Closes the sockets of a tenant. The tenant's connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);

@@ -21,7 +21,7 @@
 //! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
 //! memory, that is exported as a POSIX descriptor. A chunk keeps its [`ChunkId`] for its whole life, regardless of
 //! where it is, and belongs to one process. The tenant's side imports the chunk and maps it at an address of its
-//! choice. It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
+//! choice. The tenant's side then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }

@@ -26,7 +26,7 @@ pub struct Report {
     pub card_us: u64,
     /// Maximum time between two consecutive submissions in milliseconds, which is its longest wait for a turn.
     pub longest_wait_ms: f64,
-    /// Number of requests for card memory that reached the owner. Each is for 2 MiB.
+    /// Number of requests for card memory that reached the owner. Each request is for 2 MiB.
     pub requests: u64,
     /// Number of refused requests.
     pub refused: u64,

@@ -110,7 +110,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These requests wait for the stuck owner. There are more of them than the daemon lets wait for one card.
+    // These requests wait for the stuck owner. The daemon permits fewer waiting requests for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();

@@ -1,8 +1,8 @@
 //! The driver library. Calls its functions according to the description of their arguments.
 //!
-//! UNSAFETY: loads a library and calls its functions. Their arguments are only integers and pointers, which x86-64
-//! passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a function
-//! ignores surplus arguments.
+//! UNSAFETY: loads a library and calls its functions. The functions' arguments are only integers and pointers, which
+//! x86-64 passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a
+//! function ignores surplus arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};

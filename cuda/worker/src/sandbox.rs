@@ -1,4 +1,4 @@
-//! The worker's sandbox. It is needed because a guest may run any code in its worker.
+//! The worker's sandbox, which is needed because a guest may run any code in its worker.
 //!
 //! The sandbox has two steps, both before the worker reads any data of the guest. [`Sandbox::enter`] restricts the
 //! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the filter of system
@@ -27,7 +27,7 @@ use addresses::Addresses;
 const MAX_DESCRIPTORS: u64 = 16_384;
 /// Maximum size of the memory that a worker may lock, in bytes. The driver's pinned memory does not count.
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
-/// Maximum size of a worker's private memory, in bytes. It is far more than the driver and its compiler need.
+/// Maximum size of a worker's private memory, in bytes. This size is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
 /// Maximum number of threads of a user of workers. For the daemon's user, the limit includes the daemon itself.
 const MAX_OWN_THREADS: u64 = 4096;
@@ -139,8 +139,8 @@ fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to the process's own files"))
 }
 
-/// Removes all capabilities from the bounding set. This needs a privilege that only some processes have; no_new_privs
-/// protects the others.
+/// Removes all capabilities from the bounding set. The removal needs a privilege that only some processes have;
+/// no_new_privs protects the others.
 fn remove_bounds() {
     for number in 0..=MAX_CAPABILITY {
         let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number));

@@ -13,8 +13,8 @@ pub const KEY_BYTES: usize = 64;
 /// Permissions of other users, which a key file must not grant.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
-/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. It has no text form, and its
-/// memory is cleared when it is dropped.
+/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key has no text form, and
+/// its memory is cleared when it is dropped.
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 
 impl Key {

@@ -17,7 +17,7 @@ use gdev_crypt::key::Key;
 use gdev_crypt::nbd;
 use gdev_crypt::volume::Volume;
 
-/// Maximum number of clients at a time. Each may have a request of 32 MiB in memory.
+/// Maximum number of clients at a time. Each client may have a request of 32 MiB in memory.
 const MAX_CLIENTS: usize = 16;
 /// Pause after a refused client.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(100);

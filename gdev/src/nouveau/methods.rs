@@ -131,7 +131,7 @@ pub fn stamp(push: &mut Push, address: u64, payload: u32) {
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
-/// Waits until the earlier grids have ended. This orders copies of M2MF with grids.
+/// Waits until the earlier grids have ended. This wait orders copies of M2MF with grids.
 pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }

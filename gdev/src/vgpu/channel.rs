@@ -140,7 +140,7 @@ impl Channel {
         self.memory.pinned_address + FENCE_OFFSET
     }
 
-    /// Submits a push buffer. It must end with a stamp of the next number at [`Self::fence_address`].
+    /// Submits a push buffer, which must end with a stamp of the next number at [`Self::fence_address`].
     ///
     /// # Errors
     /// Returns an error if the channel or the daemon is lost.

@@ -7,8 +7,8 @@
 //! checks, counts), [`ending`] (time limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per
 //! command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
 //!
-//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. It does not support other
-//! drivers, relocations, tiled buffers or `VM_BIND`, and it does not draw.
+//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. The program does not
+//! support other drivers, relocations, tiled buffers or `VM_BIND`, and does not draw.
 //!
 //! Exit status: 0 if all data was verified, 1 if it was not, and 2 if the command line was invalid.
 

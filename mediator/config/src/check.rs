@@ -26,8 +26,8 @@ pub const MAX_TENANTS: usize = 64;
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
 /// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes as long.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Upper bound of the rates of a software card, in MHz or MiB per second. It exceeds the rates of all cards, and cannot
-/// cause an overflow.
+/// Upper bound of the rates of a software card, in MHz or MiB per second. This bound exceeds the rates of all cards,
+/// and cannot cause an overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
 /// Minimum VRAM with which a guest's driver starts, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;

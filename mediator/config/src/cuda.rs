@@ -257,8 +257,8 @@ impl TenantSpec {
     }
 }
 
-/// Returns the number by which the owners of several cards know a card or a tenant of these cards. It depends only on
-/// the name, so that owners agree on it across restarts and changes of the configuration.
+/// Returns the number by which the owners of several cards know a card or a tenant of these cards. The number depends
+/// only on the name, so owners agree on it across restarts and changes of the configuration.
 #[must_use]
 pub fn gang_number(name: &str) -> u32 {
     // The 32-bit FNV-1a hash. The configuration is refused if two names have the same one.

@@ -1,5 +1,5 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This is the
-//! body of the fuzz target, and of a test with the target's seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This module
+//! is the body of the fuzz target, and of a test with the target's seeds.
 //!
 //! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks that the
 //! other VM's VRAM and RAM are unchanged, that this VM has seen no interrupt and no fault, and that the card's accounts

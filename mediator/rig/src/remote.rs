@@ -1,5 +1,5 @@
-//! A VM that is served through a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed with vfio-user
-//! messages.
+//! A VM that is served through a daemon's socket. The VM resembles [`Guest`](super::Guest), but is accessed with
+//! vfio-user messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};

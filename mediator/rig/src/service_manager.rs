@@ -1,5 +1,5 @@
-//! A service manager for tests. It receives notifications from daemons (`sd_notify`), keeps the file descriptors that
-//! they store, and passes these descriptors to the next daemon.
+//! A service manager for tests. The manager receives notifications from daemons (`sd_notify`), keeps the file
+//! descriptors that they store, and passes these descriptors to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;

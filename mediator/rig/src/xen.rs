@@ -1,4 +1,4 @@
-//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed with Xen's
+//! A VM that is a domain of a fake hypervisor. The VM resembles [`Guest`](super::Guest), but is accessed with Xen's
 //! requests.
 
 use super::{Machine, Rig};

@@ -141,10 +141,10 @@ impl CudaFunction {
         self.0.start()
     }
 
-    /// Suspends the function for another daemon; its server is already suspended. Its workers continue to run.
+    /// Suspends the function for another daemon; its server is already suspended. The workers continue to run.
     ///
     /// # Errors
-    /// Returns an error if the function does not stop by the time `until`. It then continues.
+    /// Returns an error if the function does not stop by the time `until`. The function then continues.
     pub fn suspend(&self, until: Instant) -> Result<SuspendedFunction, &'static str> {
         match self.0.suspend(until) {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),

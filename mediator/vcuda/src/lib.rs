@@ -2,8 +2,8 @@
 //!
 //! A program of the guest opens the render node, creates a context and *blobs*: parts of the *window*, a BAR that is
 //! backed by one file of this process. The first blob of a context starts a *worker*, a process of the host that maps
-//! the window and calls CUDA for the program. The device passes doorbells to the worker. It responds to the waits of
-//! the program's threads when words in its blobs have reached their values.
+//! the window and calls CUDA for the program. The device passes doorbells to the worker. The device responds to the
+//! waits of the program's threads when words in its blobs have reached their values.
 //!
 //! - `core`: the state machine: contexts, blobs, workers, waits.
 //! - `command`: the commands of virtio-gpu, and the responses.

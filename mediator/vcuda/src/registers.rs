@@ -1,6 +1,6 @@
 //! BAR0: the registers of a modern virtio-pci device and the table of its MSI-X vectors.
 //!
-//! The registers are a state machine that stores values and reports the effects of writes. It serves each access
+//! The registers are a state machine that stores values and reports the effects of writes. Each access is served
 //! immediately.
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.

@@ -1,4 +1,4 @@
-//! Processes that outlived an owner. Their chunks become chunks of this owner.
+//! Processes that outlived an owner. The chunks of these processes become chunks of this owner.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};

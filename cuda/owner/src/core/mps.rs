@@ -1,8 +1,8 @@
 //! MPS servers of share groups, as the state machine sees them: which groups need one, and which processes are clients.
 //!
-//! A group needs a server unless one of its members only accepts turns. Its members have one user, because a server
-//! serves one user. A server's own list decides which processes are clients; a process that says that it is one only
-//! makes the owner ask.
+//! A group needs a server unless one of its members only accepts turns. The members of a group have one user, because a
+//! server serves one user. A server's own list decides which processes are clients; if a process reports that it is a
+//! client, the owner only asks the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -186,7 +186,7 @@ impl Core {
         let group = self.group_of(tenant).map(str::to_owned);
         let Some(group) = group else { return };
         if self.servers.0.get_mut(&group).is_some_and(|server| server.clients.remove(&pid)) {
-            // It may have ended because of a fault, of which the server soon knows nothing any longer.
+            // The process may have ended because of a fault, which the server soon forgets.
             self.actions.push(Action::PollServer { group });
         }
     }

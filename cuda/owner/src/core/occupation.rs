@@ -34,7 +34,7 @@ struct Occupation {
     since: u64,
     /// Times of the last polls, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
-    /// Number of turns that the process has had. It shows whether the process had a turn between two polls.
+    /// Number of turns that the process has had, which shows whether the process had a turn between two polls.
     turns: u64,
 }
 

@@ -29,8 +29,8 @@ struct Own {
 
 /// All tokens, by tenant. A token is useless to other tenants, and does not count for them.
 ///
-/// Freeing a chunk costs nothing here. Its tokens then contain a number that is no longer in use. A few of them are
-/// removed each time a new token is made.
+/// Freeing a chunk costs nothing here. The chunk's tokens then contain an unused number. Each time a new token is made,
+/// a few such tokens are removed.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 

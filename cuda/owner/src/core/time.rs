@@ -18,12 +18,12 @@ const ATTENDED_US: u32 = 1000;
 /// cost the card less time. The end of a quantum, which must drain the work, costs far more anyway.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. It is long for a
-/// working program, but short compared to a change of the quantum, which idleness can cause.
+/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This time is long
+/// for a working program, but short compared to a change of the quantum, which idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the lag in work at
-/// which another member gets the card alone.
+/// Interval at which a program of a group reports its use, in microseconds. The interval is a fraction of the lag in
+/// work at which another member gets the card alone.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 impl Core {

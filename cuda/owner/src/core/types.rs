@@ -269,7 +269,7 @@ pub enum Action {
     /// Kill a process that was given up; it has no turn and no memory. [`Event::Signalled`] reports the result, and
     /// [`Event::Ended`] that the process has exited.
     Kill {
-        /// The process's connection. It is closed.
+        /// The process's connection, which is closed.
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,

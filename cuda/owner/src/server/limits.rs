@@ -20,9 +20,9 @@ const RESERVED_DESCRIPTORS: u64 = 128;
 /// Limits that divide the process's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Maximum number of connections. Each uses two descriptors.
+    /// Maximum number of connections. Each connection uses two descriptors.
     pub(super) connections: usize,
-    /// Maximum number of pieces of memory. Each uses one descriptor.
+    /// Maximum number of pieces of memory. Each piece uses one descriptor.
     pub(super) pieces: usize,
     /// Maximum number of descriptors in flight to programs. The limit is half of the kernel's limit for one user, to
     /// leave some for other owners of the same user.

@@ -40,7 +40,7 @@ pub(super) struct Connection {
     pub(super) cause: Cause,
     /// Time at which the connection was made, in ns.
     pub(super) since: u64,
-    /// Messages about turns. They may overtake messages about chunks, because no other message depends on their order.
+    /// Messages about turns. Such messages may overtake messages about chunks, because the order does not matter.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Number of messages without descriptors in `waiting`.

@@ -205,7 +205,7 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each process uses one of the owner's descriptors. If there are many at a time, this is not an accident.
+            // Each process uses one of the owner's descriptors. Many such processes at a time are not an accident.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }

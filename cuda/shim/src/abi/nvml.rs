@@ -1,4 +1,4 @@
-//! NVML, the management library. Its calls go to the real library, but the card memory that it reports is the tenant's
+//! NVML, the management library. Calls go to the real NVML, but the card memory that NVML reports is the tenant's
 //! quota.
 //!
 //! Programs and tools that use NVML need no context and never call the driver, and a forked child may also use NVML.

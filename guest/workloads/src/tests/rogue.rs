@@ -98,7 +98,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels. Each is too short to be checked while it runs.
+/// Runs an endless series of kernels, each of which is too short to be checked while it runs.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;

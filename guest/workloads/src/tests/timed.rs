@@ -1,5 +1,5 @@
-//! Workloads of a single kind, timed without their setup, for benchmarks. Their results are checked at the end, so that
-//! a wrong result does not count as a fast result.
+//! Workloads of a single kind, timed without their setup, for benchmarks. The results are checked at the end, so that a
+//! wrong result does not count as a fast result.
 
 use std::time::Instant;
 

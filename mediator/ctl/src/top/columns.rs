@@ -15,7 +15,7 @@ pub(super) enum Kind {
     Text,
     /// Numbers with their unit, aligned to the right and never truncated.
     Number,
-    /// A picture, which only terminals show. It is never truncated.
+    /// A picture, which only terminals show, and which is never truncated.
     Picture,
 }
 

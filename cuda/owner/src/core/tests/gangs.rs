@@ -230,7 +230,7 @@ impl Host {
         }
     }
 
-    /// Ends the owner of a card. Its peers lose their connections; programs on the card run without an owner.
+    /// Ends the owner of a card. The owner's peers lose their connections; programs on the card run without an owner.
     fn kill_owner(&mut self, card: usize) {
         self.dead.insert(card);
         self.links.retain(|(_, from, to, _)| *from != card && *to != card);

@@ -155,7 +155,7 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // This is longer than the minimum stay of a moved chunk.
+    // This time is longer than the minimum stay of a moved chunk.
     world.pass(1_000 * MS);
     assert_eq!((world.places(one), world.told), ((2, 6), told), "no memory returns before the guarantee is given");
     world.core.change_tenant(id, &promised(6)).expect("enough memory is free");

@@ -22,7 +22,7 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
 /// Hole 3: an instance block is rewritten after it was activated.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // This is another of our own address spaces. It maps `va::C`, which the channel's address space does not map.
+    // This address space is another of our own. It maps `va::C`, which the channel's address space does not map.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);

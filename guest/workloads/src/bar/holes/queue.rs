@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of entries. It is so small that all rings fit into one page.
+/// Number of entries, which is so small that all rings fit into one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;

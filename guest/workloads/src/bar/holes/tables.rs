@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Makes a copy engine read from `va` and write to it. Both must fault, and our own page must not change.
+/// Makes a copy engine read from `va` and write to it. Both accesses must fault, and our own page must not change.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);

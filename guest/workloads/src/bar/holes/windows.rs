@@ -82,7 +82,7 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// Hole 10: entries for RAM. They must reach our RAM and not VRAM, or no memory if we do not have this RAM.
+/// Hole 10: entries for RAM. The entries must reach our RAM and not VRAM, or no memory if we do not have this RAM.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
