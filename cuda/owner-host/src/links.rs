@@ -115,7 +115,7 @@ impl OwnerLinks {
         }
     }
 
-    /// Returns the descriptors that [`Self::serve`] must be called for.
+    /// Returns the descriptors for which [`Self::serve`] must be called.
     pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
         let listener = (now >= self.accepts_from).then_some(&self.listener);
         let connections = self.peers.values().filter_map(|peer| peer.connection.as_ref()).chain(&self.unknown);
@@ -223,7 +223,7 @@ impl OwnerLinks {
 
     /// Uses an accepted connection, which replaces an earlier one of the same card.
     fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
-        // An owner that this one does not know yet tries again.
+        // An owner that this owner does not know yet tries again.
         if !self.peers.contains_key(&card) {
             return;
         }

@@ -63,10 +63,10 @@ use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
 /// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
-/// cannot tell whether processes were late.
+/// cannot determine if processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time for which memory is moved for a guarantee after the last request for it.
+/// Time after the last request for a guarantee during which memory is moved for this guarantee.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
@@ -77,7 +77,7 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range from which one owner assigns numbers.
+/// Size of the range of numbers that one owner assigns.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -134,8 +134,8 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long, so that
-            // sharing memory in quanta costs 3 % at most.
+            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
+            // memory in quanta therefore costs at most 3 %.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -275,12 +275,12 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys that tokens are made with.
+    /// Secret keys with which tokens are made.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    /// Processes that were given up but have not exited, each with the name of its tenant.
+    /// Abandoned processes that have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
     servers: mps::Servers,
@@ -513,7 +513,7 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules for sharing the card. They apply immediately. The host memory stays limited to the amount at
+    /// Changes the rules for sharing the card, which apply immediately. The host memory stays limited to the amount at
     /// the start.
     ///
     /// # Errors
@@ -578,8 +578,8 @@ impl Core {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant. They apply immediately. The tenant's name and its user do not change. If the
-    /// tenant uses more than a lower memory size, it keeps this memory, and gets no further memory.
+    /// Changes the limits of a tenant, which apply immediately. The tenant's name and its user do not change. If the
+    /// tenant uses more memory than a lower limit permits, the tenant keeps this memory, and gets no further memory.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the limits cannot be met.
@@ -599,8 +599,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns processes of a tenant with this name that were given up and still run, either because they cannot be
-    /// killed or because they have not exited yet.
+    /// Returns abandoned processes of a tenant with this name that still run, either because they cannot be killed or
+    /// because they have not exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()
@@ -633,7 +633,8 @@ impl Core {
         if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
-            // Pinning host memory holds the driver's locks for milliseconds, so it must wait until no memory is moving.
+            // Pinning host memory holds the driver's locks for milliseconds, so pinning must wait until no memory
+            // moves.
             if self.restocks_in() == 0 {
                 self.pieces.refill(&mut self.actions);
             }

@@ -42,7 +42,7 @@ use workers::Workers;
 /// Maximum number of notifications from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
 /// Time for programs of an earlier daemon to reconnect, before other programs get memory.
-// TIMEOUT: they retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
+// TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
 /// Reasons for which an owner cannot start.
@@ -235,7 +235,7 @@ impl Server {
             .put(Note::LinkWith(self.gangs.values().flatten().map(|(card, path)| (*card, path.clone())).collect()));
     }
 
-    /// Returns the path of the first socket that programs connect to.
+    /// Returns the path of the first socket for programs.
     ///
     /// # Panics
     /// Panics if no socket exists.
@@ -300,7 +300,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // If another process holds such a connection, it is not the process that was accepted.
+            // If another process holds such a connection, that process is not the one that was accepted.
             for session in self.peers.ended() {
                 self.lose(session);
             }

@@ -82,22 +82,22 @@
 //! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`. If
 //! `run_ahead_us` is 0, the tenant is alone, and the library measures nothing. A `Run` during a turn replaces its
 //! terms. `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the
-//! turn also ends when the program waits for a result: it has submitted nothing for a while, and its last work is about
-//! to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`. The
-//! owner verifies this with the server. The gates of a share group's processes that the server lists can be open at the
-//! same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its turn ends on its
-//! other cards: a kernel there may wait for one that the closed gate holds back. A process without a waiting submission
-//! answers at once.
+//! turn also ends when the program waits for a result, that is, it has submitted nothing for a while and its last work
+//! is about to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after
+//! `Welcome`. The owner verifies this with the server. The gates of a share group's processes that the server lists can
+//! be open at the same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its
+//! turn ends on its other cards: a kernel there may wait for one that the closed gate holds back. A process without a
+//! waiting submission answers at once.
 //!
 //! # Ends
 //!
-//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If it closes without
-//! a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner absent. The
-//! tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to reconnect every
-//! [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits for the other
-//! without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the queue of its
-//! connection is full, or while the connection, its tenant or all tenants together have the maximum number of unread
-//! descriptors. The owner ends a connection only if its process does not read its answers.
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If the connection
+//! closes without a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner
+//! absent. The tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to
+//! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
+//! for the other without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the
+//! queue of its connection is full, or while the connection, its tenant or all tenants together have the maximum number
+//! of unread descriptors. The owner ends a connection only if its process does not read its answers.
 //!
 //! # Bounds
 //!
@@ -188,7 +188,7 @@ pub const RECLAIM_MS: u64 = 20;
 pub const RECONNECT_MS: u64 = 200;
 
 /// Environment variable with the path of the owner's socket. Without it the library only forwards calls. For a program
-/// with several cards it has the path of each owner's socket, in the order of the program's devices, with
+/// with several cards, the variable has the path of each owner's socket, in the order of the program's devices, with
 /// [`SOCKET_SEPARATOR`] between them.
 pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 /// Separates the sockets in [`SOCKET_VARIABLE`].
@@ -197,5 +197,5 @@ pub const SOCKET_SEPARATOR: u8 = b':';
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable. If it is `1`, the library reports errors on standard error.
+/// Environment variable. If the variable is `1`, the library reports errors on standard error.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

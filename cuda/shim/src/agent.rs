@@ -116,8 +116,8 @@ fn names(welcome: &Welcome, card: &CardInfo) -> bool {
     welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
-/// Tells the owner that this process is a client of an MPS server, so that its work can run concurrently with that of
-/// other processes.
+/// Reports to the owner that this process is a client of an MPS server, so that its work can run concurrently with that
+/// of other processes.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
         // Without this message, the process only gets separate turns.
@@ -430,7 +430,7 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        // An owner that sends two orders in a row gets the first order's end.
+        // If an owner sends two orders in a row, the first order ends here.
         self.end_order();
         let all = self.shim.cross.begin(self.card.number);
         self.order = Some(Order { number: order, all });

@@ -36,7 +36,7 @@ const SENDING: Duration = Duration::from_secs(5);
 /// The library's descriptor numbers. Static, because the `fork` handler closes these descriptors, and may neither
 /// allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that have been used. Static for the same reason.
+/// Number of leading words of [`OURS`] that have been used; static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor number as the library's. The mark is removed before the descriptor is closed, because a child
@@ -115,7 +115,7 @@ impl Connection {
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Do not wait, because the process that sends would outlive this one.
+            // Do not wait, because the sending process would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));

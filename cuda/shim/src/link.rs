@@ -42,7 +42,7 @@ pub struct Terms {
 /// An answer to a request, which is collected until its last part arrives.
 #[derive(Debug)]
 pub enum Answer {
-    /// The last part has not arrived. Contains the parts so far.
+    /// The last part has not arrived. Contains the parts that have arrived.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),

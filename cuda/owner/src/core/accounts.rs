@@ -8,11 +8,11 @@
 //! reduces the free memory of the card. Managed memory is not attributed to any process either; the accounts count the
 //! requests for it.
 //!
-//! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If it grows
-//! less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any process, the
-//! suspects are charged for it until it is free, even after their programs have exited. An exiting program releases its
-//! memory a little later than its connection, and other kinds of memory are not measured. In both cases, a tenant is
-//! charged only for the part that cannot be another tenant's missing memory.
+//! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
+//! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
+//! process, the suspects are charged for it until it is free, even after their programs have exited. An exiting program
+//! releases its memory a little later than its connection, and other kinds of memory are not measured. In both cases, a
+//! tenant is charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -136,7 +136,7 @@ impl Core {
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // A process that was given up but still runs may have memory of its tenant that no account contains.
+        // An abandoned process that still runs may have memory of its tenant that no account contains.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));

@@ -1,4 +1,4 @@
-//! Memory that counts but cannot move, and memory that is released in parts.
+//! Memory that is counted but cannot move, and memory that is released in parts.
 //!
 //! In both cases one message may concern all chunks of a card. An event does a bounded part of the work, and the next
 //! one continues it.

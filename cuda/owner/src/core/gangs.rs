@@ -1,7 +1,7 @@
 //! Tenants with several cards: their turns on this card, and messages to the owners of their other cards.
 //!
-//! [`gang::GangTurns`] decides. A gang's processes on this card are sessions like all others. In a *step*, each process
-//! lets one submission pass and then reports the end of its work, like after a recall.
+//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are sessions like all others. In a *step*,
+//! each process lets one submission pass and then reports the end of its work, as after a recall.
 
 use super::types::{Action, SessionId};
 use super::{Core, TenantError, TenantSpec};

@@ -1,4 +1,4 @@
-//! Records, for operators, the programs that were given up with the reason, and actions on tenants.
+//! Records the abandoned programs with the reasons, and actions on tenants, for operators.
 
 use super::Core;
 use super::types::SessionId;
@@ -67,7 +67,7 @@ pub struct GivenUp {
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Reason for giving up the program.
+    /// Reason for abandoning the program.
     pub reason: Reason,
 }
 
@@ -141,7 +141,7 @@ impl Core {
         self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
-    /// Records that the program of a session was given up.
+    /// Records that the program of a session was abandoned.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(tenant_id) = session.tenant else { return };

@@ -19,20 +19,20 @@ use super::types::{Action, SessionId};
 struct Server {
     /// User of the server and its clients, if the members name one.
     user: Option<u32>,
-    /// False if no group needs the server; it then serves its clients until they end.
+    /// False if no group needs the server, which then serves its clients until they end.
     needed: bool,
-    /// True from the order to start it until it has ended.
+    /// True from the order to start the server until the server has ended.
     running: bool,
     state: ServerState,
     clients: BTreeSet<u32>,
-    /// Names of the programs of its last clients: a program that loses its server may be gone when that is noticed.
+    /// Names of the programs of its last clients, because a program may exit before the loss of its server is noticed.
     names: BTreeMap<u32, String>,
     /// Processes of the server itself.
     processes: BTreeSet<u32>,
 }
 
 impl Server {
-    /// Sets the state, unless no group needs the server: then its next programs must not become clients.
+    /// Sets the state, unless no group needs the server. In this case, new programs must not become clients.
     fn set_state(&mut self, state: ServerState) {
         if self.needed {
             self.state = state;

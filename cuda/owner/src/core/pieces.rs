@@ -2,7 +2,7 @@
 //!
 //! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
 //! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
-//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory this takes
+//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory, the same takes
 //! milliseconds, so the piece is kept for the next use by the same process, unless another process needs the memory. A
 //! piece that several processes have had is always released.
 
@@ -61,7 +61,7 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to make in advance.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being released: the tenant, and whether it had reported the
+    /// Pieces of the card that tenants had and that are being released: the tenant, and true if it had reported the
     /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection has ended.

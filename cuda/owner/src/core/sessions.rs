@@ -89,7 +89,7 @@ pub(super) struct Session {
     pub(super) reclaims: Reclaims,
     /// Time at which the driver was called to suspend the process. Unset once the driver has confirmed the suspension.
     pub(super) suspends: Option<u64>,
-    /// Set if the owner has given up the process: the process has no turn and no memory, and its messages are ignored.
+    /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
@@ -375,7 +375,7 @@ impl Core {
     }
 
     /// Kills processes that the driver does not suspend in time, because the driver waits for a stopped process without
-    /// a limit. Gives up processes that began to report their memory and do not continue.
+    /// a limit. Abandons processes that began to report their memory and do not continue.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

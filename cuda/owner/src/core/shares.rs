@@ -27,7 +27,7 @@ struct Own {
     named: usize,
 }
 
-/// All tokens, by tenant. A token is useless to other tenants, and does not count for them.
+/// All tokens, by tenant. A token is useless to other tenants, and does not count towards their limits.
 ///
 /// Freeing a chunk costs nothing here. The chunk's tokens then contain an unused number. Each time a new token is made,
 /// a few such tokens are removed.

@@ -1,4 +1,4 @@
-//! Turns and quanta. They decide which gates are open.
+//! Turns and quanta, which decide which gates are open.
 
 use super::Core;
 use super::types::{Action, SessionId};
@@ -184,7 +184,7 @@ impl Core {
             }
         }
         for (session, _) in sessions {
-            // A stopped process cannot reply, and is not given up for this reason.
+            // A stopped process cannot reply, and is not abandoned for this reason.
             self.actions.push(Action::LookAt { session, is_overdue: true });
         }
     }

@@ -76,7 +76,7 @@ pub enum Event {
         pid: u32,
         /// User ID from the same credentials.
         uid: u32,
-        /// The tenant whose own socket the process connected to, if it did.
+        /// The tenant to whose own socket the process connected, if any.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
@@ -116,7 +116,7 @@ pub enum Event {
         /// Set on success.
         done: bool,
     },
-    /// SIGKILL was sent to a process that was given up or has left, or could not be sent.
+    /// SIGKILL was sent to a process that was abandoned or has left, or could not be sent.
     Signalled {
         /// Tenant of the process.
         tenant: TenantId,
@@ -132,7 +132,7 @@ pub enum Event {
         /// Same as `is_overdue` in [`Action::LookAt`].
         is_overdue: bool,
     },
-    /// A process that was given up has exited.
+    /// An abandoned process has exited.
     Ended {
         /// Process ID.
         pid: u32,
@@ -204,7 +204,7 @@ pub enum OnStranger {
     /// Report them.
     #[default]
     Report,
-    /// Kill them, if the owner is permitted to.
+    /// Kill these processes, if the owner is permitted to.
     Kill,
 }
 
@@ -252,7 +252,7 @@ pub enum Action {
     LookAt {
         /// The process's connection.
         session: SessionId,
-        /// Set if the turn of the process has exceeded its tenant's limit. The process is then given up unless it is
+        /// Set if the turn of the process has exceeded its tenant's limit. The process is then abandoned unless it is
         /// stopped.
         is_overdue: bool,
     },
@@ -266,7 +266,7 @@ pub enum Action {
         /// Process ID.
         pid: u32,
     },
-    /// Kill a process that was given up; it has no turn and no memory. [`Event::Signalled`] reports the result, and
+    /// Kill an abandoned process, which has no turn and no memory. [`Event::Signalled`] reports the result, and
     /// [`Event::Ended`] that the process has exited.
     Kill {
         /// The process's connection, which is closed.
@@ -285,7 +285,7 @@ pub enum Action {
         /// Duration of the polling, in ns.
         ns: u64,
     },
-    /// Start the MPS server of a group, or keep one that was to be retired. Answered by [`Event::Mps`].
+    /// Start the MPS server of a group, or keep one that was to be retired. [`Event::Mps`] reports the result.
     StartServer {
         /// Name of the group.
         group: String,
@@ -297,7 +297,7 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
-    /// Poll the clients of a group's MPS server soon. Answered by [`Event::Mps`].
+    /// Poll the clients of a group's MPS server soon. [`Event::Mps`] reports the result.
     PollServer {
         /// Name of the group.
         group: String,

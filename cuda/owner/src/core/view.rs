@@ -28,7 +28,7 @@ pub struct TenantView {
     pub launches: u64,
     /// Number of its programs that were killed because they did not reply.
     pub killed: u64,
-    /// Number of its programs that could not be killed. They run without a connection, turns and accounted memory.
+    /// Number of its programs that could not be killed. They run without connection, turns and accounted memory.
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,

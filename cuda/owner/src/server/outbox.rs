@@ -24,7 +24,7 @@ const UNREAD_MOST: usize = 256;
 /// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
 /// Delay before a deferred message is first retried, in ns. The delay doubles with each retry.
-// TIMEOUT: a process that reads takes 256 descriptors in less time; the longest delay is a tenth of a second.
+// TIMEOUT: a process that reads receives 256 descriptors in less time; the longest delay is a tenth of a second.
 const AGAIN_NS: u64 = 1_000_000;
 /// Maximum number of times that this delay doubles.
 const DOUBLINGS_MOST: u32 = 6;
@@ -40,7 +40,7 @@ pub(super) struct Connection {
     pub(super) cause: Cause,
     /// Time at which the connection was made, in ns.
     pub(super) since: u64,
-    /// Messages about turns. Such messages may overtake messages about chunks, because the order does not matter.
+    /// Messages about turns, which may overtake messages about chunks: no other message depends on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Number of messages without descriptors in `waiting`.

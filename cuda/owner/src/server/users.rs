@@ -1,4 +1,4 @@
-//! A thread that polls NVML for the processes that use the card, and NVML and the driver for the memory in use.
+//! A thread that polls NVML for the processes that use the card, and polls NVML and the driver for the memory in use.
 
 use std::collections::BTreeSet;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! Memory that the driver reserves for graphs with nodes that allocate. This library counts it, and it never moves.
+//! Memory that the driver reserves for graphs with nodes that allocate. The library counts the memory, which never
+//! moves.
 //!
 //! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. Therefore,
 //! each launch first uploads the graph and requests the added memory from the owner, so that a tenant over its limit

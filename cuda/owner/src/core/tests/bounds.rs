@@ -10,7 +10,7 @@ const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// `cuda-protocol`).
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
-/// A core without simulated programs. The test decides when pieces are made.
+/// A core without simulated programs, for which the test decides when pieces are made.
 struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
