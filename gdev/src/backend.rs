@@ -52,7 +52,7 @@ pub trait Backend: Send {
     /// A device with one copy engine executes the copies one after the other.
     ///
     /// # Errors
-    /// Returns [`crate::Error::Lost`] if a copy was not executed completely, or another driver error.
+    /// Returns [`crate::Error::Lost`] if a copy was not executed completely, or another error of the driver.
     fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
         for copy in copies {
             self.copy(copy)?;
@@ -85,7 +85,7 @@ pub trait Backend: Send {
     /// Waits until all operations up to a fence have ended.
     ///
     /// # Errors
-    /// Returns [`crate::Error::Lost`] if an operation was not executed completely, or another driver error.
+    /// Returns [`crate::Error::Lost`] if an operation was not executed completely, or another error of the driver.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
     /// Returns the address of RAM in this process. The address is valid until the memory is freed.

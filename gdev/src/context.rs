@@ -126,7 +126,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Sets the limits of later copies.
     ///
     /// # Errors
-    /// Returns an error if a value is outside its limits; or a driver error, after which the old limits apply.
+    /// Returns an error if a value is outside its limits; or if the driver fails, after which the old limits apply.
     pub fn tune(&mut self, tuning: Tuning) -> Result<()> {
         tuning.check()?;
         if tuning.piece_bytes != self.tuning.piece_bytes {
@@ -330,8 +330,8 @@ impl<B: Backend + ?Sized> Context<B> {
         self.backend.share(memory)
     }
 
-    /// Maps another context's memory into this context. The memory lives until all references are freed, this one with
-    /// [`Self::free`]. Work of the two contexts is not ordered: wait for one before the other uses the memory.
+    /// Maps another context's memory into this context. The memory lives until all references are freed; [`Self::free`]
+    /// frees this one. Work of the two contexts is not ordered: wait for one before the other uses the memory.
     ///
     /// # Errors
     /// Returns an error if the memory is of another kind of device, or on a driver error.

@@ -128,7 +128,7 @@ impl Cuda {
     /// Creates a context on a device.
     ///
     /// # Errors
-    /// Returns an error if there is no such device, or on a driver error.
+    /// Returns an error if no such device exists, or on a driver error.
     pub fn open(number: i32) -> Result<Self> {
         let library = Arc::new(Library::load()?);
         let (mut device, mut context) = (0, 0);

@@ -65,7 +65,7 @@ pub enum Error {
     /// Two concurrent copies have a range in common, and one of them writes it.
     #[error("two copies at the same time overlap in memory {0}")]
     Overlap(usize),
-    /// The context does not have this memory: it was freed or detached, or it belongs to another context.
+    /// The context does not have this memory: the memory was freed or detached, or belongs to another context.
     #[error("memory {0} does not belong to this context, or was freed")]
     Memory(usize),
     /// The context does not have this module.

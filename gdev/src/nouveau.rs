@@ -7,8 +7,8 @@
 //!
 //! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
 //!
-//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. They support
-//! the stock drivers of Debian's 6.1 and 6.12 on a Fermi card: there are no relocations, no tiled buffers and no
+//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. These modules
+//! support the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, without relocations, tiled buffers and
 //! `VM_BIND`.
 
 mod both;
@@ -280,8 +280,8 @@ impl Nouveau {
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
 
-    /// Submits a copy through M2MF, after all grids. Returns its fence, and the number of engine copies that it was
-    /// split into.
+    /// Submits a copy through M2MF, after all grids. Returns the copy's fence, and the number of engine copies into
+    /// which it was split.
     fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();

@@ -160,7 +160,7 @@ impl Workload for Backprop {
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
         // s * (1 - s) * (t - s) changes less than s: each of these weights gets 0.3 of this change and of its unit's
         // error. The hidden units' errors are s * (1 - s) * w times the output's, which is below an eighth; the errors
-        // of their values change them by as much.
+        // of their values change them by the same amount.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

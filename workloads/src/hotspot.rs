@@ -3,7 +3,7 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of time steps in total, and in one launch; the last launch has one step less.
+/// Number of time steps in total, and in one launch; the last launch has one step fewer.
 const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile, and of the part of the tile that is valid after the launch's steps.

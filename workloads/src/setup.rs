@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Creates a buffer that is filled with random words before the launch; the words are generated only then.
+    /// Creates a buffer that is filled with random words before the launch; the words are generated at that time.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -129,7 +129,7 @@ impl Setup {
     /// Creates the program and the buffers, without transferring data.
     ///
     /// # Errors
-    /// Returns an error if a kernel does not assemble, or on a device error.
+    /// Returns an error if a kernel does not assemble, or if the device reports an error.
     pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
         let program = crate::assemble(workload.source())?;
         let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };

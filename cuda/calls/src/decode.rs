@@ -228,7 +228,7 @@ fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i3
     }
 }
 
-/// Reads the number of elements of an array, and remembers which argument must repeat it.
+/// Reads the number of elements of an array, and remembers the argument that must repeat the number.
 fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
     let count = reader.word()?;
     *counts.iter_mut().find(|place| place.is_none()).ok_or(Fault::Malformed)? = Some((index, count));

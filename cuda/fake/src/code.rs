@@ -219,7 +219,7 @@ api! {
     context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
         attribute(which, either(function)).err().unwrap_or(SUCCESS)
     }
-    // Here the driver accepts functions of modules, and above it accepts kernels of libraries. No call accepts both.
+    // This call accepts functions of modules, and the calls above accept kernels of libraries. No call accepts both.
     context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(function, FUNCTION), index, offset, bytes)
     }

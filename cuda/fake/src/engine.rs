@@ -29,7 +29,7 @@ const TAG_BITS: u32 = 16;
 const SLICE: Duration = Duration::from_millis(2);
 /// Maximum time for which clients of one MPS server extend a slice, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Maximum time for a kernel that takes card time only for its work.
+/// Maximum time of a kernel that takes card time only for its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
 /// Interval at which a waiting process polls for a free engine. A process with short kernels frees the engine only
 /// briefly.

@@ -89,7 +89,7 @@ api! {
     }
 }
 
-/// Finds the newest exported form of a function that is not newer than `version`. There are no per-thread forms here.
+/// Finds the newest exported form of a function that is not newer than `version`. The fake has no per-thread forms.
 unsafe fn find(name: *const c_char, to: *mut *mut c_void, version: c_int) -> c_int {
     if name.is_null() || to.is_null() {
         return INVALID_VALUE;

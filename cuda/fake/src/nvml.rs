@@ -28,7 +28,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// `nvmlMemory_v2`: version 2, and 40 bytes.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// The process that has initialised NVML: its children must initialise NVML again.
+/// The process that has initialised NVML. Children of this process must initialise NVML again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {

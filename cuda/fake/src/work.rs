@@ -193,7 +193,7 @@ fn run(op: Op, device: i32) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
-        // SAFETY: see UNSAFETY; the program passed both.
+        // SAFETY: see UNSAFETY; the program passed the function and its argument.
         Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
         // SAFETY: as above.
         Op::Callback(function, stream, data) => unsafe { function(stream, 0, data as *mut std::ffi::c_void) },
@@ -320,7 +320,7 @@ pub fn create(blocking: bool) -> u64 {
     })
 }
 
-/// Destroys a stream; its work continues.
+/// Destroys a stream; the stream's work continues.
 pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }

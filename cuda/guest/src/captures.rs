@@ -46,7 +46,7 @@ fn begin(frame: &Frame) -> i32 {
 fn end(frame: &Frame) -> i32 {
     let result = described(frame);
     let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
-    // If ending a capture fails, only the driver can tell whether the capture is still open.
+    // If ending a capture fails, only the driver knows if the capture is still open.
     if result == SUCCESS || state(stream) == Ok((0, 0)) {
         change(|open| open.retain(|of| *of != stream));
     }
@@ -83,7 +83,7 @@ fn is_capturing(frame: &Frame) -> i32 {
     }
 }
 
-/// Returns the state and the number of a capture. Its graph and nodes are available only in the worker.
+/// Returns the state and the number of a capture. The capture's graph and nodes are available only in the worker.
 fn information(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;

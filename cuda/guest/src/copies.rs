@@ -37,7 +37,7 @@ const DEPTH: usize = 8;
 /// The staging blob and the uses of its pieces.
 struct Staging {
     blob: Blob,
-    /// Number of uses of each piece that were started.
+    /// Number of started uses of each piece.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
     /// Next piece for copies to the card. Copies from the card use the remaining pieces, one call at a time.
     next: AtomicU64,
@@ -262,7 +262,7 @@ fn copy_async(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }
 
-/// `CUmemcpyAttributes`. Only the first word matters here; the others are hints.
+/// `CUmemcpyAttributes`. Only the first word matters here; the other words are hints.
 #[repr(C)]
 struct Attributes {
     /// `CUmemcpySrcAccessOrder`.

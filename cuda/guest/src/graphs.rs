@@ -68,7 +68,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
 
 /// Handles the first form of an update, which returns the node of an error and the reason.
 fn update(frame: &Frame) -> i32 {
-    // `CUgraphExecUpdateResultInfo`. The guest gets only its reason.
+    // `CUgraphExecUpdateResultInfo`. The guest gets only the reason.
     let mut reason = [0u64; 3];
     let result = code(invoke(index!("cuGraphExecUpdate_v2"), &[frame.arg(0), frame.arg(1), to(&mut reason)]));
     frame.put_optional(2, 0u64);

@@ -1,4 +1,4 @@
-//! Names of functions and kernels. The worker is queried only once for each.
+//! Names of functions and kernels. The worker is queried only once for each name.
 
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -42,7 +42,7 @@ fn name(frame: &Frame, is_kernel: bool) -> i32 {
     match read(handle, is_kernel) {
         Ok(name) => {
             let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
-            // Another thread may have been faster. In this case its text is used.
+            // Another thread may have been faster. In this case the other thread's text is used.
             let name = names.get_or_insert_default().entry((handle, is_kernel)).or_insert(name);
             frame.put(0, name.as_ptr().addr() as u64)
         }

@@ -56,7 +56,7 @@ struct Slab {
 #[derive(Debug)]
 struct Pinned {
     next: u64,
-    /// Ranges of addresses that blobs no longer use: the size of each in bytes, by its first address.
+    /// Ranges of addresses that blobs no longer use: the size of each range in bytes, by its first address.
     left: BTreeMap<u64, u64>,
     slabs: BTreeMap<u64, Slab>,
     allocations: BTreeMap<u64, Allocation>,

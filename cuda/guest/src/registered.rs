@@ -1,5 +1,5 @@
-//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat it as
-//! pageable memory, which is always correct, and calls that need its address for the card are refused.
+//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat the memory
+//! as pageable, which is always correct. Calls that need its address for the card are refused.
 //!
 //! UNSAFETY: queries the kernel whether pages are mapped.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -73,7 +73,7 @@ pub fn current() -> u32 {
 }
 
 impl Thread {
-    /// Returns the thread's slot. The first call of a thread takes one.
+    /// Returns the thread's slot. The first call of a thread takes a slot.
     ///
     /// # Errors
     /// Returns an error if more threads use CUDA than there are slots.

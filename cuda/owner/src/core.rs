@@ -579,7 +579,7 @@ impl Core {
     }
 
     /// Changes the limits of a tenant, which apply immediately. The tenant's name and its user do not change. If the
-    /// tenant uses more memory than a lower limit permits, the tenant keeps this memory, and gets no further memory.
+    /// tenant uses more than a lower memory size, it keeps this memory, and gets no further memory.
     ///
     /// # Errors
     /// Returns an error, and changes nothing, if the limits cannot be met.
@@ -633,8 +633,7 @@ impl Core {
         if !self.machine.relocations.is_idle() {
             self.deadlines.set(Deadline::Restock, self.clock + RESTOCK_NS);
         } else {
-            // Pinning host memory holds the driver's locks for milliseconds, so pinning must wait until no memory
-            // moves.
+            // Pinning host memory holds the driver's locks for milliseconds, so it must wait until no memory is moving.
             if self.restocks_in() == 0 {
                 self.pieces.refill(&mut self.actions);
             }

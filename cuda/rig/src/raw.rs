@@ -1,8 +1,8 @@
 //! A client for hostile programs. This client speaks the owner's protocol without the library, and executes commands.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. The
-//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start it, as a separate user if they run
-//! as root.
+//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start this process, as a separate user if
+//! they run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -42,7 +42,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // Kill the daemon. The owner exits, too, and the next daemon and the next owner take over the programs.
+    // Kill the daemon. The owner also exits, and the next daemon and the next owner take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);

@@ -17,8 +17,8 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work, however
-/// long it takes.
+/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work,
+/// regardless of its duration.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }

@@ -1,7 +1,7 @@
 //! Messages between a VM's CUDA device and the worker of one guest program, and the start of that worker.
 //!
-//! One `SOCK_SEQPACKET` connection per worker. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`] bytes,
-//! little-endian, without descriptors except in `Save`. The worker gets both of its descriptors as arguments:
+//! Each worker has one `SOCK_SEQPACKET` connection. A packet is one [`ToWorker`] or one [`FromWorker`]: [`PACKET`]
+//! bytes, little-endian, without descriptors except in `Save`. The worker gets both of its descriptors as arguments:
 //! `cuda-worker --window-fd N --link-fd M`. The window is a memfd that both sides map; its blobs are described in
 //! `cuda-ring`.
 //!

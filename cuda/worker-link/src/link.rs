@@ -85,7 +85,7 @@ impl Link {
     /// Sends a message to the worker without waiting.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
     pub fn send_to_worker(&self, message: ToWorker) -> Result<(), LinkError> {
         self.send(&message.encode(), SendFlags::DONTWAIT)
     }
@@ -93,7 +93,7 @@ impl Link {
     /// Sends [`ToWorker::Save`] with its file.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
     pub fn send_save(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -148,7 +148,7 @@ impl Link {
     /// Receives a message from the worker without waiting.
     ///
     /// # Errors
-    /// Returns [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the worker has ended.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the worker has ended.
     pub fn receive_from_worker(&self) -> Result<FromWorker, LinkError> {
         let mut packet = [0; PACKET];
         let length = self.receive(&mut packet, RecvFlags::DONTWAIT)?;

@@ -98,7 +98,7 @@ impl Restrictions {
 
 impl WorkerOptions {
     /// Starts a worker that uses `window` and talks over `link`, with the caller's standard error. Only these three
-    /// descriptors are open in it.
+    /// descriptors are open in the worker.
     ///
     /// # Errors
     /// Returns an error if the program does not start.

@@ -13,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// The piece that a copy uses, if any, and whether the copy is from the card.
+/// The piece that a copy uses, if any, and true if the copy is from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,

@@ -179,7 +179,7 @@ impl Driver {
     }
 
     /// Allocates memory of the current context at an address that an allocation of this size had in another worker.
-    /// With a size of 0, checks that the library can do this. Returns 801 if it cannot.
+    /// With a size of 0, checks that the library can do this. Returns 801 if the library cannot.
     pub fn allocate_at(&self, address: u64, bytes: u64) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         values[..2].copy_from_slice(&[address, bytes]);

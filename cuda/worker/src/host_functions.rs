@@ -53,8 +53,8 @@ unsafe extern "C" fn run(data: *mut c_void) {
         *posted
     };
     (callbacks.notify)();
-    // The stream continues after the guest's function has finished. A guest that never finishes it blocks only its own
-    // streams.
+    // The stream continues after the guest's function has finished. A guest whose function never finishes blocks only
+    // its own streams.
     while control.load(control::CALLBACKS_DONE) < mine {
         std::thread::sleep(POLL_INTERVAL);
     }

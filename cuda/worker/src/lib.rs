@@ -9,7 +9,7 @@
 //!   link.
 //! - `executor` executes one message. This module handles described calls itself; the modules `launches`, `copies`,
 //!   `pinned`, `host_functions`, `nodes` and `links` handle calls with messages of their own.
-//! - `waits` handles calls whose reply is sent when work of the card completes. They never block the ring.
+//! - `waits` handles calls whose reply is sent when work of the card completes. Such calls never block the ring.
 //! - `save` writes the state of a program to a file, and `restore` continues from it in another worker.
 //! - `device_link` connects to the next daemon after the connection to the present one has ended.
 //! - `objects` maps the guest's handles to the driver's; `window` contains the shared memory; `driver` is the library.

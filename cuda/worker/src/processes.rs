@@ -1,4 +1,4 @@
-//! Replaces process IDs in NVML's lists with those of the guest.
+//! Replaces process IDs in NVML's lists with IDs of the guest.
 //!
 //! NVML lists the workers by their process IDs on the host. A worker's name contains the process ID of its program in
 //! the guest, so that the workers of a tenant can identify each other's programs. Processes that are not workers are

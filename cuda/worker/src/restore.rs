@@ -18,7 +18,7 @@ use crate::save::{COPY_WORDS, content_words};
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 /// Time for which an allocation is tried.
-// TIMEOUT: the card's owner frees the memory of the previous worker when it learns of its end.
+// TIMEOUT: the card's owner frees the previous worker's memory when it notices the end of that worker.
 const ALLOCATION_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between attempts to allocate.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -68,7 +68,7 @@ fn read(file: BorrowedFd<'_>, words: &mut [u64], mut offset: u64) -> Result<(), 
     Ok(())
 }
 
-/// Reads the state in a file. Returns it with the offset of the contents of the memory.
+/// Reads the state in a file. Returns the state, and the offset of the contents of the memory.
 ///
 /// # Errors
 /// Returns an error if the file has no valid state.

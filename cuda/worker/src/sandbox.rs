@@ -6,7 +6,7 @@
 //!
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
-//! - `addresses`: the only addresses that a worker may connect to, in memory that cannot be changed.
+//! - `addresses`: the only addresses to which a worker may connect, in memory that cannot be changed.
 //! - `violation`: reports a forbidden call and ends the worker.
 
 mod addresses;
@@ -40,13 +40,13 @@ const MAX_CAPABILITY: u32 = 63;
 /// A worker's restrictions in addition to those that all workers have.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group that the worker changes to, if it may.
+    /// User and group to which the worker changes, if it may.
     pub user: Option<(u32, u32)>,
     /// Further files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
     /// Further files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
-    /// Sockets that the worker may connect to, at most two: those of the card's owner and of the next daemon.
+    /// Sockets to which the worker may connect, at most two: the sockets of the card's owner and of the next daemon.
     pub sockets: Vec<PathBuf>,
 }
 

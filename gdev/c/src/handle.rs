@@ -221,7 +221,7 @@ pub extern "C" fn gclose(handle: Ghandle) -> c_int {
     }))
 }
 
-/// Returns the message of the calling thread's last error, which is valid until the thread's next error.
+/// Returns the message of the calling thread's last error. It is valid until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn gerror() -> *const c_char {
     MESSAGE.with_borrow(|message| message.as_ptr())

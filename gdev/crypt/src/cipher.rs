@@ -72,8 +72,8 @@ pub struct Cipher {
 }
 
 impl Cipher {
-    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports
-    /// this and tries again later.
+    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports the
+    /// failure and tries again later.
     ///
     /// # Errors
     /// Returns an error if the key is invalid.

@@ -81,7 +81,7 @@ impl Text {
         let _ = writeln!(self.out, "{}", line.as_ref());
     }
 
-    /// Writes an operation on two registers, or on a register and a number. Its name is given in both languages.
+    /// Writes an operation on two registers, or on a register and a number. The name is given in both languages.
     fn two(&mut self, sm20: &str, ptx: &str, to: u32, from: u32, operand: &str) {
         match self.language {
             Language::Sm20 => self.line(format!("    {sm20} R{to}, R{from}, {operand}")),

@@ -31,7 +31,7 @@ impl Key {
     /// Reads a key from a file: 64 bytes, or 128 hexadecimal digits and a line end.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be read, if other users may read it, or if it does not have this form.
+    /// Returns an error if the file cannot be read, is readable for other users, or does not have this form.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let mut file = File::open(path).with_context(|| format!("the key file {name}"))?;

@@ -23,7 +23,7 @@ impl Volume {
     /// Opens a file, or a block device.
     ///
     /// # Errors
-    /// Returns an error if it cannot be opened for reading and writing, or is not a whole number of sectors.
+    /// Returns an error if the file cannot be opened for reading and writing, or is not a whole number of sectors.
     pub fn open(path: &Path, cipher: Arc<Cipher>) -> Result<Self> {
         let name = path.display();
         let file = OpenOptions::new().read(true).write(true).open(path).with_context(|| format!("the file {name}"))?;

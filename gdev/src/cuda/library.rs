@@ -56,7 +56,7 @@ macro_rules! functions {
                 /// All addresses must be valid for the function.
                 ///
                 /// # Errors
-                /// The function's result, if it is not `CUDA_SUCCESS`.
+                /// Returns the function's result, if it is not `CUDA_SUCCESS`.
                 #[allow(clippy::too_many_arguments, reason = "those of the driver's function")]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
                     // SAFETY: guaranteed by the caller.

@@ -101,7 +101,7 @@ fn driver(what: impl Into<String>, source: io::Error) -> Error {
 /// Sends a request to a driver. The argument contains no addresses except those that this file writes to it.
 ///
 /// # Errors
-/// The system's error, with the name of the request.
+/// Returns the system's error, with the name of the request.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.

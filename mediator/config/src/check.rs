@@ -24,7 +24,7 @@ pub const MAX_VMS: usize = 64;
 pub const MAX_TENANTS: usize = 64;
 /// Maximum time limit for a channel without progress, in milliseconds: an hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
-/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes as long.
+/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes this time.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
 /// Upper bound of the rates of a software card, in MHz or MiB per second. This bound exceeds the rates of all cards,
 /// and cannot cause an overflow.

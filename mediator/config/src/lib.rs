@@ -364,8 +364,8 @@ pub struct VmSpec {
 /// Default number of channels of a virtual machine.
 pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
-/// Default time limit in milliseconds for a channel that holds an engine without progress. It is shorter than nouveau's
-/// own limit of 15 seconds, so that the guest receives the reason.
+/// Default time limit in milliseconds for a channel that holds an engine without progress. This limit is shorter than
+/// nouveau's own limit of 15 seconds, so that the guest receives the reason.
 pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {

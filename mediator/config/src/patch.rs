@@ -1,4 +1,4 @@
-//! Changes of tables while the daemon runs: some keys get new values, the others stay.
+//! Changes of tables while the daemon runs: some keys get new values, and the other keys stay.
 //!
 //! The name of a key is its path, such as `band.period_ns`. Comparisons use the values at the ends of paths. A key that
 //! a table omits counts as null.
@@ -54,7 +54,7 @@ fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
 /// Converts a table to JSON.
 ///
 /// # Errors
-/// Returns an error if it is not a table, or contains a value that JSON cannot express.
+/// Returns an error if the value is not a table, or contains a value that JSON cannot express.
 pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     match serde_json::to_value(of) {
         Ok(Value::Object(table)) => Ok(table),

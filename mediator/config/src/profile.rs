@@ -152,7 +152,7 @@ impl ProfileSpec {
     }
 }
 
-/// Returns a table with the keys of its profile added, if it names one. The table's own keys take precedence.
+/// Returns a table with the keys of its profile added, if it refers to a profile. The table's own keys take precedence.
 ///
 /// # Errors
 /// Returns an error if no profile has the name, or the name is not a string.

@@ -55,7 +55,7 @@ pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::
     }
 }
 
-/// Reads an optional key with a size in MiB; null means that it is absent.
+/// Reads an optional key with a size in MiB; null means that the key is absent.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Optional;
 

@@ -20,8 +20,8 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     Ok(form.render(&done, moved))
 }
 
-/// Restarts workers of a virtual machine. Returns the output, and an exit code that depends on whether all programs
-/// continue in new workers.
+/// Restarts workers of a virtual machine. Returns the output, and an exit code that tells if all programs continue in
+/// new workers.
 pub(super) fn restart_workers(
     client: Client,
     form: Form,

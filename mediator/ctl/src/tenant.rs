@@ -338,7 +338,7 @@ fn past(tenant: &Tenant) -> String {
 mod tests {
     use super::*;
 
-    /// The name of a program is chosen by the program, so it is escaped.
+    /// The program chooses its name, so the name is escaped.
     #[test]
     fn names_of_programs_are_no_commands_to_the_terminal() {
         let name = "x\u{1b}[2J\nfake\u{9b}".to_owned();

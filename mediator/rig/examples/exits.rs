@@ -80,7 +80,7 @@ fn program(access: Access) -> [u8; 8] {
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// A guest in real mode. Its memory is dropped last.
+/// A guest in real mode, whose memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,

@@ -22,7 +22,7 @@ use vram::TenantId;
 const MAX_STEPS: usize = 256;
 /// Maximum number of channels that the hostile guest's driver creates in one input.
 const MAX_CHANNELS: usize = 8;
-/// Maximum number of initializations of the vGPU in one input; each takes milliseconds.
+/// Maximum number of initializations of the vGPU in one input; each initialization takes milliseconds.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;

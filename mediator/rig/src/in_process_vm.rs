@@ -1,8 +1,8 @@
 //! Guests that compute without a VMM: a card and its mediator in this process. The library `gdev` drives guests that run
 //! workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions ([`guest`]).
 //!
-//! These guests need no boot, so benchmarks can sweep parameters and tests can run many guests. These guests call the
-//! mediator in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
+//! Such guests need no boot, so benchmarks can sweep parameters and tests can run many guests. Both call the mediator
+//! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -149,7 +149,7 @@ impl SharedGuest {
         Self(Arc::new(Mutex::new(rig.guest_with(vm, &patient(vram_mib, memory)))))
     }
 
-    /// Locks the VM. Its driver waits meanwhile.
+    /// Locks the VM. In the meantime, the VM's driver waits.
     pub fn lock(&self) -> MutexGuard<'_, Guest> {
         self.0.lock()
     }

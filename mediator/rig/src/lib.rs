@@ -77,7 +77,7 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`. Its owner accesses the card through the return value of `wrap`.
+    /// Creates a card with the settings `sharing`. The owner accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));

@@ -80,7 +80,7 @@ impl CudaDevice {
     /// work with [`CudaFunction::start`], after the other daemon has given it up.
     ///
     /// # Errors
-    /// Same as for [`Self::build`]; also if the saved state is invalid.
+    /// Returns the errors of [`Self::build`], and an error if the saved state is invalid.
     pub fn restore(
         name: &str,
         limits: Limits,

@@ -268,7 +268,7 @@ impl Executor {
         let mut messages = Vec::new();
         for (&id, worker) in &mut self.workers {
             worker.flush();
-            // An end is handled after the messages that were sent before it.
+            // The end of a worker is handled after its earlier messages.
             let has_ended = is_readable(&*worker);
             while let Some(message) = worker.receive() {
                 messages.push((id, message));
@@ -325,7 +325,7 @@ impl Executor {
                 }
                 Found::NoQueue => return false,
                 Found::Nothing => {
-                    // Guests often send several commands in sequence, and need no doorbells meanwhile.
+                    // Guests often send several commands in sequence, and need no doorbells in the meantime.
                     let since = *idle_since.get_or_insert_with(Instant::now);
                     while since.elapsed() < LINGER {
                         std::hint::spin_loop();

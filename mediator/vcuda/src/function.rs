@@ -153,10 +153,10 @@ impl CudaFunction {
     }
 
     /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
-    /// guest. Returns the result for each program, which is an empty list if there is none.
+    /// guest. Returns the result for each program; the list is empty without programs.
     ///
     /// # Errors
-    /// Returns an error if there is no result. A worker that responds later still restarts.
+    /// Returns an error if no result exists. A worker that responds later still restarts.
     pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
         let begin = Instant::now();
         let ((counts, count), (results, result)) = (channel(), channel());

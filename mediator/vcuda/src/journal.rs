@@ -56,7 +56,7 @@ mod word {
 
 /// Offsets of words in a slot in bytes.
 mod slot {
-    /// 1 if the slot is in use. Written last.
+    /// 1 if the slot is in use. This word is written last.
     pub(super) const STATE: u64 = 0;
     pub(super) const INDEX: u64 = 8;
     /// Number of responses before this one, plus 1; 0 before the response.

@@ -18,7 +18,7 @@
 //!   through which workers find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
-//! The crate does not read the programs' rings and does not depend on CUDA. Everything from the guest is untrusted: it
+//! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it
 //! is copied once and then checked.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(

@@ -69,7 +69,7 @@ pub(crate) struct Progress {
 pub(crate) struct SavedCommand {
     /// First descriptor of the command's chain.
     pub head: u16,
-    /// Number of commands that were popped before it.
+    /// Number of commands that were popped before this command.
     pub index: u32,
     /// Number of responses before the command's own, once the response is being sent.
     pub answering: Option<u32>,

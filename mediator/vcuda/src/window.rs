@@ -21,7 +21,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Creates a window of `bytes` zero bytes. Its memory is allocated on the first write.
+    /// Creates a window of `bytes` zero bytes, whose memory is allocated on the first write.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let file = region_memory("cuda-window", bytes)?;
         let size = usize::try_from(bytes).map_err(io::Error::other)?;

@@ -15,7 +15,7 @@ const MAX_OUTBOX: usize = 4096;
 
 /// Maximum number of lines from a worker that are logged.
 const MAX_LOGGED_LINES: usize = 64;
-/// Maximum length of a line in bytes. The rest counts as another line.
+/// Maximum length of a line in bytes. The rest of a longer line counts as another line.
 const MAX_LINE_BYTES: u64 = 512;
 /// Maximum number of bytes of all lines.
 const MAX_LOGGED_BYTES: u64 = 32 << 10;
@@ -141,7 +141,7 @@ fn start_time(pid: i32) -> Option<u64> {
 /// A process and the descriptor that reports its end. The process is killed when this value is dropped.
 #[derive(Debug)]
 struct WorkerProcess {
-    /// `None` if another process has started it.
+    /// `None` if another process has started the worker.
     child: Option<Child>,
     ended: OwnedFd,
     id: Option<ProcessId>,
@@ -240,7 +240,7 @@ impl Worker {
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
     }
 
-    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for it.
+    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for one.
     pub(crate) fn rejoin(&mut self, pid: i32, link: worker_link::Link) -> Result<(), worker_link::Link> {
         if self.link.is_some() || self.is_deaf || self.process.id().is_none_or(|id| id.pid != pid) {
             return Err(link);

@@ -1,6 +1,6 @@
 //! A CUDA program for tests. The program uses pinned memory, host functions in a stream, large copies of pageable
-//! memory, the thread's own default stream and events. It checks each result and prints a checksum. With the argument
-//! `fill`, it instead allocates pinned memory until the library refuses, and prints the number of allocations.
+//! memory, the thread's own default stream and events. The program checks each result and prints a checksum. With the
+//! argument `fill`, it instead allocates pinned memory until the library refuses, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -36,7 +36,7 @@ pub struct Objects {
     streams: [u64; 2],
     event: u64,
     add: u64,
-    /// A graph that can be launched: it adds to the first buffer and calls a function. And the node that adds.
+    /// A graph that can be launched, and its node that adds. The graph adds to the first buffer and calls a function.
     exec: u64,
     node: u64,
     /// Another context with a buffer.
@@ -163,7 +163,7 @@ impl Objects {
                 self.change_exec(5, change)?;
             }
         }
-        // Pinned memory: the card writes it.
+        // Pinned memory, which the card writes.
         cuda.copy(self.pinned, self.buffers[0].0, PINNED_WORDS as u64 * 8, second)?;
         cuda.finish(second)?;
         // SAFETY: the copy has ended.
@@ -211,7 +211,7 @@ impl Objects {
         check("cuGraphExecKernelNodeSetParams", unsafe { change(self.exec, self.node, &raw const kernel) })
     }
 
-    /// Creates an object that prevents a restart, or ends those that exist.
+    /// Creates an object that prevents a restart, or ends all such objects.
     ///
     /// # Errors
     /// Returns an error if a call fails, or no such kind of object exists.

@@ -1,4 +1,4 @@
-//! Tests memory and time beyond the accounts. The owner must notice, charge and report them.
+//! Tests memory and time beyond the accounts. The owner must notice, charge and report both.
 
 use std::time::Duration;
 

@@ -250,8 +250,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. To do
-/// so, it sends a request for tenant `b`, which no test suspends, because the owner serves this request afterwards.
+/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. For
+/// this, the function sends a request for tenant `b`, which no test suspends. The owner serves this request last.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

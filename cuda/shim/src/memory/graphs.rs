@@ -1,5 +1,4 @@
-//! Memory that the driver reserves for graphs with nodes that allocate. The library counts the memory, which never
-//! moves.
+//! Memory that the driver reserves for graphs with nodes that allocate. It is counted by this library, and never moves.
 //!
 //! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. Therefore,
 //! each launch first uploads the graph and requests the added memory from the owner, so that a tenant over its limit

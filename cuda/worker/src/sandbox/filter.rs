@@ -13,7 +13,7 @@ use seccompiler::{
 
 use super::addresses::{Addresses, LIMIT};
 
-/// Calls without conditions. They affect only the process itself, its descriptors, and files that it may open.
+/// Calls without conditions, which affect only the process itself, its descriptors, and files that it may open.
 const ALLOWED: &[i64] = &[
     // Descriptors.
     libc::SYS_read,
@@ -136,7 +136,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
-/// Calls that fail with `EPERM`. Libraries try them, for example to create a cache or to prepare devices.
+/// Calls that fail with `EPERM`. Libraries try these calls, for example to create a cache or to prepare devices.
 const REFUSED: &[i64] = &[
     libc::SYS_fork,
     libc::SYS_vfork,

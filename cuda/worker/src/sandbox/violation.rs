@@ -1,9 +1,9 @@
 //! Handles the signal for a forbidden system call.
 //!
 //! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
-//! stored address, with the pointer that the filter allows. For any other call it reports the call and ends the
-//! process. A process that installs another handler gains nothing, because the call was not executed. Only the report
-//! depends on the handler.
+//! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and ends
+//! the process. A process that installs another handler gains nothing, because the call was not executed. Only the
+//! report depends on the handler.
 //!
 //! UNSAFETY: a signal handler that uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -59,7 +59,7 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts at most `most` channels with flaws: first each kind of flaw and each address once, and then the other
+/// Starts at most `most` channels with defects: first each kind of defect and each address once, and then the other
 /// combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
@@ -88,8 +88,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns all combinations of flaw and address. The first few combinations cover as many flaws and addresses as
-/// possible.
+/// Returns all combinations of defect and address. The first few cover as many defects and addresses as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),

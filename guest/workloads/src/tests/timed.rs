@@ -93,7 +93,7 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Allocates buffers, uses them on the GPU, and frees them: each is mapped into the address space and unmapped.
+/// Allocates buffers, uses them on the GPU, and frees them: each buffer is mapped into the address space and unmapped.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;

@@ -61,7 +61,7 @@ pub fn drained(card: &CardSpec) -> Option<Refusal> {
     card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
-/// Returns true if the card has a virtual machine that `vm` has an affinity to.
+/// Returns true if the card has a virtual machine to which `vm` has an affinity.
 fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     let there = others.iter().filter(|other| other.card == card.name && other.name != vm.name);
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
@@ -94,8 +94,8 @@ fn both(first: Refusal, second: Refusal) -> Refusal {
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the card that the
-/// virtual machine names.
+/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the virtual
+/// machine's configured card.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
@@ -132,7 +132,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Assigns a virtual machine that names no card to the suitable card that the policy chooses, given `others`.
+    /// Assigns a virtual machine without a card to the suitable card that the policy chooses, given `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

@@ -7,7 +7,7 @@ use super::{Context, Core, Service, WorkerId};
 pub struct ProgramStatus {
     /// Name of the program, if the guest's kernel sends it.
     pub name: String,
-    /// The program's process ID in the guest, if its library has sent the ID. Not checked.
+    /// The program's process ID in the guest, if its library has sent the ID. The ID is not checked.
     pub pid: Option<u32>,
     /// Process ID of the program's worker on this host, while the worker runs.
     pub worker: Option<u32>,
@@ -30,7 +30,7 @@ impl Core {
         self.contexts.values().filter_map(worker).collect()
     }
 
-    /// Returns true if a worker serves a program, and need not end.
+    /// Returns true if a worker serves a program and need not end.
     #[must_use]
     pub(crate) fn is_serving(&self, id: WorkerId) -> bool {
         self.workers.get(&id).is_some_and(|worker| worker.context.is_some() && !worker.killed)

@@ -11,8 +11,8 @@ use crate::core::WorkerId;
 use crate::restart::{Restart, RestartRequest};
 use crate::worker::Worker;
 
-/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of them while its worker is
-/// restarted.
+/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of both while the program's
+/// worker is restarted.
 const MAX_STATE_BYTES: u64 = 8 << 30;
 
 /// Phase of a restart.
@@ -84,7 +84,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced. The function cannot be handed over meanwhile.
+    /// Returns true if a worker is being replaced. In the meantime, the function cannot be handed over.
     pub(super) fn is_restarting(&self) -> bool {
         !self.restarting.is_empty()
     }

@@ -1,7 +1,7 @@
 //! Checks gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
-//! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random;
-//! the other half chooses by priorities that change at a few points (PCT), so that a message can be delayed by any
-//! number of steps.
+//! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random.
+//! The other half uses priorities that change at a few points (PCT), so that a message can be delayed by any number of
+//! steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};

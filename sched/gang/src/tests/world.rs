@@ -270,7 +270,7 @@ impl World {
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
-        // Messages that the two cards send to each other in the meantime are lost, too.
+        // Messages that the two cards send to each other in the meantime are also lost.
         for card in [one, two] {
             self.follow(card);
         }

@@ -239,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // The limit is more than the number of faults that can follow the first fault.
+        // The limit exceeds the number of faults that can follow the first fault.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {

@@ -1,5 +1,5 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference code's
-//! holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are the numbers of the reference
+//! code's holes.
 //!
 //! If the card does not have the interface, no hole is tried.
 
@@ -558,7 +558,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Test keys of another group, or of none.
+        // Test keys of another group, and keys without a group.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {
