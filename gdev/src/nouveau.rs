@@ -1,9 +1,9 @@
 //! The backend for nouveau's render node: a channel with M2MF and compute, buffers, programs, launches.
 //!
 //! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. Buffers in RAM are
-//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU,
-//! and each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end,
-//! the work was cut short.
+//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU.
+//! Each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end, the
+//! work was cut short.
 //!
 //! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
 //!

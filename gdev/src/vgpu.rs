@@ -1,9 +1,9 @@
 //! The backend for a vGPU without a virtual machine: a host process that is a tenant of the daemon.
 //!
-//! The process connects to the socket that the operator assigned to it, as a VMM does, and is the driver of the vGPU:
-//! it initializes the device, writes page tables, and creates one channel for each context. Contexts of one process
-//! share the device. Pinned memory is the process's own memory, which the device accesses without messages; only
-//! doorbells, page tables, small copies and interrupts are messages.
+//! The process connects to the socket that the operator assigned to it, as a VMM does. The process is the driver of the
+//! vGPU: it initializes the device, writes page tables, and creates one channel for each context. Contexts of one
+//! process share the device. Pinned memory is the process's own memory, which the device accesses without messages;
+//! only doorbells, page tables, small copies and interrupts are messages.
 //!
 //! All work of a context is executed in order by one channel with M2MF and compute. Each submission ends with a stamp
 //! in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page tables),

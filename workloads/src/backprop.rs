@@ -145,9 +145,9 @@ impl Workload for Backprop {
     fn check(&self, results: &Results) -> Result<u64> {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
-        // Units are 2^-24. A hidden unit's sum is below 4, and so is the sum of its terms' magnitudes. A term goes
-        // through one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of
-        // the inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
+        // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term goes through
+        // one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of the
+        // inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;

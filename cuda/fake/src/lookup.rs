@@ -1,6 +1,6 @@
 //! Lookup of functions by name and version, and of export tables.
 //!
-//! The export tables are those of the library of guests, so that NVIDIA's runtime runs above this library too.
+//! The export tables are the same as in the guest library, so that NVIDIA's runtime also runs on this library.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -15,7 +15,7 @@ pub struct Allocation {
     pub device: u32,
 }
 
-/// Allocations by their first address. Static: the exported functions have no other state.
+/// Allocations by their first address. This value is static, because the exported functions have no other state.
 static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
 
 fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {

@@ -22,7 +22,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 ];
 
 /// Streams whose captures are open. Other streams join a capture through events, so the worker is queried about every
-/// stream while a capture is open. Static: the exported functions have no other state.
+/// stream while a capture is open. This value is static, because the exported functions have no other state.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);

@@ -34,10 +34,10 @@ pub struct Connection {
 /// Environment variable. If the variable is `1`, each call waits for its reply.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static: the exported functions have no other state. `Err` contains the result of every call. The value is never
-/// freed; in a child of the process the pointer is null again.
+/// This value is static, because the exported functions have no other state. `Err` contains the result of every call.
+/// The value is never freed; in a child of the process the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
-/// A function to call when the worker starts. Static: set when the library is loaded.
+/// A function to call when the worker starts. This value is static, because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
 /// Set while a thread starts the worker. The flag is not a lock, because a lock that another thread held would stay
 /// locked in a child.

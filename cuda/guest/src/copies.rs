@@ -47,9 +47,9 @@ struct Staging {
 /// Number of pieces for copies to the card. The other pieces are for copies from it.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// Static: the exported functions have no other state.
+/// This value is static, because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Locked while the blob is created. Static: as above.
+/// Locked while the blob is created; static for the same reason.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.

@@ -46,7 +46,7 @@ pub struct Record {
     function: AtomicU64,
 }
 
-/// Static: records never move and are never freed, so that readers need no lock.
+/// These records are static: they never move and are never freed, so readers need no lock.
 static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
 /// Returns the record of a function.

@@ -14,7 +14,7 @@ use crate::{connection, thread};
 pub const HANDLERS: &[(&str, Handler)] = &[("cuFuncGetName", function_name), ("cuKernelGetName", kernel_name)];
 
 /// Names by handle, and true for the kernel of a library. The names must not move, because the program gets their
-/// addresses. Static: the exported functions have no other state.
+/// addresses. This value is static, because the exported functions have no other state.
 static NAMES: Mutex<Option<HashMap<(u64, bool), CString>>> = Mutex::new(None);
 
 fn function_name(frame: &Frame) -> i32 {

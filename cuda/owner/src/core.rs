@@ -230,7 +230,7 @@ struct Tenant {
 #[derive(Debug)]
 pub struct Core {
     config: CardConfig,
-    /// Host memory for chunks and windows, at most that of `config`.
+    /// Host memory for chunks and windows, at most the amount in `config`.
     host_bytes: u64,
     table: ChunkTable,
     /// Decides which memory is on the card, and moves the chunks of processes.
@@ -287,7 +287,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from those of the previous owner.
+    /// Creates a card without tenants. `seed` selects numbers that differ from the previous owner's numbers.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.

@@ -298,8 +298,8 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
-    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as that
-    /// of other clients. Since version 6.
+    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as the
+    /// work of other clients. Since version 6.
     Concurrent {
         /// Card.
         card: u8,

@@ -116,8 +116,8 @@ fn names(welcome: &Welcome, card: &CardInfo) -> bool {
     welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
-/// Reports to the owner that this process is a client of an MPS server, so that its work can run concurrently with that
-/// of other processes.
+/// Reports to the owner that this process is a client of an MPS server, so its work can run concurrently with other
+/// processes' work.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
         // Without this message, the process only gets separate turns.

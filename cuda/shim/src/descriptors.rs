@@ -33,8 +33,8 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a working owner receives its messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// The library's descriptor numbers. Static, because the `fork` handler closes these descriptors, and may neither
-/// allocate nor lock.
+/// The library's descriptor numbers. This value is static, because the `fork` handler closes these descriptors, and may
+/// neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
 /// Number of leading words of [`OURS`] that have been used; static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);

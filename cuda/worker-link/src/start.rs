@@ -53,7 +53,7 @@ pub struct Rejoin {
 /// Restrictions of a worker, in addition to the restrictions of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Restrictions {
-    /// True if the worker has no restrictions, not even those of all workers.
+    /// True if the worker has no restrictions, not even the restrictions of all workers.
     pub is_off: bool,
     /// User and group of the worker, if the caller may change them.
     pub user: Option<(u32, u32)>,

@@ -51,7 +51,7 @@ struct Effects {
 
 /// Waits until no other thread has a program, because the programs of a process have the same addresses.
 fn alone() -> MutexGuard<'static, ()> {
-    /// Static: the addresses belong to the process.
+    /// This value is static, because the addresses belong to the process.
     static ADDRESSES: Mutex<()> = Mutex::new(());
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }

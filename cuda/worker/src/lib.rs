@@ -1,8 +1,8 @@
 //! The worker of one guest program. The worker executes the calls in the program's ring on a CUDA driver library.
 //!
 //! The library is the shim, so the worker is an ordinary program of a tenant, and needs no code for chunks, relocation,
-//! turns and quotas. The worker does not trust the contents of the ring: it copies each message, checks it against the
-//! description of the call (`cuda-calls`), and uses addresses only if they belong to the card or to the guest's own
+//! turns and quotas. The worker does not trust the contents of the ring. It copies each message, and checks it against
+//! the description of the call (`cuda-calls`). It uses addresses only if they belong to the card or to the guest's own
 //! memory.
 //!
 //! - [`serve`] is the entry point: the loop that handles the ring, waits and sleeps, and the thread that reads the

@@ -101,9 +101,9 @@ impl Mail {
     }
 }
 
-/// Exits without running exit handlers, because those of the driver could wait for work that never ends.
+/// Exits without running exit handlers, because the driver's handlers could wait for work that never ends.
 fn end() -> ! {
-    // SAFETY: exits without running any more code of this process.
+    // SAFETY: exits without running further code of this process.
     unsafe { libc::_exit(0) }
 }
 

@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn local_memory_has_room_for_all_warps() {
         assert_eq!(local_area(1, 0), 0x2_0000);
-        // The size is that of 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
+        // The size is for 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
         assert_eq!(local_area(14, 100), 29 * 0x2_0000);
     }
 }

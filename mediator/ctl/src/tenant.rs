@@ -268,7 +268,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
     output::table(rows, numbers)
 }
 
-/// Returns the name and the process ID of a program. For a worker, also those of the program in the guest.
+/// Returns the name and the process ID of a program. For a worker, also returns the guest program's.
 fn program(api::Program { pid, name, guest }: &api::Program) -> String {
     let Some(guest) = guest else { return format!("{name} ({pid})") };
     let name = if guest.name.is_empty() { name } else { &guest.name };

@@ -1,9 +1,9 @@
 //! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This module
 //! is the body of the fuzz target, and of a test with the target's seeds.
 //!
-//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks that the
-//! other VM's VRAM and RAM are unchanged, that this VM has seen no interrupt and no fault, and that the card's accounts
-//! have their initial values.
+//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks the other
+//! VM and the card. The VM's VRAM and RAM must be unchanged, the VM must have seen no interrupt or fault, and the
+//! card's accounts must have their initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};

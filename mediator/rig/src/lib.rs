@@ -376,9 +376,9 @@ impl Guest {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received everything
-    /// that it can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on
-    /// this card are released.
+    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received all that it
+    /// can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on this
+    /// card are released.
     ///
     /// # Errors
     /// Returns the same errors as [`Self::move_to`].

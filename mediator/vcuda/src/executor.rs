@@ -31,7 +31,7 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which the end of killed workers is checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages of one worker that are handled before those of the next worker.
+/// Maximum number of messages of one worker that are handled before the next worker's messages.
 const MAX_MESSAGES: usize = 64;
 /// TIMEOUT: the daemon hands a killed daemon's journal over within milliseconds of its start, unless the host is busy.
 const ADOPTION_NS: u64 = 5_000_000_000;

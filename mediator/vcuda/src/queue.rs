@@ -86,7 +86,7 @@ impl ControlQueue {
         self.progress
     }
 
-    /// Returns the number of responses in the guest's ring after those of `progress`.
+    /// Returns the number of responses in the guest's ring after the responses of `progress`.
     ///
     /// # Errors
     /// Returns an error if the rings cannot be used.

@@ -104,7 +104,7 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // The open descriptor reserves the process ID, so the start time below is that of the same process.
+        // The open descriptor reserves the process ID, so the start time below belongs to the same process.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }

@@ -239,7 +239,7 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
     /// release only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)

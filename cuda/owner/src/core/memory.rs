@@ -16,8 +16,8 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 pub(super) const ROOM_NS: u64 = 500_000_000;
 /// Time after such a wait timed out during which allocations do not wait, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes to evict beyond those of such an allocation. A program that fills its memory requests the
-/// next part soon, and tenants that wait for a quantum do not need their memory.
+/// Maximum number of bytes to evict beyond the bytes of such an allocation. A program that fills its memory requests
+/// the next part soon, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
 /// Maximum number of pieces being made for one tenant, which bounds the wait of other tenants' next requests.
 pub(super) const MAKING_MOST: u32 = 32;

@@ -239,7 +239,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
     /// release only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)

@@ -13,7 +13,7 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Requests a check whether processes are stopped, for those whose turn overruns and that had no work on the card
+    /// Requests a check for stopped processes, for each process whose turn overruns and that had no work on the card
     /// since the previous poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();

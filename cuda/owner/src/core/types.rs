@@ -248,7 +248,7 @@ pub enum Action {
         /// Memory of the destinations.
         to: Memory,
     },
-    /// Check whether a process is stopped. [`Event::Looked`] reports the result.
+    /// Check if a process is stopped. [`Event::Looked`] reports the result.
     LookAt {
         /// The process's connection.
         session: SessionId,

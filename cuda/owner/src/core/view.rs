@@ -170,7 +170,7 @@ impl CardView {
         self.time_of(at).engines[&ENGINE].account.used
     }
 
-    /// Returns the number of strikes of the tenant at position `at`, and whether it is quarantined.
+    /// Returns the number of strikes of the tenant at position `at`, and true if the tenant is quarantined.
     pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
         let time = self.time_of(at);
         (time.strikes, time.quarantine != sched::Quarantine::Free)

@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards, because
-    /// the memory is still in use elsewhere, or because another process has allocated the same amount in the meantime.
+    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards. Such
+    /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));

@@ -18,7 +18,7 @@ const PINNED_WORDS: usize = 1000;
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Number of calls of [`count`]. Static: the function gets only its argument.
+/// Number of calls of [`count`]. This value is static, because the function gets only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {

@@ -113,7 +113,7 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card. Its memory is lost, and so is the context of each process that has a context.
+    /// Resets a card. The card's memory is lost, and each process with a context loses it.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
         let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");

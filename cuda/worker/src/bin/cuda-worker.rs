@@ -94,7 +94,7 @@ fn load_driver(library: &Path) -> Result<Driver, Failure> {
 fn end_with(link: &Link) {
     let mut descriptors = [PollFd::new(link, PollFlags::empty())];
     while poll(&mut descriptors, None).is_err() {}
-    // SAFETY: exits without running any more code of this process.
+    // SAFETY: exits without running further code of this process.
     unsafe { libc::_exit(0) }
 }
 

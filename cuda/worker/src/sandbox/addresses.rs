@@ -1,4 +1,4 @@
-//! Addresses for `connect`, in a page that cannot be changed: those of the card's owner and of the next daemon.
+//! Addresses of the card's owner and of the next daemon for `connect`, in a page that cannot be changed.
 //!
 //! A filter of system calls sees pointers but not the memory behind them. Therefore the addresses to which a worker may
 //! connect are in a separate page of a sealed file, at the lowest address that a process may map. The filter allows

@@ -26,7 +26,7 @@ const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// The stored addresses. Static: a handler has no other arguments.
+/// The stored addresses, which are static because a handler has no other arguments.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
 /// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
 static LINK: AtomicI32 = AtomicI32::new(-1);

@@ -268,7 +268,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Releases all pages except those of the aperture, and clears them.
+    /// Releases all pages except the pages of the aperture, and clears them.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);
