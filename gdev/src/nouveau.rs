@@ -497,7 +497,7 @@ impl Backend for Nouveau {
         }
         self.channel.wait(number)?;
         let (stamped, _) = self.read_stamp(LAST_STAMP)?;
-        // The numbers of at most `in_flight` later submissions may have replaced this one.
+        // The numbers of at most `in_flight` later submissions may have replaced this number.
         if u64::from(stamped.wrapping_sub(number as u32)) > self.in_flight {
             return Err(Error::Lost(self.verdict()));
         }

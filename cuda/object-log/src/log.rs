@@ -66,7 +66,7 @@ struct Entry {
     again: Vec<Id>,
     /// True if the message cannot be executed again.
     refused: bool,
-    /// Key of the changed part, if a later change replaces this one.
+    /// Key of the changed part, if a later change replaces this change.
     part: Option<Part>,
 }
 

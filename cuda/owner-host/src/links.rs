@@ -1,7 +1,7 @@
 //! Connections between the owners of the cards that tenants use together.
 //!
 //! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the card with
-//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. So the owners need no other
+//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. Thus the owners need no other
 //! process to find each other again, for example after the restart of one of them.
 //!
 //! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig};
 
-/// Replies to requests from `input` until `input` ends. Programs then keep their memory and look for the next owner.
+/// Replies to requests from `input` until `input` ends. Programs then keep their memory and search for the next owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.

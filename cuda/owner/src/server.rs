@@ -106,7 +106,7 @@ impl Notes {
     }
 }
 
-/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and look for a new owner.
+/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and seek a new owner.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -194,7 +194,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts MPS servers for share groups that need one. Servers of an earlier owner are taken over.
+    /// Starts MPS servers for share groups that need one, and takes over the servers of an earlier owner.
     pub fn serve_mps(&self, options: MpsOptions) {
         self.notes.put(Note::Mps(options));
     }

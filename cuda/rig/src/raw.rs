@@ -124,7 +124,7 @@ pub enum Answer {
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
-        /// Number of open descriptors that came with this connection's messages.
+        /// Number of open descriptors that this connection's messages contained.
         descriptors: usize,
         /// Set if the owner has closed the connection.
         closed: bool,

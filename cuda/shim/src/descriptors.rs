@@ -1,10 +1,10 @@
 //! The library's file descriptors in the program's process, for chunks and for the connection.
 //!
-//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. So a
-//! program may have thousands of descriptors, with numbers above its own descriptors and above its limit on open files.
-//! The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates descriptors
-//! above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on `exec`, and in a
-//! child after `fork`.
+//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. A
+//! program may therefore have thousands of descriptors, with numbers above its own descriptors and above its limit on
+//! open files. The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates
+//! descriptors above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on
+//! `exec`, and in a child after `fork`.
 //!
 //! UNSAFETY: copies and closes descriptors by number, including in a process that shares this process's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -220,8 +220,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise they would keep memory that the program
-/// gives up, and the owner would not notice the end of the program.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise these descriptors would keep memory that
+/// the program frees, and the owner would not notice the end of the program.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

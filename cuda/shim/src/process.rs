@@ -44,7 +44,7 @@ impl Once {
     }
 }
 
-/// A lock. A child does not wait for it if a thread of the parent held it at the fork.
+/// A lock for which a child does not wait if a thread of the parent held the lock at the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,

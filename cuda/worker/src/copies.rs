@@ -70,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply to a later piece may replace this one before the guest reads it.
+                    // The reply to a later piece may replace this reply before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);

@@ -203,7 +203,7 @@ impl Executor {
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
             own::IMAGE_PART => {
                 self.image_part(words)?;
-                // A program that waits for each reply waits for this one, too.
+                // A program that waits for each reply also waits for this reply.
                 self.finish(origin, 0, &[]);
                 Ok(())
             }

@@ -12,7 +12,7 @@ const NAME: &str = "guest ";
 /// Number of words per list entry: the process, its memory in bytes, and its instances.
 const ENTRY_WORDS: usize = 3;
 
-/// Names this thread, the first one of the process, after a program of the guest.
+/// Names this thread, the first thread of the process, after a program of the guest.
 pub fn name_after(program: u32) {
     // Without a name, the guest does not find its program in lists.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {

@@ -292,8 +292,8 @@ impl Service {
         Ok(true)
     }
 
-    /// Waits for the blob that the message refers to. The device announces a blob before the guest can refer to it, but
-    /// the announcement comes through the link, which another thread reads.
+    /// Waits for the blob to which the message refers. The device announces a blob before the guest can refer to it,
+    /// but the announcement comes through the link, which another thread reads.
     fn await_blob(&mut self) -> Result<(), ServeError> {
         let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
         let Ok(id) = u32::try_from(id) else { return Ok(()) };

@@ -30,7 +30,7 @@ const MESSAGE_BYTES: u64 = 4096;
 /// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
 /// A server that does not respond, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
-    /// `None` once the device is gone.
+    /// `None` once the device has disappeared.
     client: RefCell<Option<Client>>,
     msi: OwnedFd,
     ram: Ram,

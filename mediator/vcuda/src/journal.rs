@@ -59,7 +59,7 @@ mod slot {
     /// 1 if the slot is in use. This word is written last.
     pub(super) const STATE: u64 = 0;
     pub(super) const INDEX: u64 = 8;
-    /// Number of responses before this one, plus 1; 0 before the response.
+    /// Number of responses before this response, plus 1; 0 before the response.
     pub(super) const ANSWERING: u64 = 16;
     pub(super) const TICKET: u64 = 24;
     pub(super) const HEADER: u64 = 32;

@@ -245,8 +245,8 @@ impl Core {
         self.pieces.given_up(piece)
     }
 
-    /// Reserves as many of a tenant's indices as it has memory beyond its account, logs the excess, and handles memory
-    /// beyond the tenant's limit.
+    /// Reserves a tenant's indices for its memory beyond its account, logs the excess, and handles memory beyond the
+    /// tenant's limit.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };

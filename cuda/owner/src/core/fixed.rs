@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Reserves indices for fixed memory on the card, and replies to the requests in order. The next event continues if
-    /// this one reaches its limit.
+    /// this event reaches its limit.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };

@@ -52,8 +52,8 @@ impl Core {
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
     }
 
-    /// Returns true if a tenant has the turn. While a tenant with several cards waits for its other cards, it does not
-    /// have the turn, although this card is kept for it.
+    /// Returns true if a tenant has the turn. A tenant that waits for its other cards does not have the turn, although
+    /// this card is reserved for it.
     pub(super) fn runs(&self, tenant: TenantId) -> bool {
         let gang = self.turns.gang_of(tenant).and_then(|gang| self.turns.view(gang));
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)

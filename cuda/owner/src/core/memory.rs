@@ -14,7 +14,7 @@ use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 /// tenant then gets the memory that is free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time after such a wait timed out during which allocations do not wait, in ns.
+/// Time after the timeout of such a wait during which allocations do not wait, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
 /// Maximum number of bytes to evict beyond the bytes of such an allocation. A program that fills its memory requests
 /// the next part soon, and tenants that wait for a quantum do not need their memory.

@@ -58,7 +58,7 @@ impl Servers {
 }
 
 impl Core {
-    /// Starts servers for groups that need one, and retires the others, after a change of the tenants.
+    /// Starts servers for groups that need one, and retires all other servers, after a change of the tenants.
     pub(super) fn renew_servers(&mut self) {
         let mut members: BTreeMap<&str, (Sharing, BTreeSet<Option<u32>>)> = BTreeMap::new();
         for tenant in self.tenants.values().filter(|tenant| !tenant.retired) {

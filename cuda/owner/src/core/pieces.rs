@@ -81,8 +81,8 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, held once: a piece that the process already had, a piece of the stock, or a new
-    /// piece.
+    /// Returns a piece for a process, with one hold: a piece that the process already had, a piece of the stock, or a
+    /// new piece.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }

@@ -110,7 +110,7 @@ impl Core {
         let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
-        // A member that has had more than its part of the group's work leaves the card to the other members sooner.
+        // A member that has had more than its part of the group's work yields the card to the other members sooner.
         let ahead = if self.turns.turns().is_ahead(tenant) { ahead.min(urgently) } else { ahead };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));

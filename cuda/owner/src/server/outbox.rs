@@ -161,7 +161,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be descriptors of other connections or of this one; the owner cannot determine which.
+                // The cause may be descriptors of this or of other connections; the owner cannot determine which.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;

@@ -100,7 +100,7 @@ impl Peer {
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
             // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-            // Before Linux 6.5, the process ID may belong to another process by now, if the first one has exited.
+            // Before Linux 6.5, the process ID may belong to another process by now, if the first process has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
             Err(error) => return Err(refused(error)),
         };

@@ -42,7 +42,7 @@ struct Physical {
 #[derive(Debug)]
 struct State {
     pieces: BTreeMap<PieceId, Physical>,
-    /// Descriptors of pieces that came with a message and are not mapped yet.
+    /// Descriptors of received pieces that are not mapped yet.
     received: BTreeMap<PieceId, OwnedFd>,
     /// Unmapped address ranges of a chunk's size.
     free: Vec<Address>,
@@ -90,7 +90,7 @@ impl Vault {
         &*self.driver
     }
 
-    /// Stores a descriptor that came with a message, if the limit allows. Otherwise the piece cannot be imported.
+    /// Stores a received descriptor, if the limit allows. Otherwise the piece cannot be imported.
     pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {

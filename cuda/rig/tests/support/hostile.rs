@@ -319,7 +319,7 @@ impl Raw {
         panic!("the owner does not send the expected message");
     }
 
-    /// Returns the number of open descriptors that came with a connection's messages.
+    /// Returns the number of open descriptors that a connection's messages contained.
     pub fn descriptors(&mut self, link: usize) -> usize {
         match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
             Answer::Heard { descriptors, .. } => descriptors,

@@ -52,7 +52,7 @@ impl Executor {
         for RestartRequest { pid, counts, results } in requests {
             let mut programs = self.core.served();
             programs.retain(|(_, of, _)| pid.is_none() || *of == pid);
-            // The client may have gone.
+            // The requester may no longer wait.
             let _ = counts.send(programs.len());
             for (id, pid, name) in programs {
                 if let Err(why) = self.begin_restart(id, pid, &name, &results) {
@@ -111,7 +111,7 @@ impl Executor {
             Ok(()) => tracing::info!(program = ?name, pid, "a CUDA program continues in a new worker"),
             Err(why) => tracing::info!(program = ?name, pid, why, "a CUDA program's worker is not restarted"),
         }
-        // The client may have gone.
+        // The requester may no longer wait.
         let _ = results.send(Restart { name, pid, result: result.map(|()| begin.elapsed()) });
     }
 

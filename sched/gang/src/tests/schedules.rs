@@ -10,7 +10,7 @@ use sched::sim::Random;
 /// Number of schedules in each run. A full-scale run has more.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth as many.
+/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
 /// Number of points at which priorities change, and the number of steps from which these points are drawn.
 const CHANGES: usize = 5;
