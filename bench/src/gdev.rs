@@ -1,9 +1,9 @@
 //! Gdev's figures 3 and 4: copies between a guest's memory and the card with the library `gdev`, by piece size, and
-//! through the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with a
-//! driver that makes the same ioctls without it.
+//! through the aperture or with the copy engine. Also the cost of the library: the papers' workloads with it, and with
+//! a driver that makes the same ioctls without it.
 //!
-//! In the copies, the link is modelled: a copy engine transfers as many bytes per second as the guest's processor, which a first
-//! machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
+//! In the copies, the link is modelled: a copy engine transfers as many bytes per second as the guest's processor,
+//! which a first machine measures. Both parts of a large copy therefore take equally long, as on the papers' hosts.
 //!
 //! Copies of pinned memory, as in the paper's figure 5, are not split into pieces. These copies are reported as `link`
 //! in figure 3.

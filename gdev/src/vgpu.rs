@@ -262,9 +262,9 @@ impl Vgpu {
         if inside { Ok(mapped) } else { Err(Error::Range { offset, bytes, size: mapped.bytes }) }
     }
 
-    /// Executes an operation on segments. Returns the value of its answer. `what` describes the operation.
-    fn call(&self, ops: &Ops, what: &str) -> Result<u64> {
-        self.channel.device().lock().call(ops, what)
+    /// Executes an operation on segments. Returns the value of its answer. `label` describes the operation.
+    fn call(&self, ops: &Ops, label: &str) -> Result<u64> {
+        self.channel.device().lock().call(ops, label)
     }
 
     /// Unmaps memory when the submissions so far have ended.

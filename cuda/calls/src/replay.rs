@@ -184,7 +184,9 @@ const NOTHING: &[&str] = &[
     "cuLibraryGetKernelCount",
     "cuFuncGetParamInfo",
     "cuKernelGetParamInfo",
+    "cuFuncGetParamCount",
     "cuFuncIsLoaded",
+    "cuKernelGetParamCount",
     "cuDevicePrimaryCtxGetState+",
     "cuDeviceGetCount+",
     "cuDeviceGetAttribute+",
@@ -237,7 +239,7 @@ pub fn replay_own(op: u16, edit: Option<u64>) -> Option<Replay> {
         // The state of the worker contains its own start, image and staging blob.
         (own::START | own::IMAGE_PART, _) => Replay::Nothing,
         (own::WAIT_STREAM | own::WAIT_EVENT | own::WAIT_CONTEXT | own::HOST_FUNCTION, _) => Replay::Nothing,
-        (own::LAUNCH | own::MAX_CLUSTERS, _) => Replay::Nothing,
+        (own::LAUNCH | own::MAX_CLUSTERS | own::FUNCTION_NAME, _) => Replay::Nothing,
         (own::COPY_INLINE | own::COPY_IN | own::COPY_OUT | own::COPY_BOX, _) => Replay::Nothing,
         (own::FUNCTION_INFO, _) => changes(Some(0), Some(1)),
         (own::PIN, _) => Replay::Creates,

@@ -1,4 +1,4 @@
-//! The calls that a CUDA card's owner makes to NVIDIA's driver.
+//! The calls that a CUDA card's owner makes to NVIDIA's driver, and [`Users`], which polls NVML.
 //!
 //! [`Real`] loads the driver's library by path, so that a fake driver also works; `Model` implements the rules of the
 //! virtual memory functions in this process, for tests. Any thread may make any call. A thread must not hold a lock
@@ -10,10 +10,12 @@ mod functions;
 #[cfg(any(test, feature = "model"))]
 mod model;
 mod real;
+mod users;
 
 #[cfg(any(test, feature = "model"))]
 pub use model::Model;
 pub use real::Real;
+pub use users::{CardUse, User, Users};
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 

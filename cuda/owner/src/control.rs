@@ -80,10 +80,10 @@ impl Pipe {
         if watches {
             server.watch_users(&settings.driver, uuid).map_err(|error| error.to_string())?;
         }
-        if let Some(GangSettings { card, socket }) = &settings.gangs {
-            if let Err(error) = server.listen_for_owners(*card, socket) {
-                tracing::error!(%error, "tenants with several cards get no turns");
-            }
+        if let Some(GangSettings { card, socket }) = &settings.gangs
+            && let Err(error) = server.listen_for_owners(*card, socket)
+        {
+            tracing::error!(%error, "tenants with several cards get no turns");
         }
         let mps = settings.mps.clone();
         if let Some(MpsSettings { program, folder }) = mps.clone() {

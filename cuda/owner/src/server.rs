@@ -10,7 +10,6 @@ mod links;
 mod mps;
 mod outbox;
 mod peers;
-mod users;
 mod vault;
 mod workers;
 
@@ -21,7 +20,7 @@ use limits::Limits;
 use mps::MpsServers;
 pub use mps::{MpsOptions, group_folder};
 use outbox::{Connection, Outboxes};
-use owner_driver::Driver;
+use owner_driver::{CardUse, Driver, Users};
 pub use owner_host::Rights;
 use owner_host::{Bound, Journal, Lines, Links, ListenError, OwnerLinks};
 use peers::{News, Peers};
@@ -34,7 +33,6 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-use users::Users;
 use vault::{New, Vault};
 use vram::TenantId;
 use workers::Workers;
@@ -190,7 +188,16 @@ impl Server {
     /// # Errors
     /// Returns an error if a thread cannot be started.
     pub fn watch_users(&mut self, driver: &Path, uuid: [u8; 16]) -> Result<(), ServerError> {
-        self.users = Some(Users::start(driver, uuid, &self.driver, &self.notes)?);
+        let notes = self.notes.clone();
+        let report = move |found| {
+            notes.put(match found {
+                CardUse::Users(users, own) => Note::Event(Event::Users { users, own }),
+                CardUse::InUseForNobody(bytes) => Note::Event(Event::InUseForNobody(bytes)),
+                CardUse::Unknown => Note::Event(Event::Blind),
+                CardUse::Lost(why) => Note::CardLost(why),
+            });
+        };
+        self.users = Some(Users::start(driver, uuid, &self.driver, report)?);
         Ok(())
     }
 

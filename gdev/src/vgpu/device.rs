@@ -307,17 +307,17 @@ impl State {
         Ok(at)
     }
 
-    /// Executes one operation of the paravirtual interface. Returns the value of its answer. `what` describes the
+    /// Executes one operation of the paravirtual interface. Returns the value of its answer. `label` describes the
     /// operation.
     ///
     /// # Errors
     /// Returns an error if the device has no segments, if the mediator refuses the operation, or if the daemon is lost.
-    pub(super) fn call(&mut self, ops: &Ops, what: &str) -> Result<u64> {
+    pub(super) fn call(&mut self, ops: &Ops, label: &str) -> Result<u64> {
         let mut paravirtual = match self.paravirtual.take() {
             Some(paravirtual) => paravirtual,
             None => Paravirtual::new(self)?,
         };
-        let answer = paravirtual.call(&mut *self.bus, ops, what);
+        let answer = paravirtual.call(&mut *self.bus, ops, label);
         self.paravirtual = Some(paravirtual);
         answer
     }

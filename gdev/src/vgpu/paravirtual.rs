@@ -81,11 +81,11 @@ impl Paravirtual {
         Ok(Self { registers, page, requests: 0 })
     }
 
-    /// Executes one operation. Returns the value of its answer. `what` describes the operation.
+    /// Executes one operation. Returns the value of its answer. `label` describes the operation.
     ///
     /// # Errors
     /// Returns an error if the mediator refuses the operation, or if the daemon is lost.
-    pub(super) fn call(&mut self, bus: &mut dyn Bus, ops: &Ops, what: &str) -> Result<u64> {
+    pub(super) fn call(&mut self, bus: &mut dyn Bus, ops: &Ops, label: &str) -> Result<u64> {
         let request = ops.bytes();
         let base = self.page.gpa();
         self.page.write(REQUEST, &request);
@@ -102,7 +102,7 @@ impl Paravirtual {
         if ended != self.requests {
             let state = bus.read32(self.registers + register::STATUS)?;
             let why = format!("the mediator did not execute it; the status of the interface is {state:#x}");
-            return Err(failed(what, why, libc::EIO));
+            return Err(failed(label, why, libc::EIO));
         }
         let mut length = [0; 4];
         self.page.read(USED + 4 + 8 * slot + 4, &mut length);
@@ -113,7 +113,7 @@ impl Paravirtual {
             (0, Some((0, value))) => Ok(*value),
             (status, _) => {
                 let (why, number) = reason(status);
-                Err(failed(what, why, number))
+                Err(failed(label, why, number))
             }
         }
     }

@@ -10,8 +10,8 @@ use crate::{Error, Place, Result};
 const FIRST_ADDRESS: u64 = 1 << 32;
 /// End of the virtual addresses: 40 bits.
 const END_ADDRESS: u64 = 1 << 40;
-/// End of the virtual addresses that this driver maps. The last two directory entries belong to the mediator, which maps
-/// segments there.
+/// End of the virtual addresses that this driver maps. The last two directory entries belong to the mediator, which
+/// maps segments there.
 const END_MAPPED_ADDRESS: u64 = END_ADDRESS - 2 * TABLE_SPAN_BYTES;
 /// Size of a page directory in bytes: 8 bytes per 128 MiB of the 40-bit address space.
 const DIRECTORY_BYTES: u64 = 0x1_0000;

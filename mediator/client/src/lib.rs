@@ -2,11 +2,10 @@
 //! machines and tenants automatically.
 //!
 //! Parts: [`Admin`] (requests), [`sockets`] (hands over a socket of the daemon from a privileged program to a user),
-//! [`terminal`] (untrusted text on a terminal), [`colours`] (styles of `mediatorctl`'s lines on a terminal).
+//! [`terminal`] (untrusted text on a terminal).
 //!
 //! The crate does not retry requests and does not cache responses.
 
-pub mod colours;
 pub mod sockets;
 pub mod terminal;
 

@@ -5,8 +5,8 @@
 //! `sched` (commands for the division of cards' time), [`report`] (a picture of this division), [`replay`] (repeats the
 //! decisions of a record), `top` (a live view), `desired` (a desired state in a file), `doctor` (checks of a host),
 //! `events` (the daemon's events), `libvirt` (the hook of libvirt), `watch` (repeats a command), `pages` (man pages and
-//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), [`client`] (HTTP over
-//! the socket), [`output`] (tables), [`values`] (values with a unit).
+//! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), `colours` (on
+//! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
 //! Exit codes ([`Code`]) are part of the interface. The same applies to `--output json` and `yaml`, which print the
 //! API's responses unchanged.
@@ -19,7 +19,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use admin_client::AskError;
-use admin_client::colours::{Colours, Painted};
 use clap::{Args, Parser, Subcommand};
 use serde_json::{Map, Value};
 
@@ -30,6 +29,7 @@ use config::{Apertures, DEFAULT_ADMIN_SOCKET, FunctionSpec, LabelMatch, Paravirt
 
 mod cdi;
 pub mod client;
+mod colours;
 mod daemon;
 mod desired;
 mod doctor;
@@ -60,6 +60,7 @@ mod watch;
 mod tests;
 
 use client::{Client, ClientError};
+use colours::{Colours, Painted};
 use forms::{Form, json};
 use watch::Watch;
 

@@ -3,9 +3,9 @@
 use std::ffi::OsString;
 use std::io::Write;
 
-use admin_client::colours::Colours;
 use clap::FromArgMatches;
 
+use super::colours::Colours;
 use super::{Arguments, Code, Form, examples, json};
 use api::ErrorCode;
 

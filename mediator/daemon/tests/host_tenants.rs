@@ -371,7 +371,8 @@ fn killed_owner_leaves_its_segment_to_the_peers() {
     owner.0.kill().expect("a running process");
     owner.0.wait().expect("its end");
 
-    // The end of the process resets its vGPU: its attachment ends, and its segment has no key. The peer keeps the segment.
+    // The end of the process resets its vGPU: its attachment ends, and its segment has no key. The peer keeps the
+    // segment.
     let next = (0..30).find_map(|_| open(&place.path("a.sock")).ok());
     let mut next = next.expect("the next process of the VM");
     assert_eq!(peer.attached(segment).expect("a number"), 1);

@@ -93,8 +93,8 @@ pub fn rules(spec: &CardSpec, tuning: &Tuning) -> Rules {
     }
 }
 
-/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is a VM. The last argument
-/// is the user and the group of the tenant's socket.
+/// Returns a tenant in the format of the owner of one of its cards. `function` is the CUDA function of a tenant that is
+/// a VM. The last argument is the user and the group of the tenant's socket.
 #[must_use]
 pub fn tenant(
     spec: &TenantSpec,

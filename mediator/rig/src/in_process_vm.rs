@@ -1,5 +1,6 @@
-//! Guests that compute without a VMM: a card and its mediator in this process. The library `gdev` drives guests that run
-//! workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions ([`guest`]).
+//! Guests that compute without a VMM: a card and its mediator in this process. The library `gdev` drives guests that
+//! run workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions
+//! ([`guest`]).
 //!
 //! Such guests need no boot, so benchmarks can sweep parameters and tests can run many guests. Both call the mediator
 //! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.

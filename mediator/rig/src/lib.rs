@@ -3,10 +3,11 @@
 //!
 //! Parts: [`Rig`] (the card), [`altered`] (a card with changed behaviour), [`Guest`] (one VM: registers, apertures,
 //! RAM, interrupts), [`driver`] and [`paravirtual`] (low-level drivers for tests that choose registers, page tables,
-//! submissions and batches themselves), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over everything
-//! to another owner), [`in_process_vm`] (guests that compute with the library `gdev`), [`RemoteGuest`] (a VM that is served through a daemon's socket), [`xen`] (a
-//! Xen domain without Xen), [`Machine`] (the interface that a driver needs from any kind of VM), [`service_manager`]
-//! (starts a daemon, and keeps its sockets). The rig panics if its caller makes an error.
+//! submissions and batches themselves), [`fuzz`] (arbitrary sequences of accesses), [`Handover`] (hands over
+//! everything to another owner), [`in_process_vm`] (guests that compute with the library `gdev`), [`RemoteGuest`] (a VM
+//! that is served through a daemon's socket), [`xen`] (a Xen domain without Xen), [`Machine`] (the interface that a
+//! driver needs from any kind of VM), [`service_manager`] (starts a daemon, and keeps its sockets). The rig panics if
+//! its caller makes an error.
 //!
 //! The crate does not boot guests or run VMMs; the crate `tests` does.
 

@@ -104,8 +104,8 @@ impl Lags {
 
 impl Lag {
     /// Updates a vGPU that does not compete. Its lag changes as if it were served according to its share, until its
-    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that. `left` is the time at which it
-    /// stopped competing.
+    /// credit is its share of `keep` ns. It keeps a small part of any credit beyond that. `left` is the time at which
+    /// it stopped competing.
     fn rest(&mut self, left: Nanos, now: Nanos, keep: u64, share: u64) {
         let of = |ns: u64| {
             i64::try_from(u128::from(ns) * u128::from(share) / u128::from(WHOLE_SHARE_PPM)).unwrap_or(i64::MAX)

@@ -3,8 +3,8 @@
 //!
 //! The program starts the vGPU, writes a page in each chunk of MIB MiB of VRAM, makes the GPU copy each page, and
 //! verifies every byte of the copies. It then waits until the device disappears, and reports this. If the name of a
-//! workload is given, the program instead uses the library `gdev` to run the workload's kernels repeatedly, and verifies
-//! each result, until it is ended.
+//! workload is given, the program instead uses the library `gdev` to run the workload's kernels repeatedly, and
+//! verifies each result, until it is ended.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

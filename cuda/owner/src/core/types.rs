@@ -4,6 +4,7 @@ use cuda_control::Gang;
 use cuda_protocol::{FromOwner, FromTenant};
 use gang::{CardId, Message};
 use owner_driver::Memory;
+pub use owner_driver::User;
 use owner_host::LinkEvent;
 use sched::VgpuParams;
 use sched::groups::Sharing;
@@ -168,19 +169,6 @@ pub enum Event {
     Link(LinkEvent),
     /// Time has passed.
     Tick,
-}
-
-/// A process that uses the card.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    /// Process ID.
-    pub pid: u32,
-    /// Name of the process's program; empty if the process has exited.
-    pub program: String,
-    /// Number of bytes of the card that the process itself uses, if known.
-    pub bytes: Option<u64>,
-    /// Set if the process had work on the card since the previous poll.
-    pub occupies: bool,
 }
 
 /// A process that bypasses the owner to use the card.

@@ -203,7 +203,7 @@ impl Host {
                 let cards: Vec<usize> = self.programs[at].ranks.keys().copied().collect();
                 for card in cards {
                     // A rank that is slower acts in every third step.
-                    while (card + at + self.step as usize) % 3 > 0 && self.act(at, card) {}
+                    while !(card + at + self.step as usize).is_multiple_of(3) && self.act(at, card) {}
                 }
                 let program = &mut self.programs[at];
                 if !program.ranks.is_empty() && program.ranks.values().all(|rank| rank.submitted > program.done) {

@@ -54,17 +54,16 @@ const ALARMS: [&str; 8] = [
 
 /// Streams on which colours are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Colours {
+pub(super) struct Colours {
     /// The output.
-    pub out: bool,
+    pub(super) out: bool,
     /// The error output.
-    pub err: bool,
+    pub(super) err: bool,
 }
 
 impl Colours {
     /// Returns the terminals that show colours. `NO_COLOR` and `TERM=dumb` disable colours.
-    #[must_use]
-    pub fn of_terminals() -> Self {
+    pub(super) fn of_terminals() -> Self {
         let (out, err) = (io::stdout(), io::stderr());
         Self {
             out: out.is_terminal() && AutoStream::choice(&out) != ColorChoice::Never,
@@ -74,7 +73,7 @@ impl Colours {
 }
 
 /// A writer that styles lines, if this is enabled.
-pub struct Painted<'a> {
+pub(super) struct Painted<'a> {
     to: &'a mut dyn Write,
     is_on: bool,
     /// Bytes of a line that has not ended.
@@ -82,8 +81,7 @@ pub struct Painted<'a> {
 }
 
 impl<'a> Painted<'a> {
-    /// Creates a writer that passes on everything, with styles if `is_on` is true.
-    pub fn new(to: &'a mut dyn Write, is_on: bool) -> Self {
+    pub(super) fn new(to: &'a mut dyn Write, is_on: bool) -> Self {
         Self { to, is_on, line: Vec::new() }
     }
 

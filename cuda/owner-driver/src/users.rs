@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -10,10 +11,7 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-use super::{Note, Notes};
-use crate::core::{Event, User};
-use owner_driver::{Driver, nvml_uuid};
-use std::sync::Arc;
+use crate::{Driver, nvml_uuid};
 
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
@@ -34,17 +32,52 @@ const OCCUPIES_PERCENT: u32 = 10;
 // TIMEOUT: NVML replies within a fraction of a second; an owner starts to serve even without a reply.
 const FIRST_POLL_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// A process that uses the card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct User {
+    /// Process ID.
+    pub pid: u32,
+    /// Name of the process's program; empty if the process has exited.
+    pub program: String,
+    /// Number of bytes of the card that the process itself uses, if known.
+    pub bytes: Option<u64>,
+    /// Set if the process had work on the card since the previous poll.
+    pub occupies: bool,
+}
+
+/// A result of a poll.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum CardUse {
+    /// The other processes that use the card, and the bytes that this process uses, if known.
+    Users(Vec<User>, Option<u64>),
+    /// Number of bytes in use that belong to no process.
+    InUseForNobody(u64),
+    /// It is unknown which processes use the card, or how much memory they use.
+    Unknown,
+    /// The card has failed, for this reason.
+    Lost(String),
+}
+
 /// Handle of the thread. Dropping it stops the thread.
 #[derive(Debug)]
-pub(super) struct Users {
+pub struct Users {
     end: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Users {
     /// Starts to monitor the card with this identity. `driver` is the path of the driver's library; NVML's library is
-    /// in the same folder. Returns after the first poll, or if NVML has failed.
-    pub(super) fn start(driver: &Path, uuid: [u8; 16], card: &Arc<dyn Driver>, notes: &Notes) -> std::io::Result<Self> {
+    /// in the same folder. The thread passes each result to `report`. Returns after the first poll, or if NVML has
+    /// failed.
+    ///
+    /// # Errors
+    /// Returns an error if the thread cannot be started.
+    pub fn start(
+        driver: &Path,
+        uuid: [u8; 16],
+        card: &Arc<dyn Driver>,
+        report: impl Fn(CardUse) + Send + 'static,
+    ) -> std::io::Result<Self> {
         let (end, ended) = channel();
         let card = Arc::clone(card);
         let path = if driver.parent().is_some_and(|folder| !folder.as_os_str().is_empty()) {
@@ -52,21 +85,20 @@ impl Users {
         } else {
             NAME.into()
         };
-        let notes = notes.clone();
         let (first, looked) = channel();
         let thread = std::thread::Builder::new().name("cuda-users".into());
         let thread = thread.spawn(move || {
             let mut fails = Fails::default();
             loop {
-                let put = |note| {
-                    notes.put(note);
+                let put = |found| {
+                    report(found);
                     // The caller waits only for the first poll.
                     let _ = first.send(());
                 };
                 let watched = watch(&path, uuid, &*card, &put, &ended, &mut fails);
                 let Err(error) = watched else { return };
                 let _ = first.send(());
-                notes.put(Note::Event(Event::Blind));
+                report(CardUse::Unknown);
                 let again = fails.again();
                 let path = path.display();
                 if fails.0 == 1 {
@@ -122,7 +154,7 @@ fn watch(
     path: &Path,
     uuid: [u8; 16],
     card: &dyn Driver,
-    put: &dyn Fn(Note),
+    put: &dyn Fn(CardUse),
     ended: &Receiver<()>,
     fails: &mut Fails,
 ) -> Result<(), NvmlError> {
@@ -135,7 +167,7 @@ fn watch(
         if let Err(error) = &free
             && error.is_card_lost()
         {
-            put(Note::CardLost(error.to_string()));
+            put(CardUse::Lost(error.to_string()));
         }
         let users = users(&device, &mut sampled)?;
         fails.none();
@@ -145,19 +177,19 @@ fn watch(
         let own = !mine.is_empty();
         if own {
             let of_each: Option<Vec<u64>> = mine.iter().chain(&others).map(|user| user.bytes).collect();
-            put(Note::Event(Event::Users { users: others, own: mine.first().and_then(|own| own.bytes) }));
-            put(Note::Event(match (of_each, free) {
+            put(CardUse::Users(others, mine.first().and_then(|own| own.bytes)));
+            put(match (of_each, free) {
                 (Some(of_each), Ok(free)) => {
                     let used = card.device().total_bytes.saturating_sub(free);
                     let of_processes = of_each.into_iter().fold(0, u64::saturating_add);
-                    Event::InUseForNobody(used.saturating_sub(of_processes))
+                    CardUse::InUseForNobody(used.saturating_sub(of_processes))
                 }
                 // Some systems do not report the memory of a process.
-                _ => Event::Blind,
-            }));
+                _ => CardUse::Unknown,
+            });
         }
         if comparable != Some(own) && !own {
-            put(Note::Event(Event::Blind));
+            put(CardUse::Unknown);
             tracing::info!("NVML does not list this process: processes that bypass the card's owner are not detected");
         }
         comparable = Some(own);
