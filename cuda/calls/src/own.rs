@@ -80,8 +80,8 @@ pub const MAX_CLUSTERS: u16 = FIRST + 14;
 pub const COPY_BOX: u16 = FIRST + 15;
 /// Number of the piece in a [`COPY_BOX`] whose bytes are in the message.
 pub const INLINE: u64 = u64::MAX;
-/// Edits a kernel node: [`edit`], graph or executable graph, node, 1 if the function is a kernel of a library, context
-/// or 0, number of nodes before it; these nodes; a launch like [`LAUNCH`] without attributes.
+/// Edits a kernel node: [`edit`], graph or executable graph, node, 1 for a kernel of a library, context or 0, number of
+/// nodes before it; these nodes; a launch like [`LAUNCH`] without attributes. The worker replies.
 pub const GRAPH_KERNEL: u16 = FIRST + 16;
 /// Edits a node with a function of the guest: [`edit`], graph or executable graph, node, number for the callback ring,
 /// number of nodes before it; these nodes. The worker replies.

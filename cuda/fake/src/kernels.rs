@@ -46,7 +46,7 @@ pub const KERNELS: [Kernel; 10] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it; then takes a
+    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
     // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
     // collective operation.
     Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },

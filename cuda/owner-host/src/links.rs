@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 const VERSION: u16 = 1;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
-/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error; it would make the clocks
-/// of all other cards useless.
+/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
+/// clocks of all other cards useless.
 pub const MAX_CLOCK: u64 = 1 << 56;
 /// Maximum number of messages of one owner that are handled before programs are served.
 const MESSAGES_AT_ONCE: usize = 64;

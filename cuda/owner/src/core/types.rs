@@ -153,7 +153,7 @@ pub enum Event {
     Missing {
         /// The tenant that had the piece.
         tenant: TenantId,
-        /// Set if the tenant had reported the release; otherwise its program may just be exiting.
+        /// Set if the tenant had reported the release. Otherwise, its program may just be exiting.
         sure: bool,
         /// Number of missing bytes.
         bytes: u64,

@@ -20,7 +20,7 @@ use vram::TenantId;
 const LOOK_NS: u64 = 100_000_000;
 /// Number of polls after which a process that has left but still runs is killed, because the process would keep
 /// uncounted chunks.
-// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
+// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; the limit is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;

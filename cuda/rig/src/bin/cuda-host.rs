@@ -74,7 +74,7 @@ fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
 
 fn main() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
-    // SAFETY: the library is already loaded; this adds a reference.
+    // SAFETY: the library is already loaded, and the call adds a reference.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     let alloc: Alloc = function(library, "cuMemHostAlloc")?;
     let free: Free = function(library, "cuMemFreeHost")?;

@@ -419,7 +419,7 @@ impl<'a> Operations<'a> {
 
     /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
     /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between. From
-    /// `connected` on, the program thus refers only to chunks that the owner knows.
+    /// `connected` on, the program therefore refers only to chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,

@@ -1,4 +1,4 @@
-//! Memory that the driver reserves for graphs with nodes that allocate. It is counted by this library, and never moves.
+//! Memory that the driver reserves for graphs with nodes that allocate. This library counts it, and it never moves.
 //!
 //! The driver takes this memory when such a graph is uploaded or launched, and keeps it for the next launch. Therefore,
 //! each launch first uploads the graph and requests the added memory from the owner, so that a tenant over its limit
