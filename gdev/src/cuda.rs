@@ -411,7 +411,7 @@ impl Backend for Cuda {
             return Err(Error::Image("it is neither PTX text, nor a cubin, nor a fat binary".into()));
         }
         self.enter()?;
-        // PTX is a string that ends with a zero; the driver reads a binary's size from its header.
+        // PTX is a NUL-terminated string; the driver reads a binary's size from its header.
         let mut bytes = bytes.to_vec();
         bytes.push(0);
         let mut module = 0;

@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a target has none of the known forms.
+    /// The name of a target is not in any known form.
     #[error("{0:?} is not a target; use nouveau, nouveau:/dev/dri/renderD128, vgpu:/SOCKET, cuda, or cuda:NUMBER")]
     Target(String),
     /// A device cannot be opened.

@@ -307,7 +307,7 @@ impl Vgpu {
 /// Returns the size of the VRAM of the vGPU at a socket, in bytes.
 ///
 /// # Errors
-/// Returns an error if the socket cannot be opened, or the daemon refuses the process.
+/// Returns an error if the socket cannot be opened, or if the daemon rejects the connection.
 pub(crate) fn memory_bytes(socket: &Path) -> Result<u64> {
     Ok(Device::open(socket)?.vram_bytes())
 }

@@ -211,7 +211,7 @@ struct Tenant {
     users: u64,
     /// Number of requested chunks that have no place yet.
     wanted: u64,
-    /// Number of pieces being made for requests.
+    /// Number of backings being created for requests.
     making: u32,
     busy_ns: u64,
     copy_ns: u64,
@@ -240,9 +240,9 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     shares: shares::Shares,
-    /// Pieces being made for requests, each with its process and tenant.
+    /// Backings being created for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer pieces are being made for their tenant.
+    /// Processes with requests that wait until fewer backings are being created for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
     /// Processes whose requests or fixed memory were deferred to a later event.
     unserved: BTreeSet<SessionId>,

@@ -75,7 +75,7 @@
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
 //! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at its answer
-//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain, and answer `Stopped`
+//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain and send `Stopped`
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted

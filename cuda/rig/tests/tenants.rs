@@ -82,7 +82,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     bad(&rig, 3, &["tenant", "remove", "a"]);
     two.steps(5);
 
-    // A disconnected program may exit on its own.
+    // Removing this tenant disconnects its program, but does not kill it.
     let mut three = run(&rig, "c", &[], &["hold", "--mib", "2"]);
     assert_eq!(three.line(), "holds");
     good(&rig, &["tenant", "remove", "c"]);

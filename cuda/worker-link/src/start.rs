@@ -30,7 +30,7 @@ pub struct WorkerFiles {
     pub restore: Option<OwnedFd>,
 }
 
-/// A worker that could not be started.
+/// Reason why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The descriptors cannot be passed.

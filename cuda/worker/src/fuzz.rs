@@ -84,7 +84,7 @@ pub fn restore(input: &[u8]) -> bool {
     let Ok((state, contents)) = read_state(&file) else { return false };
     let mut window = window();
     for blob in &state.blobs {
-        // The window refuses blobs that differ from the program's.
+        // The window rejects blobs that differ from the program's blobs.
         let _ = window.add(blob.id, blob.kind, blob.serial, (blob.offset, blob.bytes));
     }
     let control = window.first(BlobKind::Control).expect("added");

@@ -233,7 +233,7 @@ pub struct CardSpec {
 }
 
 impl CardSpec {
-    /// Returns the MiB that the mediator reserves for itself.
+    /// Returns the amount of VRAM that the mediator reserves for itself, in MiB.
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))

@@ -1,6 +1,6 @@
-//! `mediatorctl sched report`: a picture of virtual machines' use of an engine over time.
+//! `mediatorctl sched report`: a chart of virtual machines' use of an engine over time.
 //!
-//! The picture shows each VM's part of the engine's time in windows of 500 ms or shorter. Models are figures 7 and 8 of
+//! The chart shows each VM's part of the engine's time in windows of 500 ms or shorter. Models are figures 7 and 8 of
 //! GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
 
 use plotters::coord::Shift;

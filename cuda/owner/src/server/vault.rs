@@ -146,7 +146,7 @@ impl Vault {
         begun.into_iter().map(end).collect()
     }
 
-    /// Makes a piece and starts to zero it, if requested.
+    /// Creates a backing, and starts to zero it if requested.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
             return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));

@@ -33,7 +33,7 @@ const MAX_SPARE_BYTES: u64 = 256 << 20;
 pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
     pub handles: Handles,
-    /// Memory of other processes.
+    /// Memory of other processes that this program has opened.
     pub opened: Opened,
     pub(super) regions: Vec<Region>,
     /// Other devices that may access the chunks of the regions.

@@ -13,7 +13,7 @@ use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 /// First words of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has room";
 
-/// A policy that chooses a card for a virtual machine that names none, among the suitable cards.
+/// A policy that chooses one of the suitable cards for a virtual machine whose configuration does not name a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {

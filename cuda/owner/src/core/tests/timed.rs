@@ -260,8 +260,8 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of the time because both directions are in use. The last batch of returns ends after the last
-    // batch of evictions.
+    // A change takes little longer than the copies in one direction, because both directions of the link are in use.
+    // The last batch of returns ends after the last batch of evictions.
     assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
 

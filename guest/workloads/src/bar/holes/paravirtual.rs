@@ -1,7 +1,7 @@
 //! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are the numbers of the reference
 //! code's holes.
 //!
-//! If the card does not have the interface, no hole is tried.
+//! If the card does not have the interface, the program skips these holes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
