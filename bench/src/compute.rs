@@ -235,7 +235,7 @@ fn timed(threads: usize, act: impl FnOnce() -> Result<()>) -> Result<Time> {
     Ok(Time { seconds: wall - waited, waited: waited / wall })
 }
 
-/// Number of steps of a loop that only computes.
+/// Number of iterations of a loop that only computes.
 const PLAIN_STEPS: u64 = 40_000_000;
 
 /// Measures a loop in `threads` independent threads.

@@ -220,7 +220,7 @@ impl Ring {
         u32::try_from(self.put & INDEX).unwrap_or(0)
     }
 
-    /// Adds `entries` (not empty, at most [`Self::room`]) as the next submission.
+    /// Adds between 1 and [`Self::room`] `entries` as the next submission.
     pub(crate) fn submit(&mut self, submission: Submission, entries: &[Entry], now: u64) -> Record {
         let slot = usize::try_from(self.submitted & SLOT).unwrap_or(0);
         self.sequence = self.sequence.checked_add(1).unwrap_or(1);

@@ -8,7 +8,7 @@ use cuda_table::{NVML, symbols};
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The loader looks up a library by its file name, and linked programs refer to it by this name.
+    // The loader looks up a library by its file name, and linked programs refer to the library by this name.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libcuda.so.1");
     // A program may close the library while the library's thread still runs.
     println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");

@@ -14,37 +14,37 @@ pub trait Backend: Send {
     /// Allocates memory with undefined contents.
     ///
     /// # Errors
-    /// If no memory is left, or on a driver error.
+    /// Returns an error if no memory is left, or on a driver error.
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory>;
 
     /// Frees memory once the submitted work no longer needs it.
     ///
     /// # Errors
-    /// If the context does not have the memory, or on a driver error.
+    /// Returns an error if the context does not have the memory, or on a driver error.
     fn free(&mut self, memory: Memory) -> Result<()>;
 
     /// Returns the memory in which an allocation lies. Memory that another context allocated counts as card memory.
     ///
     /// # Errors
-    /// If the context does not have the memory.
+    /// Returns an error if the context does not have the memory.
     fn place(&self, memory: Memory) -> Result<Place>;
 
     /// Writes memory with the CPU, without waiting for submitted work.
     ///
     /// # Errors
-    /// If the CPU cannot access the memory, or on a driver error.
+    /// Returns an error if the CPU cannot access the memory, or on a driver error.
     fn write_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &[u8]) -> Result<()>;
 
     /// Reads memory with the CPU, without waiting for submitted work.
     ///
     /// # Errors
-    /// If the CPU cannot access the memory, or on a driver error.
+    /// Returns an error if the CPU cannot access the memory, or on a driver error.
     fn read_by_cpu(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Submits a copy to a copy engine.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     fn copy(&mut self, copy: &Copy) -> Result<Fence>;
 
     /// Executes two copies at the same time, and waits for both. The context has no other work in flight.
@@ -52,7 +52,7 @@ pub trait Backend: Send {
     /// A device with one copy engine executes the copies one after the other.
     ///
     /// # Errors
-    /// [`crate::Error::Lost`] if a copy was not executed completely, or another driver error.
+    /// Returns [`crate::Error::Lost`] if a copy was not executed completely, or another error of the driver.
     fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
         for copy in copies {
             self.copy(copy)?;
@@ -63,14 +63,14 @@ pub trait Backend: Send {
     /// Makes kernels ready to launch.
     ///
     /// # Errors
-    /// If the image is for another kind of device, if no memory is left, or on a driver error.
+    /// Returns an error if the image is for another kind of device, if no memory is left, or on a driver error.
     fn load(&mut self, image: Image<'_>) -> Result<Module>;
 
     /// Submits a kernel. `uses` is the memory that the kernel reads or writes; other memory is not guaranteed to be
     /// resident.
     ///
     /// # Errors
-    /// If the kernel does not exist, if the parameters do not have its size, or on a driver error.
+    /// Returns an error if the kernel does not exist, if the parameters do not have its size, or on a driver error.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Memory]) -> Result<Fence>;
 
     /// Returns the fence of the last operation, or `None` if no operation was submitted.
@@ -79,31 +79,31 @@ pub trait Backend: Send {
     /// Returns true if all operations up to a fence have ended. Does not wait.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     fn is_done(&mut self, fence: Fence) -> Result<bool>;
 
     /// Waits until all operations up to a fence have ended.
     ///
     /// # Errors
-    /// [`crate::Error::Lost`] if an operation was not executed completely, or another driver error.
+    /// Returns [`crate::Error::Lost`] if an operation was not executed completely, or another error of the driver.
     fn wait(&mut self, fence: Fence) -> Result<()>;
 
     /// Returns the address of RAM in this process. The address is valid until the memory is freed.
     ///
     /// # Errors
-    /// If the memory is on the card.
+    /// Returns an error if the memory is on the card.
     fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>>;
 
     /// Shares memory with other contexts of this process.
     ///
     /// # Errors
-    /// If the context did not allocate the memory, or on a driver error.
+    /// Returns an error if the context did not allocate the memory, or on a driver error.
     fn share(&mut self, memory: Memory) -> Result<Shared>;
 
     /// Maps shared memory into this context. The memory lives until all references are freed.
     ///
     /// # Errors
-    /// If the memory is of another kind of device, or on a driver error.
+    /// Returns an error if the memory is of another kind of device, or on a driver error.
     fn reference(&mut self, shared: &Shared) -> Result<Memory>;
 
     /// Returns true if the device has segments.
@@ -114,30 +114,30 @@ pub trait Backend: Send {
     /// Finds or creates a segment.
     ///
     /// # Errors
-    /// If the key is not allowed, if no such segment exists, or if the device does not have segments.
+    /// Returns an error if the key is not allowed, if no such segment exists, or if the device does not have segments.
     fn segment(&mut self, request: SegmentRequest) -> Result<Segment>;
 
     /// Maps a segment into the context.
     ///
     /// # Errors
-    /// If the segment does not exist, or does not grant the access.
+    /// Returns an error if the segment does not exist, or does not grant the access.
     fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory>;
 
     /// Unmaps a segment. Work that still uses the segment may be lost, so wait for it first.
     ///
     /// # Errors
-    /// If the memory is not an attached segment.
+    /// Returns an error if the memory is not an attached segment.
     fn detach(&mut self, memory: Memory) -> Result<()>;
 
     /// Removes the key of a segment, whose memory is freed when no context has it attached.
     ///
     /// # Errors
-    /// If the segment does not exist, or belongs to another user.
+    /// Returns an error if the segment does not exist, or belongs to another user.
     fn remove(&mut self, segment: Segment) -> Result<()>;
 
     /// Returns the number of contexts that have a segment attached.
     ///
     /// # Errors
-    /// If the segment does not exist.
+    /// Returns an error if the segment does not exist.
     fn attached(&mut self, segment: Segment) -> Result<u64>;
 }

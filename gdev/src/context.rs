@@ -56,7 +56,7 @@ impl<B: Backend + ?Sized> fmt::Debug for Context<B> {
 /// Opens a device and creates a context on it.
 ///
 /// # Errors
-/// If the device cannot be opened, or on a driver error.
+/// Returns an error if the device cannot be opened, or on a driver error.
 pub fn open(target: &Target) -> Result<Context> {
     Ok(match target {
         Target::Nouveau(node) => {
@@ -77,7 +77,7 @@ pub fn open(target: &Target) -> Result<Context> {
 /// Returns the size of a device's memory in bytes.
 ///
 /// # Errors
-/// If the device cannot be opened, or on a driver error.
+/// Returns an error if the device cannot be opened, or on a driver error.
 pub fn memory_bytes(target: &Target) -> Result<u64> {
     match target {
         Target::Nouveau(node) => crate::nouveau::Device::open(node)?.parameter(crate::nouveau::uapi::param::FB_SIZE),
@@ -126,7 +126,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Sets the limits of later copies.
     ///
     /// # Errors
-    /// If a value is outside its limits; or a driver error, after which the old limits apply.
+    /// Returns an error if a value is outside its limits; or if the driver fails, after which the old limits apply.
     pub fn tune(&mut self, tuning: Tuning) -> Result<()> {
         tuning.check()?;
         if tuning.piece_bytes != self.tuning.piece_bytes {
@@ -142,7 +142,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Allocates `bytes` bytes of memory with undefined contents.
     ///
     /// # Errors
-    /// If no memory is left, or on a driver error.
+    /// Returns an error if no memory is left, or on a driver error.
     pub fn allocate(&mut self, place: Place, bytes: u64) -> Result<Memory> {
         self.backend.allocate(place, bytes)
     }
@@ -150,7 +150,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Frees memory once the submitted work no longer needs it.
     ///
     /// # Errors
-    /// If the context does not have the memory, or on a driver error.
+    /// Returns an error if the context does not have the memory, or on a driver error.
     pub fn free(&mut self, memory: Memory) -> Result<()> {
         self.backend.free(memory)
     }
@@ -159,7 +159,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// memory may still be in progress, but later operations see its result.
     ///
     /// # Errors
-    /// If the range is outside the memory, or on a driver error.
+    /// Returns an error if the range is outside the memory, or on a driver error.
     pub fn write(&mut self, memory: Memory, offset: u64, bytes: &[u8]) -> Result<()> {
         let length = bytes.len() as u64;
         within(memory, offset, length)?;
@@ -191,7 +191,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Copies from memory to the CPU, after all earlier work.
     ///
     /// # Errors
-    /// If the range is outside the memory, if earlier work was lost, or on a driver error.
+    /// Returns an error if the range is outside the memory, if earlier work was lost, or on a driver error.
     pub fn read(&mut self, memory: Memory, offset: u64, bytes: &mut [u8]) -> Result<()> {
         let length = bytes.len() as u64;
         within(memory, offset, length)?;
@@ -231,7 +231,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// asynchronous copy to or from the card.
     ///
     /// # Errors
-    /// If a range is outside its memory, or on a driver error.
+    /// Returns an error if a range is outside its memory, or on a driver error.
     pub fn copy(&mut self, copy: &Copy) -> Result<Fence> {
         within(copy.from, copy.from_offset, copy.bytes)?;
         within(copy.to, copy.to_offset, copy.bytes)?;
@@ -242,8 +242,8 @@ impl<B: Backend + ?Sized> Context<B> {
     /// one to the card and one from it. A device with one copy engine executes the copies one after the other.
     ///
     /// # Errors
-    /// If a range is outside its memory, if a range that is written overlaps another, if work was lost, or on a driver
-    /// error.
+    /// Returns an error if a range is outside its memory, if a range that is written overlaps another, if work was
+    /// lost, or on a driver error.
     pub fn copy_both(&mut self, copies: [&Copy; 2]) -> Result<()> {
         let [one, other] = copies;
         for copy in copies {
@@ -262,7 +262,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Makes kernels ready to launch.
     ///
     /// # Errors
-    /// If the image is for another kind of device, if no memory is left, or on a driver error.
+    /// Returns an error if the image is for another kind of device, if no memory is left, or on a driver error.
     pub fn load(&mut self, image: Image<'_>) -> Result<Module> {
         self.backend.load(image)
     }
@@ -271,7 +271,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// guaranteed to be resident.
     ///
     /// # Errors
-    /// If the kernel does not exist, if the grid or the parameters do not have its size, or on a driver error.
+    /// Returns an error if the kernel is unknown, the grid or the parameters do not have its size, or the driver fails.
     pub fn launch(
         &mut self,
         module: Module,
@@ -292,7 +292,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Returns true if all work up to a fence has ended.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn is_done(&mut self, fence: Fence) -> Result<bool> {
         self.backend.is_done(fence)
     }
@@ -300,7 +300,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Waits for all work up to a fence.
     ///
     /// # Errors
-    /// If work was lost, or on a driver error.
+    /// Returns an error if work was lost, or on a driver error.
     pub fn wait(&mut self, fence: Fence) -> Result<()> {
         self.backend.wait(fence)
     }
@@ -308,7 +308,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Waits for all work.
     ///
     /// # Errors
-    /// If work was lost, or on a driver error.
+    /// Returns an error if work was lost, or on a driver error.
     pub fn finish(&mut self) -> Result<()> {
         self.backend.last().map_or(Ok(()), |fence| self.backend.wait(fence))
     }
@@ -317,7 +317,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// fences to order its accesses and the card's.
     ///
     /// # Errors
-    /// If the memory is on the card.
+    /// Returns an error if the memory is on the card.
     pub fn host_address(&mut self, memory: Memory) -> Result<NonNull<u8>> {
         self.backend.host_address(memory)
     }
@@ -325,16 +325,16 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Shares memory with other contexts of this process: [`Self::reference`] maps it there (Gdev's `gref`).
     ///
     /// # Errors
-    /// If the context did not allocate the memory, or on a driver error.
+    /// Returns an error if the context did not allocate the memory, or on a driver error.
     pub fn share(&mut self, memory: Memory) -> Result<Shared> {
         self.backend.share(memory)
     }
 
-    /// Maps another context's memory into this context. The memory lives until all references are freed, this one with
-    /// [`Self::free`]. Work of the two contexts is not ordered: wait for one before the other uses the memory.
+    /// Maps another context's memory into this context. The memory lives until all references are freed; [`Self::free`]
+    /// frees this one. Work of the two contexts is not ordered: wait for one before the other uses the memory.
     ///
     /// # Errors
-    /// If the memory is of another kind of device, or on a driver error.
+    /// Returns an error if the memory is of another kind of device, or on a driver error.
     pub fn reference(&mut self, shared: &Shared) -> Result<Memory> {
         self.backend.reference(shared)
     }
@@ -347,7 +347,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Finds or creates a segment (Gdev's `shmget`).
     ///
     /// # Errors
-    /// If the key is not allowed, if no such segment exists, or if the device does not have segments.
+    /// Returns an error if the key is not allowed, if no such segment exists, or if the device does not have segments.
     pub fn segment(&mut self, request: SegmentRequest) -> Result<Segment> {
         self.backend.segment(request)
     }
@@ -355,7 +355,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Maps a segment into this context (Gdev's `shmat`).
     ///
     /// # Errors
-    /// If the segment does not exist, or does not grant the access.
+    /// Returns an error if the segment does not exist, or does not grant the access.
     pub fn attach(&mut self, segment: Segment, read_only: bool) -> Result<Memory> {
         self.backend.attach(segment, read_only)
     }
@@ -363,7 +363,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Waits for all work and unmaps a segment (Gdev's `shmdt`).
     ///
     /// # Errors
-    /// If the memory is not an attached segment, or on a driver error.
+    /// Returns an error if the memory is not an attached segment, or on a driver error.
     pub fn detach(&mut self, memory: Memory) -> Result<()> {
         self.finish()?;
         self.backend.detach(memory)
@@ -372,7 +372,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Removes the key of a segment, whose memory is freed when no context has it attached (Gdev's `shmctl`).
     ///
     /// # Errors
-    /// If the segment does not exist, or belongs to another user.
+    /// Returns an error if the segment does not exist, or belongs to another user.
     pub fn remove(&mut self, segment: Segment) -> Result<()> {
         self.backend.remove(segment)
     }
@@ -380,7 +380,7 @@ impl<B: Backend + ?Sized> Context<B> {
     /// Returns the number of contexts that have a segment attached.
     ///
     /// # Errors
-    /// If the segment does not exist.
+    /// Returns an error if the segment does not exist.
     pub fn attached(&mut self, segment: Segment) -> Result<u64> {
         self.backend.attached(segment)
     }

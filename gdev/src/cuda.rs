@@ -3,8 +3,8 @@
 //! A context is the device's primary context with one stream. Memory in RAM is pinned memory. The driver copies small
 //! ranges itself, without an aperture. Segments are not supported: CUDA has no keys for shared memory.
 //!
-//! UNSAFETY: passes addresses to the driver. Each is a local variable, memory of the caller for the duration of the
-//! call, or memory that this context allocated and still has; ranges are checked before.
+//! UNSAFETY: passes addresses to the driver. Each address is of a local variable, memory of the caller for the duration
+//! of the call, or memory that this context allocated and still has; ranges are checked before.
 
 #![expect(unsafe_code, reason = "see UNSAFETY")]
 
@@ -49,7 +49,7 @@ const FAT_BINARY: &[u8] = &[0x50, 0xed, 0x55, 0xba];
 /// Returns the number of devices.
 ///
 /// # Errors
-/// If the library is missing, or if it has no device.
+/// Returns an error if the library is missing, or if it has no device.
 pub fn device_count() -> Result<i32> {
     let library = Library::load()?;
     let mut count = 0;
@@ -64,7 +64,7 @@ pub fn device_count() -> Result<i32> {
 /// Returns the size of a device's memory in bytes.
 ///
 /// # Errors
-/// If the library is missing, or if it does not have the device.
+/// Returns an error if the library is missing, or if it does not have the device.
 pub(crate) fn memory_bytes(device: i32) -> Result<u64> {
     let library = Library::load()?;
     let mut bytes = 0;
@@ -128,7 +128,7 @@ impl Cuda {
     /// Creates a context on a device.
     ///
     /// # Errors
-    /// If there is no such device, or on a driver error.
+    /// Returns an error if no such device exists, or on a driver error.
     pub fn open(number: i32) -> Result<Self> {
         let library = Arc::new(Library::load()?);
         let (mut device, mut context) = (0, 0);
@@ -411,7 +411,7 @@ impl Backend for Cuda {
             return Err(Error::Image("it is neither PTX text, nor a cubin, nor a fat binary".into()));
         }
         self.enter()?;
-        // PTX is a string that ends with a zero; the driver reads a binary's size from its header.
+        // PTX is a NUL-terminated string; the driver reads a binary's size from its header.
         let mut bytes = bytes.to_vec();
         bytes.push(0);
         let mut module = 0;

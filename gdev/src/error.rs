@@ -11,7 +11,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The name of a target has none of the known forms.
+    /// The name of a target is not in any known form.
     #[error("{0:?} is not a target; use nouveau, nouveau:/dev/dri/renderD128, vgpu:/SOCKET, cuda, or cuda:NUMBER")]
     Target(String),
     /// A device cannot be opened.
@@ -65,7 +65,7 @@ pub enum Error {
     /// Two concurrent copies have a range in common, and one of them writes it.
     #[error("two copies at the same time overlap in memory {0}")]
     Overlap(usize),
-    /// The context does not have this memory: it was freed or detached, or it belongs to another context.
+    /// The context does not have this memory: the memory was freed or detached, or belongs to another context.
     #[error("memory {0} does not belong to this context, or was freed")]
     Memory(usize),
     /// The context does not have this module.

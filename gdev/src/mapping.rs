@@ -96,7 +96,7 @@ impl Mapping {
     /// Performs one load of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
     pub fn load(&self, offset: usize, width: Width) -> u64 {
         let address = self.checked(offset, width.bytes());
         let value: u64;
@@ -116,7 +116,7 @@ impl Mapping {
     /// Performs one store of the given width; `offset` may be unaligned.
     ///
     /// # Panics
-    /// If `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
+    /// Panics if `offset` is beyond the mapping, which is a bug: offsets come from this program itself.
     pub fn store(&self, offset: usize, width: Width, value: u64) {
         let address = self.checked(offset, width.bytes());
         // SAFETY: `checked` has shown that all bytes are in the mapping, which lives as long as `self` and is not Rust

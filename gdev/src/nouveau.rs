@@ -1,14 +1,14 @@
 //! The backend for nouveau's render node: a channel with M2MF and compute, buffers, programs, launches.
 //!
 //! Copies use M2MF, the copy engine of PGRAPH, so that one channel executes all work in order. Buffers in RAM are
-//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU,
-//! and each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end,
-//! the work was cut short.
+//! mapped; buffers in VRAM are mapped through BAR1. Time stamps before and after each launch give its time on the GPU.
+//! Each submission ends with a stamp of its number: if a stamp is missing after the kernel has reported the end, the
+//! work was cut short.
 //!
 //! Launches without a wait run ahead by as many submissions as the channel has pushbuffers.
 //!
-//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. They support
-//! the stock drivers of Debian's 6.1 and 6.12 on a Fermi card: there are no relocations, no tiled buffers and no
+//! [`device`], [`push`] and [`uapi`] are the driver below: device files, buffers, channels, pushbuffers. These modules
+//! support the stock drivers of Debian's 6.1 and 6.12 on a Fermi card, without relocations, tiled buffers and
 //! `VM_BIND`.
 
 mod both;
@@ -73,7 +73,7 @@ struct Loaded {
 /// Memory that kernels can use.
 #[derive(Debug)]
 enum Held {
-    /// A buffer of the guest's kernel; every submission that uses the buffer must name it.
+    /// A buffer of the guest's kernel; every submission that uses the buffer must list it.
     Own(Buffer),
     /// A segment of the mediator that is attached to the channel.
     Segment { address: u64, id: u32 },
@@ -143,7 +143,7 @@ impl Nouveau {
     /// Creates a channel.
     ///
     /// # Errors
-    /// If no channel or no memory is free.
+    /// Returns an error if no channel or no memory is free.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         Self::running_ahead(device, RING as u64)
     }
@@ -152,7 +152,7 @@ impl Nouveau {
     /// `in_flight` is from 1 to [`MOST_IN_FLIGHT`].
     ///
     /// # Errors
-    /// If no channel or no memory is free.
+    /// Returns an error if no channel or no memory is free.
     pub fn running_ahead(device: &Arc<Device>, in_flight: u64) -> Result<Self> {
         let in_flight = in_flight.clamp(1, MOST_IN_FLIGHT);
         let channel = Channel::with_ring(device, in_flight as usize)?;
@@ -214,7 +214,7 @@ impl Nouveau {
         self.ends.take()
     }
 
-    /// Returns the work done so far. It has no time yet for launches for which the context has not waited.
+    /// Returns the work done so far, without the times of launches for which the context has not waited.
     #[must_use]
     pub fn done(&self) -> Done {
         self.done
@@ -223,7 +223,7 @@ impl Nouveau {
     /// Returns the current first word of memory in RAM, without waiting.
     ///
     /// # Errors
-    /// If the context does not have the memory.
+    /// Returns an error if the context does not have the memory.
     pub fn peek(&mut self, memory: Memory) -> Result<u32> {
         let mut word = [0; 4];
         self.read_by_cpu(memory, 0, &mut word)?;
@@ -280,8 +280,8 @@ impl Nouveau {
         self.channel.submit(&push, &list).map(Fence::new).map_err(lost)
     }
 
-    /// Submits a copy through M2MF, after all grids. Returns its fence, and the number of engine copies that it was
-    /// split into.
+    /// Submits a copy through M2MF, after all grids. Returns the copy's fence, and the number of engine copies into
+    /// which it was split.
     fn submit_copy(&self, from: Spot<'_>, to: Spot<'_>, bytes: u64) -> Result<(Fence, u64)> {
         let rects = linear(from.address, to.address, bytes, Engine::M2mf.most_lines());
         let uses: Vec<Use<'_>> = from.buffer.map(Use::read).into_iter().chain(to.buffer.map(Use::write)).collect();
@@ -497,7 +497,7 @@ impl Backend for Nouveau {
         }
         self.channel.wait(number)?;
         let (stamped, _) = self.read_stamp(LAST_STAMP)?;
-        // The numbers of at most `in_flight` later submissions may have replaced this one.
+        // The numbers of at most `in_flight` later submissions may have replaced this number.
         if u64::from(stamped.wrapping_sub(number as u32)) > self.in_flight {
             return Err(Error::Lost(self.verdict()));
         }

@@ -43,7 +43,7 @@ impl SegmentRequest {
     }
 }
 
-/// Memory of a context for [`crate::Context::reference`]. It keeps the memory alive.
+/// Memory of a context for [`crate::Context::reference`]. This value keeps the memory alive.
 #[derive(Clone, Debug)]
 pub struct Shared {
     /// Size in bytes.

@@ -20,7 +20,7 @@ pub enum Target {
 }
 
 impl Target {
-    /// Returns the first device of the machine: the first one of CUDA if `libcuda.so.1` has one, otherwise the first
+    /// Returns the first device of the machine: the first CUDA device if `libcuda.so.1` has one, otherwise the first
     /// render node.
     #[must_use]
     pub fn first() -> Self {

@@ -5,9 +5,9 @@ use crate::{Error, Result};
 /// Limits of copies between the CPU's memory and the card's (Gdev, section 4.1), in bytes. `bench gdev` measures them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuning {
-    /// Maximum size of a write that the CPU does itself, through the aperture; 0 if it never does.
+    /// Maximum size of a write that the CPU does itself, through the aperture; 0 if the CPU never does.
     pub direct_write_bytes: u64,
-    /// Maximum size of a read that the CPU does itself, through the aperture; 0 if it never does.
+    /// Maximum size of a read that the CPU does itself, through the aperture; 0 if the CPU never does.
     pub direct_read_bytes: u64,
     /// Size of the pieces of larger copies. While a copy engine copies one piece, the CPU copies the next.
     pub piece_bytes: u64,
@@ -27,7 +27,7 @@ impl Tuning {
     /// Checks the values.
     ///
     /// # Errors
-    /// If a value is outside its limits. The error names the first such value.
+    /// Returns an error if a value is outside its limits. The error names the first such value.
     pub fn check(&self) -> Result<()> {
         let within = |what, value, least, most| {
             if (least..=most).contains(&value) { Ok(()) } else { Err(Error::Tuning { what, value, least, most }) }

@@ -95,8 +95,8 @@ impl Grid {
     }
 }
 
-/// A kernel's parameters: consecutive bytes, with each value aligned to its size. A kernel of a Fermi card reads them
-/// from `c[0x0][0x20]` on.
+/// A kernel's parameters: consecutive bytes, with each value aligned to its size. A kernel of a Fermi card reads the
+/// parameters from `c[0x0][0x20]` on.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Params {
     bytes: Vec<u8>,

@@ -1,14 +1,13 @@
 //! The backend for a vGPU without a virtual machine: a host process that is a tenant of the daemon.
 //!
-//! The process connects to the socket that the operator assigned to it, as a VMM does, and is the driver of the vGPU:
-//! it initializes the device, writes page tables, and creates one channel for each context. Contexts of one process
-//! share the device. Pinned memory is the process's own memory, which the device accesses without messages; only
-//! doorbells, page tables, small copies and interrupts are messages.
+//! The process connects to the socket that the operator assigned to it, as a VMM does. The process is the driver of the
+//! vGPU: it initializes the device, writes page tables, and creates one channel for each context. Contexts of one
+//! process share the device. Pinned memory is the process's own memory, which the device accesses without messages;
+//! only doorbells, page tables, small copies and interrupts are messages.
 //!
-//! All work of a context is executed in order by one channel with M2MF and compute. The end of each submission is a
-//! stamp in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space`
-//! (page tables), `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an
-//! allocator).
+//! All work of a context is executed in order by one channel with M2MF and compute. Each submission ends with a stamp
+//! in pinned memory. Parts: `bus` (registers and VRAM over vfio-user), `device` (the vGPU), `space` (page tables),
+//! `channel` (submissions and waits), `paravirtual` (segments), `ram` (pinned memory), `ranges` (an allocator).
 //!
 //! Segments need the paravirtual interface, which the operator offers in the VM's configuration. All contexts of the
 //! process count as one user of the machine.
@@ -152,7 +151,8 @@ impl Vgpu {
     /// Opens the vGPU at a socket, and creates a context on it.
     ///
     /// # Errors
-    /// If the socket cannot be opened, if the daemon refuses the process, or if channels or memory are missing.
+    /// Returns an error if the socket cannot be opened, the daemon refuses the process, or channels or memory are
+    /// missing.
     pub fn open(socket: &Path) -> Result<Self> {
         Self::on_device(&Device::open(socket)?, &format!("vgpu:{}", socket.display()))
     }
@@ -160,7 +160,7 @@ impl Vgpu {
     /// Drives a vGPU through `bus`, and creates a context on it. `msi` is the event of the device's interrupt.
     ///
     /// # Errors
-    /// If the device does not respond like a GF100, or if channels or memory are missing.
+    /// Returns an error if the device does not respond like a GF100, or if channels or memory are missing.
     pub fn on(bus: Box<dyn Bus>, msi: OwnedFd) -> Result<Self> {
         Self::on_device(&Device::start(bus, msi)?, "the vGPU")
     }
@@ -218,7 +218,7 @@ impl Vgpu {
     /// Returns the address of a byte of card memory in the vGPU's VRAM, for programs that observe the device.
     ///
     /// # Errors
-    /// If the context does not have the memory, or if the memory is a segment or in RAM.
+    /// Returns an error if the context does not have the memory, or if the memory is a segment or in RAM.
     pub fn vram_address(&self, memory: Memory, offset: u64) -> Result<u64> {
         match &self.mapped(memory)?.backing {
             Backing::Vram(vram) => Ok(vram.at + offset),
@@ -307,7 +307,7 @@ impl Vgpu {
 /// Returns the size of the VRAM of the vGPU at a socket, in bytes.
 ///
 /// # Errors
-/// If the socket cannot be opened, or the daemon refuses the process.
+/// Returns an error if the socket cannot be opened, or if the daemon rejects the connection.
 pub(crate) fn memory_bytes(socket: &Path) -> Result<u64> {
     Ok(Device::open(socket)?.vram_bytes())
 }

@@ -240,7 +240,7 @@ pub fn ensure_fleet(progress: &Progress) -> Result<PathBuf> {
     Ok(files)
 }
 
-/// Creates the folder with a browser, if it is missing: the root in which [`browser::PROGRAM`] runs.
+/// Creates the root folder in which [`browser::PROGRAM`] runs, if the folder is missing.
 pub fn ensure_browser(progress: &Progress) -> Result<PathBuf> {
     let manifest = Manifest::load().context("images/manifest.toml")?;
     let cache = Cache::open(progress)?;

@@ -52,7 +52,7 @@ pub enum StreamError {
     /// The magic bytes do not match.
     #[error("this is not a saved VM: its first bytes differ")]
     Magic,
-    /// The format has another version.
+    /// The version of the format is not supported.
     #[error("the saved VM has format {0}; this program reads format {FORMAT}")]
     Format(u32),
     /// The head is too long.

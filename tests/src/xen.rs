@@ -69,7 +69,7 @@ impl DomainSpec {
         format!("guests/{}{}", self.kernel, if self.paravirtual { "-pv" } else { "" })
     }
 
-    /// Returns the configuration file of the domain for `xl`. `line` is the number of its serial line.
+    /// Returns the domain's configuration file for `xl`. `line` is the number of its serial line.
     ///
     /// The domain's console shows only urgent messages, because each character causes two exits. The domain reads the
     /// processor's clock natively. If reads of the clock were intercepted, QEMU would report RDTSCP as RDTSC, and Xen,

@@ -240,8 +240,8 @@ pub trait Device: Send {
         None
     }
 
-    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`), so that the
-    /// device would read zeros. Called once per memory file, after the server has logged this fact.
+    /// Records that the memory at guest physical address `gpa` is private to the client (`share=off`), which means that
+    /// the device would read zeros. Called once per memory file, after the server has logged this fact.
     fn memory_not_shared(&mut self, gpa: u64) {
         let _ = gpa;
     }

@@ -145,9 +145,9 @@ impl Workload for Backprop {
     fn check(&self, results: &Results) -> Result<u64> {
         let Trained { values, output, weights, changes, output_weights, output_changes } = self.trained();
         let narrow = |values: &[f64]| values.iter().map(|value| *value as f32).collect::<Vec<f32>>();
-        // Units are 2^-24. A hidden unit's sum is below 4, and so is the sum of its terms' magnitudes. A term goes
-        // through one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of
-        // the inputs. The sigmoid reduces that to a quarter; the errors of e^x, 1 / x and their sum are less than 12.
+        // Units are 2^-24. A hidden unit's sum and the sum of its terms' magnitudes are below 4. A term goes through
+        // one product, eight sums in the trees and two more, and the sums of its thread, which are a 4096th of the
+        // inputs. The sigmoid reduces this error to a quarter. The errors of e^x, 1 / x and their sum are below 12.
         let unit = 1.0 / (1 << 24) as f32;
         let sums = 4.0 * (15.0 + self.count() as f32 / 4096.0);
         let hidden = (sums / 4.0 + 12.0) * unit;
@@ -160,7 +160,7 @@ impl Workload for Backprop {
         verified += results.same_floats("output", &narrow(&[output]), output_bound)?;
         // s * (1 - s) * (t - s) changes less than s: each of these weights gets 0.3 of this change and of its unit's
         // error. The hidden units' errors are s * (1 - s) * w times the output's, which is below an eighth; the errors
-        // of their values change them by as much.
+        // of their values change them by the same amount.
         let bound = Bound { relative: 8.0 * unit, absolute: LEARNING_RATE * (wrong + hidden) };
         verified += results.same_floats("output weights", &narrow(&output_weights), bound)?;
         verified += results.same_floats("output changes", &narrow(&output_changes), bound)?;

@@ -4,7 +4,7 @@ use crate::{Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::{Result, bail};
 use std::collections::VecDeque;
 
-/// Maximum number of edges per node; the mean is about half.
+/// Maximum number of edges per node; the mean is about half of this number.
 const DEGREE: u32 = 8;
 /// Level of an unreachable node.
 const UNREACHED: u32 = u32::MAX;

@@ -19,7 +19,7 @@ impl Bound {
 /// Compares words bit for bit. Returns the number of bytes.
 ///
 /// # Errors
-/// If words differ. The error has the first difference and the number of differences.
+/// Returns an error if words differ. The error contains the first difference and the number of differences.
 pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
     compare(what, got, expected, |got, expected| got == expected)
 }
@@ -27,7 +27,7 @@ pub fn compare_words(what: &str, got: &[u32], expected: &[u32]) -> Result<u64> {
 /// Compares floats within a bound. Returns the number of bytes.
 ///
 /// # Errors
-/// If values differ. The error has the first difference and the number of differences. A NaN differs from every value.
+/// Returns an error with the first difference and their number if values differ. A NaN differs from every value.
 pub fn compare_floats(what: &str, got: &[f32], expected: &[f32], bound: Bound) -> Result<u64> {
     compare(what, got, expected, |got, expected| {
         (got - expected).abs() <= bound.relative * expected.abs() + bound.absolute

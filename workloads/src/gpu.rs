@@ -10,51 +10,51 @@ pub trait Gpu {
     /// Creates a buffer with undefined contents.
     ///
     /// # Errors
-    /// If no memory is left, or on a driver error.
+    /// Returns an error if no memory is left, or on a driver error.
     fn allocate(&mut self, place: Place, bytes: u64) -> Result<Buffer>;
 
     /// Frees a buffer once the launched work no longer needs it.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     fn free(&mut self, buffer: Buffer) -> Result<()>;
 
     /// Copies from the CPU into a buffer, with the GPU's copy engine if the buffer is in VRAM.
     ///
     /// # Errors
-    /// If the range is outside the buffer, or on a driver error.
+    /// Returns an error if the range is outside the buffer, or on a driver error.
     fn upload(&mut self, buffer: Buffer, at: u64, bytes: &[u8]) -> Result<()>;
 
     /// Waits for all earlier work and copies from a buffer to the CPU, with the GPU's copy engine if the buffer is in
     /// VRAM.
     ///
     /// # Errors
-    /// If the range is outside the buffer, or on a driver error.
+    /// Returns an error if the range is outside the buffer, or on a driver error.
     fn download(&mut self, buffer: Buffer, at: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Copies the first `bytes` of a buffer to the start of another buffer with the GPU's copy engine. Does not wait.
     ///
     /// # Errors
-    /// If the range is outside a buffer, or on a driver error.
+    /// Returns an error if the range is outside a buffer, or on a driver error.
     fn copy(&mut self, from: Buffer, to: Buffer, bytes: u64) -> Result<()>;
 
     /// Makes a program ready to launch.
     ///
     /// # Errors
-    /// If no memory is left, or on a driver error.
+    /// Returns an error if no memory is left, or on a driver error.
     fn load(&mut self, program: &sm20::Program) -> Result<Module>;
 
     /// Launches the kernel `name` of a module. Does not wait. `uses` are the buffers that the kernel reads or writes;
     /// other buffers are not guaranteed to be resident.
     ///
     /// # Errors
-    /// If the kernel is unknown, the parameters do not have the size that the kernel declares, or on a driver error.
+    /// Returns an error if the kernel is unknown, the parameters have the wrong size, or the driver fails.
     fn launch(&mut self, module: Module, name: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()>;
 
     /// Waits for all work.
     ///
     /// # Errors
-    /// If a kernel faulted, or on a driver error.
+    /// Returns an error if a kernel faulted, or on a driver error.
     fn finish(&mut self) -> Result<()>;
 }
 

@@ -19,7 +19,7 @@ const MARGIN_BEFORE_PX: u32 = PLACES / 2;
 const MARGIN_AFTER_PX: u32 = 12;
 /// Number of pixels by which the scene moves from one frame to the next.
 const MOTION: [usize; 2] = [2, 1];
-/// Range of pixel values, and of the noise.
+/// Range of the pixel values, and range of the noise values.
 const SHADES: u32 = 240;
 const NOISE: u32 = 16;
 

@@ -3,7 +3,7 @@
 use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
-/// Number of time steps in total, and in one launch; the last launch has one step less.
+/// Number of time steps in total, and in one launch; the last launch has one step fewer.
 const TIME_STEPS: u32 = 5;
 const LAUNCH_STEPS: u32 = 2;
 /// Side of a block's tile, and of the part of the tile that is valid after the launch's steps.
@@ -96,8 +96,8 @@ impl Workload for Hotspot {
             temperatures = self.step(&temperatures);
         }
         // The new temperature is a mean of the old ones with non-negative weights, plus heat: earlier errors do not
-        // grow. The roundings of a step, in units of 2^-24 of the highest temperature: those of the heat are 16
-        // together and count an eighth, and that of the sum is 1. The highest temperature is 2.4 times the lowest.
+        // grow. In units of 2^-24 of the highest temperature, the rounding errors of a step's heat are 16 together and
+        // count an eighth, and the rounding error of the sum is 1. The highest temperature is 2.4 times the lowest.
         let bound = Bound { relative: 8.0 * TIME_STEPS as f32 / (1 << 24) as f32, absolute: 0.0 };
         let expected: Vec<f32> = temperatures.iter().map(|value| *value as f32).collect();
         results.same_floats("temperatures", &expected, bound)

@@ -1,10 +1,10 @@
 //! Compute workloads for a Fermi: the kernels of GPUvm's and Gdev's tables, written in our own assembly, with their
 //! inputs and expected results.
 //!
-//! A [`Workload`] does not depend on a driver. It works on a [`Gpu`], which has buffers, programs and launches. In a
-//! guest, this is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`] executes
-//! a workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for bit for
-//! integers, within a stated bound for floats.
+//! A [`Workload`] does not depend on a driver. A workload uses a [`Gpu`], which has buffers, programs and launches. In
+//! a guest, the `Gpu` is nouveau through raw ioctls; in this crate's tests, it is `simgpu`'s compute engine. [`run`]
+//! executes a workload, times its phases as in GPUvm's table, and compares the result with the CPU's result: bit for
+//! bit for integers, within a stated bound for floats.
 //!
 //! Parts: `gpu` (the interface to the device), `setup` (a workload on a device), `phases` ([`run`] and its times),
 //! `check` (the comparison), and one file for each workload, with its kernels in `kernels/NAME.sm20`.
@@ -58,13 +58,13 @@ pub trait Workload {
     /// Launches all kernels. The caller waits for the launches.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     fn launch(&self, gpu: &mut dyn Gpu, setup: &Setup) -> anyhow::Result<()>;
 
     /// Computes the result on the CPU and compares. Returns the number of bytes compared.
     ///
     /// # Errors
-    /// If the results differ. The error describes the differences.
+    /// Returns an error if the results differ. The error describes the differences.
     fn check(&self, results: &Results) -> anyhow::Result<u64>;
 }
 

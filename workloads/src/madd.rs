@@ -7,7 +7,7 @@ use anyhow::Result;
 /// Default number of rounds of `long-madd`, from GPUvm's figures.
 pub(crate) const LONG_ROUNDS: u32 = 5;
 
-/// c = a + b, then c = c + b for the other rounds.
+/// Computes c = a + b, and then c = c + b in the other rounds.
 #[derive(Debug)]
 pub(crate) struct Madd<E> {
     name: &'static str,

@@ -1,9 +1,9 @@
 //! A working set of a given size. Kernels and copies repeatedly read and write the whole set.
 //!
-//! The set is divided into buffers of the same size and a spare buffer. A pass goes through the buffers in order: the
-//! copy engine copies each buffer to the spare one, a kernel mixes every word of the copy with the word at the same
-//! offset of the previous buffer, and the copied buffer becomes the next spare buffer. Therefore a final word depends
-//! on all words at its offset in all buffers, and one lost or stale word makes all later words wrong.
+//! The set is divided into buffers of the same size and a spare buffer. A pass goes through the buffers in order. The
+//! copy engine copies each buffer to the spare one, and a kernel mixes every word of the copy with the word at the same
+//! offset of the previous buffer. The copied buffer becomes the next spare buffer. Therefore a final word depends on
+//! all words at its offset in all buffers, and one lost or stale word makes all later words wrong.
 
 use crate::{Buffer, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload, compare_words};
 use anyhow::{Context, Result};

@@ -73,7 +73,7 @@ impl<E: Element> Workload for Mmul<E> {
     }
 
     fn check(&self, results: &Results) -> Result<u64> {
-        // Each rounding of a sum of positive terms is off by at most half a unit; twice that is allowed.
+        // Each rounding of a sum of positive terms is off by at most half a unit. The bound allows twice this error.
         let bound = Bound { relative: self.side as f32 * f32::EPSILON, absolute: 0.0 };
         E::same(results, "c", &self.expected(), bound)
     }

@@ -9,7 +9,7 @@ const POINTS: usize = 4;
 const NEIGHBOURS: usize = 10;
 const THREADS: u32 = 256;
 /// The error consists of four roundings of 2^-24 before the root, which halves them; two units in the last place
-/// (2^-22) of the hardware's reciprocal root; and one more rounding. That is less than 2^-21.
+/// (2^-22) of the hardware's reciprocal root; and one more rounding. The sum is less than 2^-21.
 const BOUND: Bound = Bound { relative: 1.0 / (1 << 21) as f32, absolute: 0.0 };
 
 /// Records on the unit square.

@@ -36,7 +36,7 @@ impl NodeKernel {
     /// Returns the function's program.
     ///
     /// # Errors
-    /// If the program does not assemble.
+    /// Returns an error if the program does not assemble.
     pub fn program(self) -> Result<sm20::Program> {
         crate::assemble(match self {
             Self::Madd => include_str!("kernels/madd.sm20"),

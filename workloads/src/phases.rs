@@ -47,7 +47,7 @@ pub struct Report {
 /// Runs a workload, checks its result, and frees its buffers.
 ///
 /// # Errors
-/// If the device reports an error, or if the result is wrong. The error names the workload.
+/// Returns an error if the device reports an error, or if the result is wrong. The error names the workload.
 pub fn run(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Report> {
     let mut run = Run::new(workload);
     for phase in Phase::ALL {
@@ -74,7 +74,7 @@ impl<'a> Run<'a> {
     /// order.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     pub fn step(&mut self, phase: Phase, gpu: &mut dyn Gpu) -> Result<()> {
         let began = Instant::now();
         execute(phase, self.workload, gpu, &mut self.setup)
@@ -86,7 +86,7 @@ impl<'a> Run<'a> {
     /// Checks the result, and frees the buffers.
     ///
     /// # Errors
-    /// If the device reports an error, or if the result is wrong.
+    /// Returns an error if the device reports an error, or if the result is wrong.
     pub fn end(self, gpu: &mut dyn Gpu) -> Result<Report> {
         let Self { workload, setup, times } = self;
         let setup = setup.context("a run has a setup")?;

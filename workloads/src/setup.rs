@@ -37,7 +37,7 @@ impl Slot {
         Self { input: Input::Bytes(input), ..Self::scratch(name, bytes) }
     }
 
-    /// Creates a buffer that is filled with random words before the launch; the words are generated only then.
+    /// Creates a buffer that is filled with random words before the launch; the words are generated at that time.
     #[must_use]
     pub fn random(name: impl Into<Cow<'static, str>>, bytes: u64, random: Random) -> Self {
         Self { input: Input::Random(random), ..Self::scratch(name, bytes) }
@@ -76,7 +76,7 @@ impl Results {
     /// Returns the bytes of an output.
     ///
     /// # Errors
-    /// If no output has this name.
+    /// Returns an error if no output has this name.
     pub fn bytes(&self, name: &str) -> Result<&[u8]> {
         let found = self.0.iter().find(|(of, _)| *of == name);
         found.map(|(_, bytes)| &bytes[..]).with_context(|| format!("{name} was not read back"))
@@ -85,7 +85,7 @@ impl Results {
     /// Returns the words of an output.
     ///
     /// # Errors
-    /// Same as for [`Self::bytes`].
+    /// Returns the same errors as [`Self::bytes`].
     pub fn words(&self, name: &str) -> Result<Vec<u32>> {
         Ok(crate::bytes_to_words(self.bytes(name)?))
     }
@@ -93,7 +93,7 @@ impl Results {
     /// Returns the floats of an output.
     ///
     /// # Errors
-    /// Same as for [`Self::bytes`].
+    /// Returns the same errors as [`Self::bytes`].
     pub fn floats(&self, name: &str) -> Result<Vec<f32>> {
         Ok(crate::bytes_to_floats(self.bytes(name)?))
     }
@@ -101,7 +101,7 @@ impl Results {
     /// Compares an output's words bit for bit. Returns the number of bytes.
     ///
     /// # Errors
-    /// If the results differ, or if no such output exists.
+    /// Returns an error if the results differ, or if no such output exists.
     pub fn same_words(&self, name: &str, expected: &[u32]) -> Result<u64> {
         compare_words(name, &self.words(name)?, expected)
     }
@@ -109,7 +109,7 @@ impl Results {
     /// Compares an output's floats within a bound. Returns the number of bytes.
     ///
     /// # Errors
-    /// If the results differ, or if no such output exists.
+    /// Returns an error if the results differ, or if no such output exists.
     pub fn same_floats(&self, name: &str, expected: &[f32], bound: Bound) -> Result<u64> {
         compare_floats(name, &self.floats(name)?, expected, bound)
     }
@@ -129,7 +129,7 @@ impl Setup {
     /// Creates the program and the buffers, without transferring data.
     ///
     /// # Errors
-    /// If a kernel does not assemble, or on a device error.
+    /// Returns an error if a kernel does not assemble, or if the device reports an error.
     pub fn new(workload: &dyn Workload, gpu: &mut dyn Gpu) -> Result<Self> {
         let program = crate::assemble(workload.source())?;
         let module = if program.kernels.is_empty() { None } else { Some(gpu.load(&program)?) };
@@ -141,7 +141,7 @@ impl Setup {
     /// Returns all buffers, in the order of [`Workload::buffers`].
     ///
     /// # Errors
-    /// If the number of buffers is not `N`.
+    /// Returns an error if the number of buffers is not `N`.
     pub fn buffers<const N: usize>(&self) -> Result<[Buffer; N]> {
         let found = self.all_buffers();
         found.try_into().with_context(|| format!("{} buffers instead of {N}", found.len()))
@@ -156,7 +156,7 @@ impl Setup {
     /// Launches a kernel of the workload; see [`Gpu::launch`].
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     pub fn launch(&self, gpu: &mut dyn Gpu, kernel: &str, grid: Grid, params: &Params, uses: &[Buffer]) -> Result<()> {
         gpu.launch(self.module.context("a workload without kernels")?, kernel, grid, params, uses)
     }
@@ -164,7 +164,7 @@ impl Setup {
     /// Transfers all inputs to the device.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     pub fn upload(&self, gpu: &mut dyn Gpu) -> Result<()> {
         for (slot, buffer) in self.slots.iter().zip(&self.buffers) {
             match &slot.input {
@@ -179,7 +179,7 @@ impl Setup {
     /// Transfers all outputs from the device.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     pub fn download(&mut self, gpu: &mut dyn Gpu) -> Result<()> {
         self.results.0.clear();
         for (slot, buffer) in self.slots.iter().zip(&self.buffers).filter(|(slot, _)| slot.output) {
@@ -199,7 +199,7 @@ impl Setup {
     /// Frees the buffers; the program remains on the device.
     ///
     /// # Errors
-    /// If the device reports an error.
+    /// Returns an error if the device reports an error.
     pub fn free(self, gpu: &mut dyn Gpu) -> Result<()> {
         self.buffers.into_iter().try_for_each(|buffer| gpu.free(buffer))
     }

@@ -5,7 +5,7 @@ use crate::{Bound, Gpu, Grid, Params, Random, Results, Setup, Slot, Workload};
 use anyhow::Result;
 
 const ITERATIONS: u32 = 2;
-/// Fraction of the differences by which a pixel changes in an iteration, for each of its four neighbours.
+/// Fraction of its difference to each of its four neighbours by which a pixel changes in an iteration.
 pub(crate) const DIFFUSION_RATE: f32 = 0.5 / 4.0;
 /// Number of threads in a one-dimensional block of pixels, and number of values that such a block sums.
 const THREADS: u32 = 256;
@@ -64,8 +64,8 @@ pub(crate) fn diffused(image: &[f64], side: usize, variation: f64) -> Vec<f64> {
 /// An estimate of the worst case. Pixels are from 1 to e. The relative error of a coefficient c is the error of q and
 /// the variation together, apart from a factor below 1.2. The pixel changes by an eighth of c times the differences,
 /// whose magnitudes sum to about 2. Therefore about a third of the variation's error counts. The error of q is the
-/// error of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Roundings do
-/// not all have the same sign: on `simgpu`, the pixels' errors are less than a hundredth of this.
+/// error of two pixels, doubled by the square, plus about 30 units: an iteration triples earlier errors. Rounding
+/// errors have both signs, so on `simgpu` the pixels' errors are less than a hundredth of this bound.
 pub(crate) fn error(before: f32, statistics: f32, iterations: u32) -> f32 {
     (0..iterations).fold(before, |error, _| 3.0 * error + statistics / 3.0 + 64.0)
 }

@@ -194,7 +194,7 @@ fn work_is_small_at_scale_1_and_grows_in_proportion() {
         let works = [1, 2, 8].map(|scale| work(name, scale));
         println!("{name}: {works:?}");
         assert!(works[0] <= 5_000_000, "{name} takes {works:?} instructions");
-        // Some workloads have no kernels, or only use the copy engine.
+        // Some workloads have no kernels, or use only the copy engine.
         if works[0] > 100_000 {
             assert!((3 * works[1]..=6 * works[1]).contains(&works[2]), "{name} takes {works:?} instructions");
         }

@@ -143,7 +143,7 @@ pub fn bench(json: Option<&Path>) -> Result<bool> {
 }
 
 /// Runs `cuda/rig/gpu/NAME.py`, which measures programs on a real card. The script needs a GPU, NVIDIA's driver, and a
-/// `python3`. All of these programs except `disk` also need PyTorch.
+/// `python3`. All scripts except `disk` also need PyTorch.
 pub fn bench_with_options(name: &str, options: &BenchOptions) -> Result<bool> {
     let built = build()?;
     let json = options.json.clone().unwrap_or_else(|| built.join(format!("cuda-{name}.json")));

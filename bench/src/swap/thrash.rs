@@ -1,8 +1,8 @@
 //! Two jobs, each of which fits on the card, although both together do not (unified-memory thesis, chapters 11 to 13).
 //! The jobs run without quanta, with quanta, and with quanta only while they thrash.
 //!
-//! The engine of a job copies every piece of its working set to the next piece, pass after pass. The time of a pass on
-//! the card and from host memory is modelled, so the result does not depend on the speed at which kernels execute.
+//! The engine of a job copies every piece of its working set to the next piece, pass after pass. The duration of a pass
+//! is modelled for data on the card and in host memory, so the result does not depend on the speed of kernels.
 
 use std::sync::Barrier;
 use std::time::Instant;

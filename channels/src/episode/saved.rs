@@ -5,7 +5,7 @@ use nvspec::fifo::{CHANNELS, ChannelId, engine};
 use saved_state::Invalid;
 use serde::{Deserialize, Serialize};
 
-/// Time since which a channel has made no progress.
+/// Saved form of an [`Episode`]: a channel's state, and the time at which it last changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedEpisode {
     pub(crate) channel: u8,

@@ -98,7 +98,7 @@ impl End {
 }
 
 impl BoxCopy {
-    /// Reads a `CUDA_MEMCPY2D`. Its types are in the lower halves of their words.
+    /// Reads a `CUDA_MEMCPY2D`. The memory types are in the lower halves of their words.
     pub fn from_2d(words: &[u64; WORDS_2D]) -> Self {
         let [sx, sy, sk, sh, sd, sa, sp, dx, dy, dk, dh, dd, da, dp, width, height] = *words;
         let end = |kind: u64, address, array, x, y, pitch| End { kind, address, array, x, y, pitch, ..End::default() };

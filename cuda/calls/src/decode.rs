@@ -70,7 +70,7 @@ pub trait Handles {
     /// Returns the driver's handle.
     ///
     /// # Errors
-    /// If the object does not exist.
+    /// Returns an error if the object does not exist.
     fn find(&self, kind: Kind, handle: u64) -> Result<u64, Fault>;
 
     /// Returns true if the handle is of this kind and not in use.
@@ -162,7 +162,7 @@ fn ends_with(kind: Kind, owner: Kind) -> bool {
 /// Checks one end of a copy whose distances are explicit, and replaces the handle of its array.
 ///
 /// # Errors
-/// If the end is not an array or memory of the card or of the guest.
+/// Returns an error if the end is not an array or memory of the card or of the guest.
 pub fn checked_end(copy: &BoxCopy, mut end: End, handles: &dyn Handles) -> Result<End, Fault> {
     if end.kind == ARRAY {
         end.array = handles.find(Kind::Array, end.array)?;
@@ -228,7 +228,7 @@ fn found(handles: &dyn Handles, kind: Kind, handle: u64, refused: &mut Option<i3
     }
 }
 
-/// Reads the number of elements of an array, and remembers which argument must repeat it.
+/// Reads the number of elements of an array, and remembers the argument that must repeat the number.
 fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]) -> Result<usize, Fault> {
     let count = reader.word()?;
     *counts.iter_mut().find(|place| place.is_none()).ok_or(Fault::Malformed)? = Some((index, count));
@@ -238,7 +238,7 @@ fn count_of(reader: &mut Reader<'_>, index: u8, counts: &mut [Option<(u8, u64)>]
 /// Decodes the arguments of a call from the words of its message.
 ///
 /// # Errors
-/// If the message breaks a rule, or names an object that does not exist.
+/// Returns an error if the message breaks a rule, or names an object that does not exist.
 pub fn decode(call: &Call, words: &[u64], handles: &dyn Handles, arena: &mut Arena) -> Result<Prepared, Fault> {
     arena.used = 0;
     let mut reader = Reader(words);

@@ -47,7 +47,7 @@ fn count(args: &[u64], index: u8) -> Result<usize, i32> {
 /// Appends bytes as words.
 ///
 /// # Safety
-/// `from` points to that many bytes.
+/// `from` must point to that many bytes.
 unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
     let mut rest = bytes;
     let mut at = from as *const u8;
@@ -65,7 +65,7 @@ unsafe fn append(into: &mut Vec<u64>, from: u64, bytes: usize) {
 /// Reads words from the program's memory.
 ///
 /// # Safety
-/// `from` points to that many words.
+/// `from` must point to that many words.
 unsafe fn read(from: u64, into: &mut [u64]) {
     // SAFETY: guaranteed by the caller. The source may not be aligned to words.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, into.as_mut_ptr().cast::<u8>(), 8 * into.len()) };
@@ -100,10 +100,10 @@ fn is_required(arg: Arg) -> bool {
 /// Appends the arguments of a call to `into`. `fresh` creates a handle for a new object.
 ///
 /// # Errors
-/// The driver's error for an invalid argument.
+/// Returns the driver's error for an invalid argument.
 ///
 /// # Safety
-/// The arguments are those of the function that `call` describes.
+/// The arguments must be those of the function that `call` describes.
 pub unsafe fn encode(
     call: &Call,
     args: &[u64],
@@ -231,7 +231,7 @@ pub unsafe fn encode(
 /// Copies the results of a successful call from the words of its answer to the program's memory.
 ///
 /// # Safety
-/// As for [`encode`], with the same arguments.
+/// Same as for [`encode`], with the same arguments.
 pub unsafe fn unpack(call: &Call, args: &[u64], results: &[u64]) {
     let mut from = results.iter();
     for (index, arg) in call.args.iter().enumerate() {

@@ -1,10 +1,10 @@
 //! Descriptions of the CUDA driver API's functions for guests: the arguments and treatment of each function.
 //!
-//! [`CALLS`] has the functions that guests can call; [`REFUSED`] names the others, which return 801. A description
-//! determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the return of
-//! results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches, copies, pinned
-//! memory) have separate messages: [`own`]. [`replay`] has the treatment of each call when a program continues in
-//! another worker.
+//! [`CALLS`] has the functions that guests can call; [`REFUSED`] lists the other functions, which return 801. A
+//! description determines the guest's encoder ([`encode`]), the worker's decoder with all checks ([`decode`]), and the
+//! return of results ([`Prepared`], [`unpack`]). Functions whose arguments need more than a description (launches,
+//! copies, pinned memory) have separate messages: [`own`]. [`replay`] has the treatment of each call when a program
+//! continues in another worker.
 //!
 //! The crate does not call the driver and does not use rings: it works on slices of words.
 

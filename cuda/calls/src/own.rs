@@ -1,7 +1,7 @@
 //! Messages that are not described calls: their numbers and layouts.
 //!
-//! Each message begins with two words: the ring's header, and [`Route`]. The following words are listed with each
-//! number.
+//! Each message begins with two words: the ring's header, and [`Route`]. The description of each number lists the
+//! following words after a colon.
 
 /// Bits of the header's flags.
 pub mod flags {
@@ -38,61 +38,60 @@ impl Route {
 
 /// Number of the first of these messages; lower numbers are indices of [`CALLS`](crate::CALLS).
 pub const FIRST: u16 = 0x8000;
-/// First message: version of the messages, number of described calls, process of the program.
+/// Starts the connection: version of the messages, number of described calls, process of the program.
 pub const START: u16 = FIRST;
-/// Waits for a stream: handle. Answered when its work is done.
+/// Waits for a stream: its handle. The worker replies when the stream's work is done.
 pub const WAIT_STREAM: u16 = FIRST + 1;
-/// Waits for an event: handle.
+/// Waits for an event: its handle.
 pub const WAIT_EVENT: u16 = FIRST + 2;
 /// Waits for all streams of the current context.
 pub const WAIT_CONTEXT: u16 = FIRST + 3;
-/// Offsets and sizes of a function's parameters: handle. Answered with the number, then `offset | size << 32` of each.
+/// Requests the parameters of a function: its handle. The reply has their number, and `offset | size << 32` of each.
 pub const FUNCTION_INFO: u16 = FIRST + 4;
-/// Launch: function, grid x and y, grid z and block x, block y and z, shared bytes and number of attributes, stream,
-/// cooperative, words of parameters; the parameters; nine words for each attribute.
+/// Launches a kernel: function, grid x and y, grid z and block x, block y and z, shared bytes and number of attributes,
+/// stream, cooperative, words of parameters; the parameters; nine words for each attribute.
 pub const LAUNCH: u16 = FIRST + 5;
-/// Copy to the card: address, bytes, stream; the bytes. Answered when it is done, if requested.
+/// Copies to the card: address, size, stream; the bytes. If requested, the worker replies when the copy is complete.
 pub const COPY_INLINE: u16 = FIRST + 6;
-/// Copy from a staging piece to the card: piece, address, bytes, stream. Counts the piece's word when it is done.
+/// Copies from a staging piece to the card: piece, address, size, stream. The end increments the piece's counter.
 pub const COPY_IN: u16 = FIRST + 7;
-/// Copy from the card to a staging piece: piece, address, bytes, stream. Answered when the bytes are there.
+/// Copies from the card to a staging piece: piece, address, size, stream. The worker replies at the end.
 pub const COPY_OUT: u16 = FIRST + 8;
-/// Part of an image: words that follow the earlier parts. `1` as first word begins a new image; then bytes of this
-/// part.
+/// Sends the next part of an image: `1` if the part begins an image, or 0; its size in bytes; the words of the part.
 pub const IMAGE_PART: u16 = FIRST + 9;
-/// Maps a pinned blob at an address and registers it with the card: blob, address, bytes, flags. Answered.
+/// Maps a pinned blob and registers it with the card: blob, address, size, flags. The worker replies.
 pub const PIN: u16 = FIRST + 10;
-/// Undoes [`PIN`]: blob. Answered.
+/// Undoes [`PIN`]: blob. The worker replies.
 pub const UNPIN: u16 = FIRST + 11;
 /// Runs a function of the guest in a stream's order: stream, number for the callback ring. The worker adds
 /// [`CAPTURED`] to the number if the stream is capturing.
 pub const HOST_FUNCTION: u16 = FIRST + 12;
 /// Bit of a number in the callback ring: the function is part of a graph and may run again.
 pub const CAPTURED: u64 = 1 << 63;
-/// The staging blob, which the worker registers with the card: blob. Answered.
+/// Registers the staging blob with the card: blob. The worker replies.
 pub const STAGING: u16 = FIRST + 13;
 
-/// Number of clusters of a launch that fit on the card: like [`LAUNCH`], without parameters. Answered with the number.
+/// Requests the number of clusters of a launch that fit on the card: like [`LAUNCH`], without parameters.
 pub const MAX_CLUSTERS: u16 = FIRST + 14;
 
-/// Copy of a box between the program's pageable memory and the card: piece or [`INLINE`], stream, 1 for a copy from the
+/// Copies a box between the program's pageable memory and the card: piece or [`INLINE`], stream, 1 for a copy from the
 /// card, the words of a `CUDA_MEMCPY3D`; the bytes, if inline. The pageable end is the piece or the bytes, with
 /// adjacent rows and layers. Otherwise like [`COPY_INLINE`], [`COPY_IN`] and [`COPY_OUT`].
 pub const COPY_BOX: u16 = FIRST + 15;
 /// Number of the piece in a [`COPY_BOX`] whose bytes are in the message.
 pub const INLINE: u64 = u64::MAX;
-/// Kernel node: [`edit`], graph or executable graph, node, 1 if the function is a kernel of a library, context or 0,
-/// number of nodes before it; these nodes; a launch like [`LAUNCH`] without attributes. Answered.
+/// Edits a kernel node: [`edit`], graph or executable graph, node, 1 for a kernel of a library, context or 0, number of
+/// nodes before it; these nodes; a launch like [`LAUNCH`] without attributes. The worker replies.
 pub const GRAPH_KERNEL: u16 = FIRST + 16;
-/// Node with a function of the guest: [`edit`], graph or executable graph, node, number for the callback ring, number
-/// of nodes before it; these nodes. Answered.
+/// Edits a node with a function of the guest: [`edit`], graph or executable graph, node, number for the callback ring,
+/// number of nodes before it; these nodes. The worker replies.
 pub const GRAPH_HOST: u16 = FIRST + 17;
-/// Completes a link: handle. Answered with the number of bytes of the result.
+/// Completes a link: its handle. The reply has the size of the result in bytes.
 pub const LINK_COMPLETE: u16 = FIRST + 18;
-/// Part of the result of a completed link: handle, first byte. Answered with the bytes from there on that fit.
+/// Requests the result of a completed link: its handle, first byte. The reply has the bytes from there on that fit.
 pub const LINK_READ: u16 = FIRST + 19;
 
-/// Name of a function: handle, 1 if it is a kernel of a library. Answered with the number of bytes, then the bytes.
+/// Requests the name of a function: its handle, 1 if it is a kernel of a library. The reply has the size and the bytes.
 pub const FUNCTION_NAME: u16 = FIRST + 32;
 
 /// Effects of messages about nodes.

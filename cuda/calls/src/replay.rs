@@ -1,7 +1,7 @@
 //! Treatment of each call when a program continues in another worker: the calls that the next worker executes again.
 //!
 //! The description determines the treatment of calls that create or destroy an object with a handle. [`RULES`] has the
-//! others. A test fails for a call without a treatment, so that a new call is not forgotten.
+//! other treatments. A test fails for a call without a treatment, so that a new call is not forgotten.
 
 use crate::describe::{Arg, Call, Kind, Treatment};
 use crate::own;
@@ -46,7 +46,7 @@ pub enum Ended {
     ByAddress,
     /// The number that the driver has chosen: the first result.
     ByNumber,
-    /// Not the call's own object, but the one in the first argument: its state cannot be restored.
+    /// The object in the first argument, and not the call's own object: its state cannot be restored.
     WithFirst,
     /// The object exists until the program ends.
     Never,
@@ -78,11 +78,11 @@ const RULES: &[(&str, Replay)] = &[
     ("cuMemPoolSetAttribute", changes(Some(0), Some(0b11))),
     ("cuMemPoolSetAccess", changes(Some(0), None)),
     ("cuDeviceSetMemPool", changes(Some(1), Some(1))),
-    // The contents of memory that the program maps itself are not copied. Its mappings need a reservation.
+    // The contents of memory that the program maps itself are not copied. Such mappings need a reservation.
     ("cuMemAddressReserve", Replay::Refused(Ended::ByAddress)),
     ("cuMemCreate", Replay::Refused(Ended::ByHandle)),
     ("cuMemRetainAllocationHandle", Replay::Refused(Ended::ByHandle)),
-    // Neither are the contents of arrays.
+    // The contents of arrays are not copied either.
     ("cuArrayCreate_v2", Replay::Refused(Ended::ByHandle)),
     ("cuArray3DCreate_v2", Replay::Refused(Ended::ByHandle)),
     ("cuArrayGetPlane", Replay::Refused(Ended::ByHandle)),
@@ -97,7 +97,7 @@ const RULES: &[(&str, Replay)] = &[
     ("cuLibraryGetManaged+", Replay::Refused(Ended::Never)),
     ("cuLinkCreate_v2+", Replay::Refused(Ended::ByHandle)),
     ("cuStreamEndCapture", Replay::Refused(Ended::ByHandle)),
-    // The source may have changed since.
+    // The source may have changed since the call.
     ("cuStreamCopyAttributes", Replay::Refused(Ended::WithFirst)),
     ("cuGraphKernelNodeCopyAttributes", Replay::Refused(Ended::WithFirst)),
     ("cuStreamSetAttribute", changes(Some(0), Some(0b11))),
@@ -148,7 +148,7 @@ const NOTHING: &[&str] = &[
     "cuMemPoolGetAccess",
     "cuDeviceGraphMemTrim",
     "cuDeviceGetGraphMemAttribute",
-    // These need a handle or a reservation, which prevents the replay.
+    // These calls need a handle or a reservation, which prevents the replay.
     "cuMemMap",
     "cuMemUnmap",
     "cuMemSetAccess",

@@ -1,4 +1,4 @@
-//! The functions that guests can call. Their order is part of the messages: add new functions at the end of a part.
+//! Functions that guests can call. The order is part of the messages, so add new functions at the end of a part.
 
 use crate::describe::Arg::{
     Address, Array, ArrayButOne, Copy2d, Copy3d, Drop, DropNumber, Handle, Handles, Image, ImageBytes, In, InAddressed,

@@ -113,7 +113,7 @@ pub extern "C" fn load_compilers() -> i32 {
     SUCCESS
 }
 
-/// Slot 2 of the tools' table: the calling thread's current context, or 0 without a context.
+/// Slot 2 of the tools' table: stores the calling thread's current context, or 0 if the thread has none.
 ///
 /// # Safety
 ///

@@ -2,8 +2,8 @@
 //!
 //! The memory use that NVML reports for a process follows observations of driver 580 on an H100. An allocation counts
 //! once: for its creator while the creator has a handle or a mapping of it, otherwise for a process that has imported
-//! it. Memory that only a descriptor holds counts for no process, but uses the card's memory. The same applies to
-//! managed memory.
+//! it. Memory that only a descriptor holds counts for no process, but uses the card's memory. Managed memory counts in
+//! the same way.
 //!
 //! A card is reset after an uncorrectable memory error (Xid 48) or by an operator: the file `lost` in its folder has
 //! the number of the last allocation before the reset. All allocations up to this number are lost, and every later call
@@ -59,7 +59,7 @@ pub struct Card {
     engine: OnceLock<Option<Engine>>,
 }
 
-/// An allocation. It exists while this process has a handle or a mapping.
+/// An allocation, which exists while this process has a handle or a mapping.
 #[derive(Debug)]
 pub struct Allocation {
     file: File,

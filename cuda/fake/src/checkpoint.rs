@@ -1,4 +1,4 @@
-//! Checkpoints: one process takes another process off the card, by the rules observed with driver 580 on an H100.
+//! Checkpoints: one process takes another process off the card, under the rules observed with driver 580 on an H100.
 //!
 //! A thread of each process with a context listens for orders in the card's folder. A stopped process does not answer,
 //! as with NVIDIA's driver. A process that has imported another process's memory can be suspended, but cannot be

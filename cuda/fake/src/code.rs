@@ -42,7 +42,7 @@ fn kernel(handle: u64, first: u64) -> Option<&'static Kernel> {
     KERNELS.get(usize::try_from(handle.checked_sub(first)?).ok()?)
 }
 
-/// Returns the kernel of a function handle or kernel handle. Both can be launched.
+/// Returns the kernel of a function handle or kernel handle. Functions and kernels can both be launched.
 fn either(handle: u64) -> Option<&'static Kernel> {
     kernel(handle, FUNCTION).or_else(|| kernel(handle, KERNEL))
 }
@@ -57,7 +57,7 @@ unsafe fn named(name: *const c_char, first: u64) -> Result<u64, i32> {
     found.map(|at| at as u64 + first).ok_or(NOT_FOUND)
 }
 
-/// Returns a kernel as an operation. Its parameters are 64-bit numbers.
+/// Returns a kernel as an operation. The kernel's parameters are 64-bit numbers.
 pub unsafe fn operation(function: u64, parameters: *const *const u64) -> Result<Op, i32> {
     let kernel = either(function).ok_or(INVALID_HANDLE)?;
     if parameters.is_null() {
@@ -144,7 +144,7 @@ unsafe fn clusters(function: u64, config: *const LaunchConfig) -> Result<c_int, 
 
 /// Returns the address of a kernel's name.
 fn name_of(kernel: Option<&Kernel>) -> Result<*const c_char, i32> {
-    /// Static: the program gets addresses of these names.
+    /// The names are static, because the program gets their addresses.
     static NAMES: OnceLock<Vec<CString>> = OnceLock::new();
     let kernel = kernel.ok_or(INVALID_HANDLE)?;
     let names = NAMES.get_or_init(|| KERNELS.iter().filter_map(|kernel| CString::new(kernel.name).ok()).collect());
@@ -219,7 +219,7 @@ api! {
     context cuFuncSetAttribute(function: u64, which: c_int, _value: c_int) {
         attribute(which, either(function)).err().unwrap_or(SUCCESS)
     }
-    // Here the driver accepts functions of modules, and above it accepts kernels of libraries. No call accepts both.
+    // This call accepts functions of modules, and the calls above accept kernels of libraries. No call accepts both.
     context cuFuncGetParamInfo(function: u64, index: usize, offset: *mut usize, bytes: *mut usize) {
         parameter(kernel(function, FUNCTION), index, offset, bytes)
     }
@@ -265,7 +265,7 @@ api! {
         SUCCESS
     }
 
-    // A link appends its inputs.
+    // Linking appends the inputs to each other.
     context cuLinkCreate_v2(_count: u32, _options: *const c_int, _values: *mut *mut c_void, link: *mut u64) {
         let mut links = LINKS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = 0x700_0000 + 16 * (links.len() as u64 + 1);

@@ -29,7 +29,7 @@ const TAG_BITS: u32 = 16;
 const SLICE: Duration = Duration::from_millis(2);
 /// Maximum time for which clients of one MPS server extend a slice, so that other processes get the engine.
 const LONGEST_SHARED: Duration = Duration::from_millis(8);
-/// Maximum time for a kernel that takes card time only for its work.
+/// Maximum time of a kernel that takes card time only for its work.
 const LONGEST_WORK: Duration = Duration::from_secs(1);
 /// Interval at which a waiting process polls for a free engine. A process with short kernels frees the engine only
 /// briefly.
@@ -232,7 +232,7 @@ mod tests {
     fn clients_of_one_server_share_a_slice() {
         let folder = tempfile::tempdir().expect("a folder");
         let engines = ["a", "b", "c"].map(|name| Engine::open(folder.path(), name).expect("opens"));
-        // A longer slice cannot be joined, and a busy host may let a short one pass.
+        // A longer slice cannot be joined, and on a busy host a short slice may end first.
         let joined = (0..10_000).find_map(|_| {
             let first = engines[0].slice(7, Duration::from_millis(3));
             let second = engines[1].slice(7, Duration::from_millis(3));

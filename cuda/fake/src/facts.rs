@@ -36,7 +36,7 @@ const RESULTS: [(i32, &CStr, &CStr); 10] = [
 /// Returns a `CUdevice_attribute` with the value of an H100 if programs depend on it, and 0 otherwise.
 fn attribute(which: c_int, card: &Card) -> c_int {
     match which {
-        // Threads of a block, and its sizes.
+        // Maximum number of threads of a block, and its maximum sizes.
         1..=3 => 1024,
         4 => 64,
         // Sizes of a grid.

@@ -15,7 +15,7 @@ use crate::space::GRANULE;
 pub const POOL: u64 = 0x9001;
 /// Number of threads that a card can run at the same time.
 const THREADS: u64 = 1024;
-/// Initial sizes in bytes of a thread's stack, the heap and the buffer of `printf`; they are part of a new context's
+/// Initial sizes in bytes of a thread's stack, the heap and the buffer of `printf`, which are part of a new context's
 /// size.
 const DEFAULT_LIMITS_BYTES: [u64; 3] = [1024, 1 << 20, 8 << 20];
 

@@ -46,11 +46,11 @@ pub const KERNELS: [Kernel; 10] = [
         time: |a| Duration::from_micros(a[0]),
         run: |a| store(a[1], load(a[1]) + a[0]),
     },
-    // Announces `round` in word `own` of `count` words, and spins until all words have announced it; then takes a
-    // number of microseconds of the card's time. So it ends only when its peers run, like a kernel of a collective
-    // operation.
+    // Announces `round` in word `own` of `count` words, and spins until all words have announced it. Then takes a
+    // number of microseconds of the card's time. Therefore the kernel ends only when its peers run, like a kernel of a
+    // collective operation.
     Kernel { name: "meet", arguments: 5, time: |a| Duration::from_micros(a[4]), run: |_| () },
-    // Follows a chain of `steps` addresses from the first one, and writes the last to an address.
+    // Follows a chain of `steps` addresses from the first one, and writes the last address to an address.
     Kernel {
         name: "chase",
         arguments: 3,

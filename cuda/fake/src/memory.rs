@@ -191,7 +191,7 @@ fn cover(at: u64, bytes: u64) -> bool {
     found as u64 == at
 }
 
-/// Reserves addresses. They start at `wish` if that is not 0 and nothing is mapped there.
+/// Reserves addresses. The addresses start at `wish` if that is not 0 and nothing is mapped there.
 pub fn reserve(bytes: u64, align: u64, wish: u64) -> Result<u64, i32> {
     if bytes == 0 || !bytes.is_multiple_of(GRANULE) || (align != 0 && !align.is_power_of_two()) {
         return Err(INVALID_VALUE);
@@ -224,7 +224,7 @@ pub fn unreserve(at: u64, bytes: u64) -> Result<(), i32> {
     lock().get().space.unreserve(at, bytes).map_err(broken)
 }
 
-/// Maps an allocation. Access is granted later.
+/// Maps an allocation. The caller grants access later.
 pub fn map(at: u64, bytes: u64, offset: u64, handle: u64) -> Result<(), i32> {
     let mut memory = lock();
     let memory = memory.get();
@@ -411,7 +411,7 @@ pub fn allocate(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, true)
 }
 
-/// Allocates like `cuMemAllocManaged`: NVML does not count the memory for the process. All of it is resident
+/// Allocates like `cuMemAllocManaged`: NVML does not count the memory for the process. All of the memory is resident
 /// immediately.
 pub fn allocate_managed(bytes: u64) -> Result<u64, i32> {
     allocate_counted(bytes, false)

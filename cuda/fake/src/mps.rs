@@ -4,9 +4,9 @@
 //! daemon names. The process is a client until it ends. Kernels of one server's clients run at the same time; kernels
 //! of two servers, and of processes that are not clients, share the engine in slices.
 //!
-//! An illegal access by one client ends the contexts of all clients of its server, and so does the end of the server. A
-//! control daemon that does not accept a connection makes `cuInit` fail, where NVIDIA's driver may continue without
-//! MPS. The programs for the server's side are in `cuda-rig`.
+//! An illegal access by one client, or the end of the server, ends the contexts of all clients of the server. A control
+//! daemon that does not accept a connection makes `cuInit` fail, where NVIDIA's driver may continue without MPS. The
+//! programs for the server's side are in `cuda-rig`.
 //!
 //! Lines over UNIX sockets: `client` to the control daemon, answered by `server PID`; then `attach` to the server's
 //! socket, answered by `ok`, `full` or `fault`. Later the server sends `fault` or `terminated`, and the client `fault`.
@@ -22,7 +22,7 @@ use crate::result::{
     MPS_SERVER_NOT_READY, SUCCESS,
 };
 
-/// NVIDIA's variable with the folder of the control daemon's pipes.
+/// NVIDIA's environment variable for the folder of the control daemon's pipes.
 const PIPES: &str = "CUDA_MPS_PIPE_DIRECTORY";
 
 /// A connection to a server.

@@ -1,8 +1,8 @@
 //! NVML's functions about the card, in the same library: a link named `libnvidia-ml.so.1` suffices.
 //!
-//! Reports the processes with a context that have a number in the caller's namespace. Files in the first card's folder
+//! Reports the processes that have a context and a PID in the caller's namespace. Files in the first card's folder
 //! change the results: with `nvml-fails` the query for processes fails; with `nvml-without-bytes` it omits their bytes,
-//! as on some systems.
+//! as NVML does on some systems.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real library does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -28,7 +28,7 @@ const NOT_AVAILABLE: u64 = u64::MAX;
 /// `nvmlMemory_v2`: version 2, and 40 bytes.
 const MEMORY_V2: u32 = 0x0200_0028;
 
-/// The process that has initialised NVML: its children must initialise NVML again.
+/// The process that has initialised NVML. Children of this process must initialise NVML again.
 static READY: AtomicU32 = AtomicU32::new(0);
 
 fn is_ready() -> bool {

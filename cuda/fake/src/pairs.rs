@@ -12,7 +12,7 @@ fn pairs() -> MutexGuard<'static, Vec<(u64, u64)>> {
     PAIRS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Adds or removes a pair. Returns false if it was already there, or was not there.
+/// Adds or removes a pair. Returns false if the pair was already there, or was not there.
 pub fn change(pair: (u64, u64), add: bool) -> bool {
     let mut pairs = pairs();
     if pairs.contains(&pair) == add {

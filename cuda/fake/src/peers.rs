@@ -4,7 +4,7 @@
 //!
 //! A card has access to a mapping through `cuMemSetAccess`, and to memory of `cuMemAlloc` while a context of the card
 //! has enabled the access to a context of the memory's card. Copies between two cards need no access: NVIDIA's driver
-//! copies them through host memory. They must name the context of each address.
+//! copies them through host memory. Such copies must name the context of each address.
 //!
 //! UNSAFETY: reads and writes through the program's pointers, as the real driver does.
 #![allow(unsafe_code, reason = "see UNSAFETY")]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// Registered ranges of this process, by their first address. Static: the exported functions share it.
+/// Registered ranges of this process by first address. The list is static, because the exported functions share it.
 pub static REGISTERED: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
 
 /// Returns true if an address is in registered memory.

@@ -193,7 +193,7 @@ fn run(op: Op, device: i32) {
         Op::Record(event, record) => event.finish(record),
         Op::Wait(event, record) => event.wait(record),
         Op::Alloc(..) | Op::Free => {}
-        // SAFETY: see UNSAFETY; the program passed both.
+        // SAFETY: see UNSAFETY; the program passed the function and its argument.
         Op::Host(function, data) => unsafe { function(data as *mut std::ffi::c_void) },
         // SAFETY: as above.
         Op::Callback(function, stream, data) => unsafe { function(stream, 0, data as *mut std::ffi::c_void) },
@@ -245,7 +245,7 @@ impl Work {
         Ok(self.streams.entry(handle).or_insert_with(stream))
     }
 
-    /// Like [`Self::stream`], for work: work that a capture forbids invalidates the capture.
+    /// Same as [`Self::stream`], for work. Work that is not permitted during a capture invalidates the capture.
     fn stream_to_use(&mut self, handle: u64) -> Result<&mut Stream, i32> {
         if self.stream(handle).err() == Some(CAPTURE_IMPLICIT) {
             let blocking = self.streams.values_mut().filter(|stream| stream.blocking);
@@ -255,7 +255,7 @@ impl Work {
     }
 }
 
-/// Work for a stream's queue. Send it without holding locks, because the queue may be full.
+/// Work for a stream's queue. Send the work without holding locks, because the queue may be full.
 struct Sent(SyncSender<Op>, Op);
 
 impl Sent {
@@ -320,7 +320,7 @@ pub fn create(blocking: bool) -> u64 {
     })
 }
 
-/// Destroys a stream; its work continues.
+/// Destroys a stream; the stream's work continues.
 pub fn destroy(handle: u64) -> i32 {
     with(|work| if work.streams.remove(&handle).is_some() { SUCCESS } else { INVALID_HANDLE })
 }
@@ -389,7 +389,7 @@ pub fn is_done(handle: u64) -> Result<bool, i32> {
     })
 }
 
-/// Waits for all streams of the current device. It invalidates a capture in any thread mode.
+/// Waits for all streams of the current device. The wait invalidates a capture in any thread mode.
 pub fn finish_all() -> i32 {
     let device = current::current_device();
     finish_streams(|stream| stream.is_of(device))

@@ -25,7 +25,7 @@ struct Outside {
     reserved: BTreeMap<u64, u64>,
 }
 
-/// Static: the exported functions have no other state.
+/// This value is static, because the exported functions have no other state.
 static OUTSIDE: RwLock<Outside> = RwLock::new(Outside { ranges: BTreeMap::new(), reserved: BTreeMap::new() });
 /// Number of allocations in [`OUTSIDE`], so that most calls need no lock.
 static OUTSIDE_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -56,7 +56,7 @@ fn reserve_range(at: u64, bytes: u64) -> io::Result<()> {
 /// # Errors
 /// Returns an error if the program already uses the addresses.
 pub fn reserve() -> io::Result<()> {
-    /// Static: the mappings belong to the process.
+    /// This value is static, because the mappings belong to the process.
     static RESERVED: AtomicBool = AtomicBool::new(false);
     if RESERVED.load(Ordering::Acquire) {
         return Ok(());
@@ -110,7 +110,7 @@ pub fn add(address: u64, bytes: u64) -> bool {
     true
 }
 
-/// Forgets freed memory of the card. Its addresses stay reserved, because the driver may use them again.
+/// Forgets freed memory of the card. The addresses of the memory stay reserved, because the driver may use them again.
 pub fn remove(address: u64) {
     if ADDRESSES.contains(&address) || OUTSIDE_COUNT.load(Ordering::Acquire) == 0 {
         return;

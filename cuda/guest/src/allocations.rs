@@ -1,5 +1,5 @@
-//! Allocations by `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed. They let the library answer some
-//! queries, and free memory, without waiting for the worker.
+//! Allocations by `cuMemAlloc` and `cuMemAllocPitch` that the program has not freed. With these records the library
+//! answers some queries, and frees memory, without waiting for the worker.
 
 use std::collections::BTreeMap;
 use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
@@ -9,13 +9,13 @@ use std::sync::{PoisonError, RwLock, RwLockWriteGuard};
 pub struct Allocation {
     /// Number of bytes.
     pub bytes: u64,
-    /// Number of its context. The allocation ends with the context.
+    /// Number of the context with which the allocation ends.
     pub context: u32,
     /// The allocation's device.
     pub device: u32,
 }
 
-/// Allocations by their first address. Static: the exported functions have no other state.
+/// Allocations by their first address. This value is static, because the exported functions have no other state.
 static ALLOCATED: RwLock<BTreeMap<u64, Allocation>> = RwLock::new(BTreeMap::new());
 
 fn lock() -> RwLockWriteGuard<'static, BTreeMap<u64, Allocation>> {

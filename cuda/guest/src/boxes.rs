@@ -39,7 +39,7 @@ enum Form {
     ThreeDimensions,
 }
 
-/// Stream of a copy, and whether the call waits for it.
+/// Stream of a copy, and true if the call waits for the copy.
 #[derive(Clone, Copy, Debug)]
 struct Order {
     stream: u64,

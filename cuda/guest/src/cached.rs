@@ -1,5 +1,5 @@
 //! Caches results that change only through the program's own calls: limits of contexts, and occupancies of functions.
-//! The worker is queried only once for each, because its reply waits for all earlier messages.
+//! The worker is queried only once for each result, because its reply waits for all earlier messages.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -39,7 +39,7 @@ struct Answers {
     changes: u64,
 }
 
-/// Static: the exported functions have no other state.
+/// This value is static, because the exported functions have no other state.
 static ANSWERS: Mutex<Answers> = Mutex::new(Answers { all: None, changes: 0 });
 
 fn lock() -> MutexGuard<'static, Answers> {

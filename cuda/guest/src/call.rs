@@ -14,7 +14,7 @@ use crate::frame::Frame;
 use crate::result::NOT_SUPPORTED;
 use crate::{connection, report, thread};
 
-/// Number of objects created so far, by kind. Static: handles are unique in the process.
+/// Number of objects created so far, by kind. This value is static, because handles are unique in the process.
 static COUNTS: [AtomicU32; 16] = [const { AtomicU32::new(0) }; 16];
 
 /// Returns the handle for a new object.
@@ -27,14 +27,14 @@ pub fn fresh(kind: Kind) -> u64 {
 /// Returns the index of a call's description by its name. The name has a mark if another module completes the call.
 macro_rules! index {
     ($name:literal) => {{
-        /// Static: looked up only once.
+        /// This value is static, because the name is looked up only once.
         static INDEX: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
         *INDEX.get_or_init(|| cuda_calls::find($name).unwrap_or(usize::MAX))
     }};
 }
 pub(crate) use index;
 
-/// Calls that were refused. Static: each one is reported once.
+/// Calls that were refused. This value is static, because each call is reported once.
 static REFUSED: Mutex<Vec<&str>> = Mutex::new(Vec::new());
 
 /// Prints a line at the first call of a function that guests cannot use.
@@ -154,7 +154,7 @@ pub fn invoke(index: usize, arguments: &[u64]) -> Result<(), i32> {
 /// Handle of the calling thread's own default stream.
 pub const PER_THREAD: u64 = 2;
 
-/// Context of each stream. Static: the exported functions have no other state.
+/// Context of each stream. This value is static, because the exported functions have no other state.
 static STREAM_CONTEXTS: LazyLock<Mutex<HashMap<u64, u32>>> = LazyLock::new(Mutex::default);
 
 /// Records the context of a new stream.

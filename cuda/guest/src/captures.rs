@@ -22,7 +22,7 @@ pub const HANDLERS: &[(&str, Handler)] = &[
 ];
 
 /// Streams whose captures are open. Other streams join a capture through events, so the worker is queried about every
-/// stream while a capture is open. Static: the exported functions have no other state.
+/// stream while a capture is open. This value is static, because the exported functions have no other state.
 static OPEN: Mutex<Vec<u64>> = Mutex::new(Vec::new());
 /// Number of streams in [`OPEN`], for readers that do not lock it.
 static OPEN_COUNT: AtomicUsize = AtomicUsize::new(0);
@@ -46,7 +46,7 @@ fn begin(frame: &Frame) -> i32 {
 fn end(frame: &Frame) -> i32 {
     let result = described(frame);
     let Ok(stream) = resolve_stream(frame.arg(0), frame.per_thread) else { return result };
-    // If ending a capture fails, only the driver can tell whether the capture is still open.
+    // If ending a capture fails, only the driver knows if the capture is still open.
     if result == SUCCESS || state(stream) == Ok((0, 0)) {
         change(|open| open.retain(|of| *of != stream));
     }
@@ -83,7 +83,7 @@ fn is_capturing(frame: &Frame) -> i32 {
     }
 }
 
-/// Returns the state and the number of a capture. Its graph and nodes are available only in the worker.
+/// Returns the state and the number of a capture. The capture's graph and nodes are available only in the worker.
 fn information(frame: &Frame) -> i32 {
     if frame.arg(1) == 0 {
         return INVALID_VALUE;

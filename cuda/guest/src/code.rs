@@ -44,7 +44,7 @@ const TIME_OPTION: u32 = 2;
 /// Maximum number of options.
 const MAX_OPTIONS: usize = 64;
 
-/// Locked from an image's first part until the call that uses the image. Static: as for the calls.
+/// Locked from an image's first part until the call that uses the image. Static, like the calls.
 static LOADING: Mutex<()> = Mutex::new(());
 
 /// Reads a number at an offset.
@@ -196,9 +196,9 @@ fn load_library(frame: &Frame) -> i32 {
 /// Loads a library from an image, with the other arguments of the call.
 fn load_library_from(frame: &Frame, image: u64) -> i32 {
     let load = || {
-        // SAFETY: the program passes valid arguments. Those from the sixth on are on the stack.
+        // SAFETY: the program passes valid arguments. Arguments from the sixth on are on the stack.
         let jit = unsafe { options(frame.int(4), frame.arg(2), frame.arg(3))? };
-        // Library options refer to tables of the program, or promise that the image stays in place. They are omitted.
+        // Library options are omitted: they refer to tables of the program, or promise that the image stays in place.
         let [jits, jit_kinds, jit_values] = jit.arguments();
         let args = [frame.arg(0), u64::from(image != 0), jit_kinds, jit_values, jits, 0, 0, 0];
         with_image(image, || invoke(index!("cuLibraryLoadData+"), &args))

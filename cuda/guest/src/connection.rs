@@ -31,16 +31,16 @@ pub struct Connection {
     synchronous: bool,
 }
 
-/// Environment variable. If it is `1`, each call waits for its reply.
+/// Environment variable. If the variable is `1`, each call waits for its reply.
 const SYNCHRONOUS_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SYNC";
 
-/// Static: the exported functions have no other state. `Err` contains the result of every call. The value is never
-/// freed; in a child of the process the pointer is null again.
+/// This value is static, because the exported functions have no other state. `Err` contains the result of every call.
+/// The value is never freed; in a child of the process the pointer is null again.
 static CONNECTION: AtomicPtr<Result<Connection, i32>> = AtomicPtr::new(std::ptr::null_mut());
-/// A function to call when the worker starts. Static: set when the library is loaded.
+/// A function to call when the worker starts. This value is static, because it is set when the library is loaded.
 static ON_START: OnceLock<fn()> = OnceLock::new();
-/// Set while a thread starts the worker. This is not a lock, because a lock that another thread held would stay locked
-/// in a child.
+/// Set while a thread starts the worker. The flag is not a lock, because a lock that another thread held would stay
+/// locked in a child.
 static STARTING: AtomicBool = AtomicBool::new(false);
 
 /// Returns the worker. The first call starts it.
@@ -321,7 +321,7 @@ impl Connection {
         Ok((thread.slot()?, thread.expect_answer()))
     }
 
-    /// Like [`Self::begin`], for a call that does not report errors of earlier calls. It fails only if no worker
+    /// Like [`Self::begin`], for a call that does not report errors of earlier calls. The call fails only if no worker
     /// exists.
     pub fn begin_always(
         &self,

@@ -37,7 +37,7 @@ const DEPTH: usize = 8;
 /// The staging blob and the uses of its pieces.
 struct Staging {
     blob: Blob,
-    /// Number of uses of each piece that were started.
+    /// Number of started uses of each piece.
     begun: [AtomicU64; staging::PIECE_COUNT as usize],
     /// Next piece for copies to the card. Copies from the card use the remaining pieces, one call at a time.
     next: AtomicU64,
@@ -47,9 +47,9 @@ struct Staging {
 /// Number of pieces for copies to the card. The other pieces are for copies from it.
 const IN_PIECES: u64 = staging::PIECE_COUNT - DEPTH as u64;
 
-/// Static: the exported functions have no other state.
+/// This value is static, because the exported functions have no other state.
 static STAGING: OnceLock<Staging> = OnceLock::new();
-/// Locked while the blob is created. Static: as above.
+/// Locked while the blob is created; static for the same reason.
 static CREATING: Mutex<()> = Mutex::new(());
 
 /// Returns the staging blob. The first large copy creates it.
@@ -262,7 +262,7 @@ fn copy_async(frame: &Frame) -> i32 {
     code(stream.and_then(|stream| perform(frame.arg(0), frame.arg(1), frame.arg(2), stream, false)))
 }
 
-/// `CUmemcpyAttributes`. Only the first word matters here; the others are hints.
+/// `CUmemcpyAttributes`. Only the first word matters here; the other words are hints.
 #[repr(C)]
 struct Attributes {
     /// `CUmemcpySrcAccessOrder`.

@@ -23,14 +23,14 @@ pub const MAX_DEVICES: usize = 32;
 /// Number of cached attributes of a device.
 const ATTRIBUTES: usize = 256;
 
-/// Static: values of the driver that never change.
+/// Number of devices, or -1 if it is unknown. This value and the next ones are static, because they never change.
 static COUNT: AtomicI32 = AtomicI32::new(-1);
-/// Static: as above; 0 means that the value is unknown.
+/// Version of the driver; 0 means that the version is unknown.
 static VERSION: AtomicI32 = AtomicI32::new(0);
-/// Static: as above; bit 32 is set if the value in the lower bits is known.
+/// Attributes of each device; bit 32 is set if the value in the lower bits is known.
 static KNOWN: [[AtomicU64; ATTRIBUTES]; MAX_DEVICES] =
     [const { [const { AtomicU64::new(0) }; ATTRIBUTES] }; MAX_DEVICES];
-/// Static: set after `cuInit` has succeeded.
+/// Set after `cuInit` has succeeded.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Attributes that a guest does not support: pageable and concurrent managed access (88, 89, 100, 101), kernels with

@@ -1,4 +1,4 @@
-//! The exported functions. Each loads the number of its symbol, and calls [`dispatch`] with its arguments.
+//! The exported functions. Each function loads the number of its symbol, and calls [`dispatch`] with its arguments.
 //!
 //! UNSAFETY: functions with unknown signatures, whose arguments are read from registers and the stack as each call
 //! requires.

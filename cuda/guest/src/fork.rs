@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{connection, devices, thread};
 
-/// Set if this process is a child of a process that had called `cuInit`. Static: read by each exported function.
+/// Set in a child of a process that had called `cuInit`. The flag is static, because each exported function reads it.
 static CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Returns true in a child of a process that had called `cuInit`.
@@ -19,7 +19,7 @@ pub fn is_child() -> bool {
 
 /// Starts to handle forks of this process.
 pub fn watch() {
-    /// Static: children inherit the registration.
+    /// This value is static, because children inherit the registration.
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.swap(true, Ordering::Relaxed) {
         return;

@@ -1,4 +1,4 @@
-//! Parameters and attributes of functions and kernels. The worker is queried only once for each.
+//! Parameters and attributes of functions and kernels. The worker is queried only once for each item.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -46,7 +46,7 @@ pub struct Record {
     function: AtomicU64,
 }
 
-/// Static: records never move and are never freed, so that readers need no lock.
+/// These records are static: they never move and are never freed, so readers need no lock.
 static RECORDS: [AtomicPtr<Record>; PAGES] = [const { AtomicPtr::new(std::ptr::null_mut()) }; PAGES];
 
 /// Returns the record of a function.
@@ -60,7 +60,7 @@ pub fn record(function: u64) -> Result<&'static Record, i32> {
     if page.is_null() {
         let new: Box<[Record]> = (0..PAGE).map(|_| Record::default()).collect();
         let new = Box::leak(new).as_mut_ptr();
-        // Another thread may have been faster. In this case its page is used, and this one stays unused.
+        // Another thread may have been faster. In this case the other page is used, and this page stays unused.
         page =
             place.compare_exchange(page, new, Ordering::AcqRel, Ordering::Acquire).map_or_else(|other| other, |_| new);
     }

@@ -33,8 +33,8 @@ fn make(place: u64, graph: u64, flags: u64) -> i32 {
     code(invoke(index!("cuGraphInstantiateWithFlags"), &[place, graph, flags]))
 }
 
-/// Handles the first forms of the call, which also return the node of an error and a text. Both stay empty, even if the
-/// call fails.
+/// Handles the first forms of the call, which also return the node of an error and a text. Both results stay empty,
+/// even if the call fails.
 fn instantiate(frame: &Frame) -> i32 {
     frame.put_optional(2, 0u64);
     if frame.arg(4) > 0 {
@@ -68,7 +68,7 @@ fn instantiate_with_parameters(frame: &Frame) -> i32 {
 
 /// Handles the first form of an update, which returns the node of an error and the reason.
 fn update(frame: &Frame) -> i32 {
-    // `CUgraphExecUpdateResultInfo`. The guest gets only its reason.
+    // `CUgraphExecUpdateResultInfo`. The guest gets only the reason.
     let mut reason = [0u64; 3];
     let result = code(invoke(index!("cuGraphExecUpdate_v2"), &[frame.arg(0), frame.arg(1), to(&mut reason)]));
     frame.put_optional(2, 0u64);

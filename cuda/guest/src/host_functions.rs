@@ -41,7 +41,7 @@ struct Pending {
 }
 
 /// Functions that were enqueued, by number, and the last number used. A function is removed when it has run, unless it
-/// is part of a graph. Static: two threads share them.
+/// is part of a graph. The list is static, because two threads share it.
 static PENDING: Mutex<Option<(HashMap<u64, Pending>, u64)>> = Mutex::new(None);
 /// Maximum number of these functions.
 const MAX_PENDING: usize = 1 << 16;
@@ -112,7 +112,7 @@ fn forget(number: u64) -> Option<Pending> {
 
 /// Starts the thread that runs the functions, once. Returns false if the thread cannot be started.
 fn start() -> bool {
-    /// Static: one thread runs the functions of all streams.
+    /// This value is static, because one thread runs the functions of all streams.
     static STARTED: OnceLock<bool> = OnceLock::new();
     let spawn = || {
         crate::transport::spawn(|| {

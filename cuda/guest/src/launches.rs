@@ -46,7 +46,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Creates the launch of a graph's node, which has no stream. Its parameters have either form, as for a launch.
+    /// Creates the launch of a graph's node, which has no stream. The parameters have either form, as for a launch.
     pub fn from_node(function: u64, dimensions: [u32; 6], shared: u32, parameters: u64, extra: u64) -> Self {
         Self {
             function,

@@ -1,4 +1,4 @@
-//! `libcuda.so.1` of a guest. It answers calls itself, or sends them to the program's worker.
+//! `libcuda.so.1` of a guest. The library answers calls itself, or sends them to the program's worker.
 //!
 //! - [`entry`] contains the exported functions, and finds the handler of a call.
 //! - [`connection`] starts the worker through a [`cuda_ring::Transport`] ([`transport`]), publishes messages and waits

@@ -29,8 +29,8 @@ pub const HANDLERS: &[(&str, Handler)] = &[
     ("cuLinkDestroy", destroy),
 ];
 
-/// Results by link. They must not move, because the program gets their addresses. Static: the exported functions have
-/// no other state.
+/// Results by link. The results must not move, because the program gets their addresses. This value is static, because
+/// the exported functions have no other state.
 static RESULTS: Mutex<Option<HashMap<u64, Box<[u64]>>>> = Mutex::new(None);
 
 fn create(frame: &Frame) -> i32 {

@@ -21,13 +21,13 @@ pub type Family = (&'static str, &'static [(u32, bool, usize)]);
 pub struct Tables {
     /// Exported functions in the order of symbols.
     pub entries: &'static [unsafe extern "C" fn()],
-    /// Name, index of the call or -1, and whether the symbol is a per-thread variant.
+    /// Name, index of the call or -1, and true if the symbol is a per-thread variant.
     pub symbols: &'static [(&'static str, i32, bool)],
     /// Families in the order of their names.
     pub families: &'static [Family],
 }
 
-/// Static: installed before the first call.
+/// This value is static, because it is installed before the first call.
 static TABLES: OnceLock<Tables> = OnceLock::new();
 
 /// Sets the tables.

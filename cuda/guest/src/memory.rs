@@ -124,7 +124,7 @@ fn free(frame: &Frame) -> i32 {
         // Managed memory.
         return code(pinned::free(address));
     }
-    // An address that the guest has not recorded may be wrong. In this case the call returns an error to the program.
+    // An address that the guest has not recorded may be wrong. In this case, the call returns an error to the program.
     let is_known = allocations::remove(address);
     let call = if is_known { index!("cuMemFree_v2-") } else { index!("cuMemFree_v2+") };
     code(invoke(call, &[address]).map(|()| addresses::remove(address)))
@@ -157,7 +157,7 @@ fn attribute_of_registered(kind: u32, address: u64, found: Registered) -> Result
         2 => 1,
         4 => address,
         7 | 11 | 19 => found.address,
-        // Whether the memory is managed, and whether it is mapped for the card.
+        // True if the memory is managed, and true if the memory is mapped for the card.
         8 | 13 => 0,
         9 => u64::from(current_device()?),
         12 | 18 => found.bytes,

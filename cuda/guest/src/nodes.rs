@@ -64,7 +64,7 @@ struct Target {
     before: Vec<u64>,
 }
 
-/// Returns the target of a call that adds a node: the pointer to its handle, its graph, its dependencies and their
+/// Returns the target of a call that adds a node: the pointer to the handle, the graph, and the dependencies with their
 /// number.
 fn added(frame: &Frame) -> Result<Target, i32> {
     let (count, before) = (frame.arg(3) as usize, frame.arg(2) as *const u64);

@@ -56,13 +56,13 @@ struct Slab {
 #[derive(Debug)]
 struct Pinned {
     next: u64,
-    /// Ranges of addresses that blobs no longer use: the size of each in bytes, by its first address.
+    /// Ranges of addresses that blobs no longer use: the size of each range in bytes, by its first address.
     left: BTreeMap<u64, u64>,
     slabs: BTreeMap<u64, Slab>,
     allocations: BTreeMap<u64, Allocation>,
 }
 
-/// Static: the exported functions have no other state.
+/// This value is static, because the exported functions have no other state.
 static PINNED: Mutex<Pinned> = Mutex::new(Pinned {
     next: PINNED_ADDRESSES,
     left: BTreeMap::new(),
@@ -176,7 +176,7 @@ impl Pinned {
 
 /// Reports on standard error that the window is full, once for each program. Returns the result of the call.
 fn window_full(bytes: u64, error: &std::io::Error) -> i32 {
-    /// Static: the exported functions have no other state.
+    /// This value is static, because the exported functions have no other state.
     static IS_REPORTED: AtomicBool = AtomicBool::new(false);
     if !IS_REPORTED.swap(true, Ordering::Relaxed) {
         report!(

@@ -1,7 +1,7 @@
-//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat it as
-//! pageable memory, which is always correct, and calls that need its address for the card are refused.
+//! Memory that the program registers. The window cannot map it, so the card cannot access it. Copies treat the memory
+//! as pageable, which is always correct. Calls that need its address for the card are refused.
 //!
-//! UNSAFETY: queries the kernel whether pages are mapped.
+//! UNSAFETY: queries the kernel for mapped pages.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ pub struct Registered {
     pub flags: u32,
 }
 
-/// Ranges by their first address. Static: the exported functions have no other state.
+/// Ranges by their first address. This value is static, because the exported functions have no other state.
 static RANGES: Mutex<BTreeMap<u64, Registered>> = Mutex::new(BTreeMap::new());
 
 fn lock() -> MutexGuard<'static, BTreeMap<u64, Registered>> {

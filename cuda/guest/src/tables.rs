@@ -1,4 +1,4 @@
-//! Export tables. The process implements them itself (`cuda-exports`).
+//! Export tables, which the process implements itself (`cuda-exports`).
 
 use std::ffi::c_void;
 

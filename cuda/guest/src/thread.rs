@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 
 use cuda_ring::control;
 
-/// Slots that no thread uses, each with the number of its replies so far. Static: threads end at any time.
+/// Unused slots, each with the number of its replies so far. The list is static, because threads end at any time.
 static FREE_SLOTS: Mutex<(Vec<(u16, u64)>, u16)> = Mutex::new((Vec::new(), 0));
 
 /// A thread's slot.
@@ -73,7 +73,7 @@ pub fn current() -> u32 {
 }
 
 impl Thread {
-    /// Returns the thread's slot. The first call of a thread takes one.
+    /// Returns the thread's slot. The first call of a thread takes a slot.
     ///
     /// # Errors
     /// Returns an error if more threads use CUDA than there are slots.

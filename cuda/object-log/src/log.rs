@@ -18,7 +18,7 @@ use crate::saved::{Step, StepKind};
 
 /// Maximum number of entries. A program that needs more than half of them cannot continue in another worker.
 const MAX_ENTRIES: usize = 1 << 18;
-/// Maximum size of all messages, in words; likewise.
+/// Maximum size of all messages, in words, with the same condition.
 const MAX_WORDS: usize = 8 << 20;
 /// Maximum size of all images, in bytes. The worker keeps them in its memory.
 const MAX_IMAGE_BYTES: usize = 512 << 20;
@@ -66,7 +66,7 @@ struct Entry {
     again: Vec<Id>,
     /// True if the message cannot be executed again.
     refused: bool,
-    /// Key of the changed part, if a later change replaces this one.
+    /// Key of the changed part, if a later change replaces this change.
     part: Option<Part>,
 }
 
@@ -101,7 +101,7 @@ pub struct Log {
     next: Id,
     live: HashMap<Key, Id>,
     parts: HashMap<Part, Id>,
-    /// Events with timing, by handle, and whether they were recorded.
+    /// Events with timing, by handle, each with true if it was recorded.
     clocks: HashMap<u64, bool>,
     words: usize,
     image_bytes: usize,
@@ -244,8 +244,8 @@ impl Log {
         }
     }
 
-    /// Records a message of [`own`] that has succeeded. `made` is the handle of a new node, and `owner` that of its
-    /// graph.
+    /// Records a message of [`own`] that has succeeded. `made` is the handle of a new node, and `owner` is the handle
+    /// of its graph.
     pub fn own(&mut self, op: u16, route: Route, words: &[u64], made: Option<u64>, owner: Option<u64>) {
         if self.is_full {
             return;
@@ -307,7 +307,7 @@ impl Log {
         if self.entries.len() >= self.compacted_at || self.words > MAX_WORDS || self.image_bytes > MAX_IMAGE_BYTES {
             self.compact();
             self.compacted_at = (2 * self.entries.len()).max(MIN_COMPACTED);
-            // A log that were compacted for almost each entry would be slow.
+            // Compacting the log for almost every entry would be slow.
             if self.entries.len() > MAX_ENTRIES / 2 || self.words > MAX_WORDS / 2 || self.image_bytes > MAX_IMAGE_BYTES
             {
                 self.overflow();
@@ -315,7 +315,7 @@ impl Log {
         }
     }
 
-    /// Stops to record: the program has too many objects.
+    /// Stops recording, because the program has too many objects.
     fn overflow(&mut self) {
         *self = Self { is_full: true, ..Self::default() };
     }
@@ -408,7 +408,7 @@ impl Log {
                 Role::Creates { owner } => needed.contains(id) || owner.is_some_and(|owner| needed.contains(&owner)),
                 Role::Again(of) | Role::Changes(Some(of)) => needed.contains(&of),
                 Role::Changes(None) => true,
-                // Whether its object is needed is known at the end.
+                // Only the end shows if the entry's object is needed.
                 Role::Destroys(_) => {
                     kept.push(*id);
                     continue;

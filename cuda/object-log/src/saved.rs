@@ -160,7 +160,7 @@ impl SavedState {
     /// Decodes a state.
     ///
     /// # Errors
-    /// If the words are not a state.
+    /// Returns an error if the words are not a state.
     pub fn decode(words: &[u64]) -> Result<Self, Malformed> {
         let mut reader = Reader(words);
         if reader.word()? != MAGIC {

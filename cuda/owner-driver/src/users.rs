@@ -1,4 +1,4 @@
-//! A thread that polls NVML for the processes that use the card, and NVML and the driver for the memory in use.
+//! A thread that polls NVML for the processes that use the card, and polls NVML and the driver for the memory in use.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::{Driver, nvml_uuid};
 /// File name of NVML's library.
 const NAME: &str = "libnvidia-ml.so.1";
 /// Time between two polls.
-// TIMEOUT: an unmanaged process is noticed within seconds; a poll takes NVML less than a millisecond.
+// TIMEOUT: an unmanaged process is noticed within seconds; NVML needs less than a millisecond for a poll.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay before NVML is polled again after a failure. The delay doubles each time, up to [`AGAIN_MOST`].
 const MIN_RETRY_DELAY: Duration = Duration::from_secs(1);

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 const AT_ONCE: u64 = 10;
 /// Interval after which one more line may be written, in ns.
 const EACH_NS: u64 = 6_000_000_000;
-/// Maximum number of distinguished causes. Beyond it, the cause with the oldest last line is forgotten.
+/// Maximum number of distinguished causes. Beyond this number, the cause with the oldest last line is forgotten.
 const CAUSES_MOST: usize = 1024;
 
 #[derive(Clone, Copy, Debug)]

@@ -1,12 +1,12 @@
 //! Connections between the owners of the cards that tenants use together.
 //!
 //! Each owner listens on a socket that only its own user can open. For each pair of cards, the owner of the card with
-//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. So the owners need no other
+//! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. Thus the owners need no other
 //! process to find each other again, for example after the restart of one of them.
 //!
 //! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its
 //! messages, or sends anything else loses its connection, which is opened again later. No function waits for another
-//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each.
+//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
 use crate::rights::{Bound, ListenError, Rights};
 use gang::{CardId, Message};
@@ -23,8 +23,8 @@ use std::path::{Path, PathBuf};
 const VERSION: u16 = 1;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
-/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error; it would make the clocks
-/// of all other cards useless.
+/// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
+/// clocks of all other cards useless.
 pub const MAX_CLOCK: u64 = 1 << 56;
 /// Maximum number of messages of one owner that are handled before programs are served.
 const MESSAGES_AT_ONCE: usize = 64;
@@ -91,7 +91,7 @@ impl OwnerLinks {
     /// Listens for other owners at `path`. `card` is the number of this owner's card.
     ///
     /// # Errors
-    /// If the socket cannot be created.
+    /// Returns an error if the socket cannot be created.
     pub fn listen(card: CardId, path: &Path) -> Result<Self, ListenError> {
         let (listener, bound) = Rights { mode: Some(0o600), ..Rights::default() }.listen(path)?;
         let failed = |error: Errno| ListenError { path: path.to_owned(), source: io::Error::from(error).into() };
@@ -115,7 +115,7 @@ impl OwnerLinks {
         }
     }
 
-    /// Returns the descriptors that [`Self::serve`] must be called for.
+    /// Returns the descriptors for which [`Self::serve`] must be called.
     pub fn polled(&self, now: u64) -> impl Iterator<Item = PollFd<'_>> {
         let listener = (now >= self.accepts_from).then_some(&self.listener);
         let connections = self.peers.values().filter_map(|peer| peer.connection.as_ref()).chain(&self.unknown);
@@ -223,7 +223,7 @@ impl OwnerLinks {
 
     /// Uses an accepted connection, which replaces an earlier one of the same card.
     fn greeted(&mut self, card: CardId, connection: Connection, now: u64) {
-        // An owner that this one does not know yet tries again.
+        // An owner that this owner does not know yet tries again.
         if !self.peers.contains_key(&card) {
             return;
         }

@@ -64,7 +64,7 @@ impl Rights {
     /// Listens at `path` and replaces an existing file. Processes cannot connect before the rights are set.
     ///
     /// # Errors
-    /// If the socket cannot be created, or its rights cannot be set.
+    /// Returns an error if the socket cannot be created, or its rights cannot be set.
     pub fn listen(&self, path: &Path) -> Result<(OwnedFd, Bound), ListenError> {
         let failed = |source| ListenError { path: path.to_owned(), source };
         let hidden = path.with_extension("new");

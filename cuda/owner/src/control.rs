@@ -1,4 +1,4 @@
-//! Runs the owner of a card as the daemon's child process. It reads one request per line and writes replies.
+//! Runs the owner of a card as the daemon's child process. The owner reads one request per line and writes replies.
 //!
 //! The owner is a separate process because a crash in NVIDIA's driver must not affect the cards of virtual machines.
 
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use vram::{Limits, QuantaConfig};
 
-/// Replies to requests from `input` until it ends. Programs then keep their memory and look for the next owner.
+/// Replies to requests from `input` until `input` ends. Programs then keep their memory and search for the next owner.
 ///
 /// # Errors
 /// Returns an error if `output` is closed.
@@ -348,7 +348,7 @@ mod tests {
             for message in [FromTenant::Hello(hello), ask] {
                 core.handle(2, Event::Said { session, message, pieces: Vec::new() });
             }
-            // No receiver for the actions exists.
+            // No receiver exists for the actions.
             drop(core.take_actions());
         });
         let (two, more) = (spec("two", 4), spec("three", 9));

@@ -1,13 +1,13 @@
 //! The owner as a state machine: messages from processes and results of actions go in, and actions come out.
 //!
-//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. It does no I/O and calls no driver; the
-//! caller executes the actions and reports the results of some of them as events. Modules: connections (`sessions`),
-//! chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn (`occupation`), processes
-//! that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`), memory shared between
-//! processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`), accounts compared with NVML
-//! and the driver (`accounts`), tenants that use the card at the same time (`share_groups`), and their servers (`mps`),
-//! and tenants with several cards (`gangs`).
-//! Timers are in [`tenancy::Deadlines`].
+//! [`Core::handle`] takes one [`Event`] with the time and appends [`Action`]s. The core does no I/O and calls no
+//! driver. The caller executes the actions and reports some of the results as events. Modules: connections
+//! (`sessions`), chunks (`memory`), relocation (`relocate`), turns and quanta (`time`), work without a turn
+//! (`occupation`), processes that outlived an owner (`adopt`), processes that are stopped during a turn (`stopped`),
+//! memory shared between processes (`exports`, with its tokens in `shares`), fixed memory and releases (`fixed`),
+//! accounts compared with NVML and the driver (`accounts`), tenants that use the card at the same time
+//! (`share_groups`), and their servers (`mps`), and tenants with several cards (`gangs`). Timers are in
+//! [`tenancy::Deadlines`].
 //!
 //! An event does at most `WORK_AT_ONCE` units of deferrable work, such as assigning places and releasing chunks. Later
 //! events do the rest, and [`Core::next_wakeup`] requests one immediately. All other work is bounded by the size of the
@@ -63,10 +63,10 @@ use vram::balance::Config as BalanceConfig;
 use vram::{ChunkTable, Contents, Place, QuantaConfig, TenantId};
 
 /// Longest clock step between events, in ns. A longer gap means that the host did not run the owner, so the owner
-/// cannot tell whether processes were late.
+/// cannot determine if processes were late.
 const STEP_MOST: u64 = 100_000_000;
 
-/// Time for which memory is moved for a guarantee after the last request for it.
+/// Time after the last request for a guarantee during which memory is moved for this guarantee.
 // TIMEOUT: the daemon repeats the request every 50 ms.
 const PROMISE_NS: u64 = 2_000_000_000;
 
@@ -77,7 +77,7 @@ const RESTOCK_NS: u64 = 200_000_000;
 /// Units of deferrable work per event. A unit is one or two searches in an ordered map, about a microsecond.
 const WORK_AT_ONCE: usize = 1024;
 
-/// Size of the range from which one owner assigns numbers.
+/// Size of the range of numbers that one owner assigns.
 const OWN_NUMBERS: u64 = 1 << 40;
 
 /// Settings of a card.
@@ -119,7 +119,7 @@ pub struct CardConfig {
     /// Maximum number of connections of one tenant.
     pub connections_most: usize,
     /// Amount by which the values of NVML and the driver may exceed the accounts of a process, and of the card, in
-    /// bytes. It covers modules, and memory that the driver needs itself.
+    /// bytes. The amount covers modules, and memory that the driver needs itself.
     pub margin_bytes: u64,
 }
 
@@ -134,8 +134,8 @@ impl CardConfig {
             host_ready_bytes: 256 << 20,
             uuid: [0; 16],
             balance: BalanceConfig::default(),
-            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long, so that
-            // sharing memory in quanta costs 3 % at most.
+            // Copies take an eightieth of a quantum, and the resulting interruptions of programs take as long. Sharing
+            // memory in quanta therefore costs at most 3 %.
             quanta: QuantaConfig { factor: 80, ..QuantaConfig::default() },
             time: sched::turns::scheduler_defaults(),
             turns: TurnsConfig::default(),
@@ -169,7 +169,7 @@ enum Body {
     /// A chunk.
     Chunk {
         piece: PieceId,
-        /// The chunk's own number. It distinguishes the chunk from later chunks at the same index.
+        /// The chunk's own number, which distinguishes the chunk from later chunks at the same index.
         number: u64,
         /// Processes that use the chunk, each with its own number for it.
         users: BTreeSet<(SessionId, ChunkId)>,
@@ -211,7 +211,7 @@ struct Tenant {
     users: u64,
     /// Number of requested chunks that have no place yet.
     wanted: u64,
-    /// Number of pieces being made for requests.
+    /// Number of backings being created for requests.
     making: u32,
     busy_ns: u64,
     copy_ns: u64,
@@ -219,7 +219,7 @@ struct Tenant {
     killed: u64,
     kill_failures: u64,
     suspended: u64,
-    /// The last programs of the tenant that were given up.
+    /// The tenant's last abandoned programs.
     given_up: VecDeque<GivenUp>,
     /// Set if the tenant will be removed as soon as its programs have ended.
     retired: bool,
@@ -230,7 +230,7 @@ struct Tenant {
 #[derive(Debug)]
 pub struct Core {
     config: CardConfig,
-    /// Host memory for chunks and windows, at most that of `config`.
+    /// Host memory for chunks and windows, at most the amount in `config`.
     host_bytes: u64,
     table: ChunkTable,
     /// Decides which memory is on the card, and moves the chunks of processes.
@@ -240,9 +240,9 @@ pub struct Core {
     tenants: BTreeMap<TenantId, Tenant>,
     sessions: BTreeMap<SessionId, Session>,
     shares: shares::Shares,
-    /// Pieces being made for requests, each with its process and tenant.
+    /// Backings being created for requests, each with its process and tenant.
     making: BTreeMap<PieceId, (SessionId, TenantId)>,
-    /// Processes with requests that wait until fewer pieces are being made for their tenant.
+    /// Processes with requests that wait until fewer backings are being created for their tenant.
     hungry: BTreeSet<(TenantId, SessionId)>,
     /// Processes whose requests or fixed memory were deferred to a later event.
     unserved: BTreeSet<SessionId>,
@@ -275,19 +275,19 @@ pub struct Core {
     last_event_at: Option<u64>,
     next: u64,
     first_number: u64,
-    /// Secret keys that tokens are made with.
+    /// Secret keys with which tokens are made.
     token_keys: [RandomState; 2],
     next_tenant: u32,
     /// Processes of a previous owner that have not reconnected yet.
     expected: BTreeSet<u32>,
-    /// Processes that were given up but have not exited, each with the name of its tenant.
+    /// Abandoned processes that have not exited, each with the name of its tenant.
     given_up: BTreeMap<u32, String>,
     incidents: given_up::Incidents,
     servers: mps::Servers,
 }
 
 impl Core {
-    /// Creates a card without tenants. `seed` selects numbers that differ from those of the previous owner.
+    /// Creates a card without tenants. `seed` selects numbers that differ from the previous owner's numbers.
     ///
     /// # Errors
     /// Returns an error if a setting is out of bounds.
@@ -513,7 +513,7 @@ impl Core {
         Ok(pids)
     }
 
-    /// Changes the rules for sharing the card. They apply immediately. The host memory stays limited to the amount at
+    /// Changes the rules for sharing the card, which apply immediately. The host memory stays limited to the amount at
     /// the start.
     ///
     /// # Errors
@@ -578,7 +578,7 @@ impl Core {
         self.promise = None;
     }
 
-    /// Changes the limits of a tenant. They apply immediately. The tenant's name and its user do not change. If the
+    /// Changes the limits of a tenant, which apply immediately. The tenant's name and its user do not change. If the
     /// tenant uses more than a lower memory size, it keeps this memory, and gets no further memory.
     ///
     /// # Errors
@@ -599,8 +599,8 @@ impl Core {
         Ok(())
     }
 
-    /// Returns processes of a tenant with this name that were given up and still run, either because they cannot be
-    /// killed or because they have not exited yet.
+    /// Returns abandoned processes of a tenant with this name that still run, either because they cannot be killed or
+    /// because they have not exited yet.
     #[must_use]
     pub fn lingering(&self, name: &str) -> Vec<u32> {
         self.given_up.iter().filter(|(_, tenant)| *tenant == name).map(|(&pid, _)| pid).collect()

@@ -248,7 +248,7 @@ impl World {
             18 => {
                 let chunks: Vec<_> = (0..input.below(MAX_CHUNKS.min(8)))
                     .map(|_| {
-                        // Sometimes use a number of this owner, assigned or not.
+                        // Sometimes use a number of this owner, which may be unassigned.
                         let given = self.core.last_number();
                         let id = match input.byte() {
                             near @ 200.. => ChunkId(given + 8 - u64::from(near % 16)),
@@ -501,7 +501,7 @@ mod tests {
         let mut heard = BTreeSet::new();
         corpus("owner_protocol", |data| heard.extend(play(data)));
         corpus("owner_control", control);
-        // A corpus that does not reach this code would find no bugs.
+        // A corpus that does not reach this code cannot find its bugs.
         for kind in [
             "Welcome",
             "Granted",

@@ -1,5 +1,5 @@
-//! The owner of a modern card, on top of NVIDIA's driver. It manages the card's memory, its time, and the programs that
-//! share both.
+//! The owner of a modern card, on top of NVIDIA's driver. The owner manages the card's memory, its time, and the
+//! programs that share both.
 //!
 //! Modules:
 //! - [`core`]: the state machine that makes all decisions about the tenants' chunks, moves, and turns;

@@ -1,8 +1,8 @@
 //! The threads around [`Core`]: one serves the socket and decides, and workers call the driver.
 //!
-//! The serving thread owns the state machine, so decisions need no lock. It calls neither the driver nor any other
-//! function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on the
-//! card, one makes and releases pieces in host memory, and two copy, one for each direction.
+//! The serving thread owns the state machine, so decisions need no lock. This thread calls neither the driver nor any
+//! other function that may block. Each worker executes its orders in sequence: one worker makes and releases pieces on
+//! the card, one makes and releases pieces in host memory, and two copy, one for each direction.
 
 mod clients;
 mod limits;
@@ -40,7 +40,7 @@ use workers::Workers;
 /// Maximum number of notifications from other threads that are handled before processes are served.
 const NOTES_AT_ONCE: usize = 256;
 /// Time for programs of an earlier daemon to reconnect, before other programs get memory.
-// TIMEOUT: they retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
+// TIMEOUT: programs retry every `cuda_protocol::RECONNECT_MS`, so they have ten attempts.
 const COME_BACK: Duration = Duration::from_secs(2);
 
 /// Reasons for which an owner cannot start.
@@ -74,7 +74,7 @@ type Call = Box<dyn FnOnce(&mut Core) + Send>;
 /// Reasons for which the serving thread wakes.
 enum Note {
     Event(Event),
-    /// A piece could not be made. The string is the reason to report.
+    /// A piece could not be allocated. The string is the reason to report.
     Failed(PieceId, String),
     /// A call of the driver reported that the card was reset or has failed.
     CardLost(String),
@@ -104,7 +104,7 @@ impl Notes {
     }
 }
 
-/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and look for a new owner.
+/// A running owner of a card. Dropping this value stops the owner. Programs keep their memory and seek a new owner.
 pub struct Server {
     notes: Notes,
     sockets: Vec<(Option<TenantId>, Bound)>,
@@ -201,7 +201,7 @@ impl Server {
         Ok(())
     }
 
-    /// Starts MPS servers for share groups that need one. Servers of an earlier owner are taken over.
+    /// Starts MPS servers for share groups that need one, and takes over the servers of an earlier owner.
     pub fn serve_mps(&self, options: MpsOptions) {
         self.notes.put(Note::Mps(options));
     }
@@ -218,7 +218,7 @@ impl Server {
         Ok(())
     }
 
-    /// Closes the sockets of a tenant. Its connections remain.
+    /// Closes the sockets of a tenant. The tenant's connections remain.
     pub fn unlisten(&mut self, tenant: TenantId) {
         self.notes.put(Note::Unlisten(tenant));
         let of_it = |(of, _): &mut (Option<TenantId>, Bound)| *of == Some(tenant);
@@ -242,7 +242,7 @@ impl Server {
             .put(Note::LinkWith(self.gangs.values().flatten().map(|(card, path)| (*card, path.clone())).collect()));
     }
 
-    /// Returns the path of the first socket that programs connect to.
+    /// Returns the path of the first socket for programs.
     ///
     /// # Panics
     /// Panics if no socket exists.
@@ -307,7 +307,7 @@ impl Serving {
         while !self.stopping {
             let ready = self.wait();
             self.take_notes();
-            // If another process holds such a connection, it is not the process that was accepted.
+            // If another process holds such a connection, that process is not the one that was accepted.
             for session in self.peers.ended() {
                 self.lose(session);
             }

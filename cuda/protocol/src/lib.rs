@@ -21,7 +21,7 @@
 //! A chunk is one allocation of the owner (`cuMemCreate`, [`Welcome::chunk_bytes`] long), on the card or in pinned host
 //! memory, that is exported as a POSIX descriptor. A chunk keeps its [`ChunkId`] for its whole life, regardless of
 //! where it is, and belongs to one process. The tenant's side imports the chunk and maps it at an address of its
-//! choice. It then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
+//! choice. The tenant's side then closes the descriptor, or keeps it for [`FromTenant::Adopt`].
 //!
 //! ```text
 //! tenant -> owner   Allocate { request, chunks }
@@ -75,29 +75,29 @@
 //! tenant -> owner   Used { turn, usage }: every [`Run::report_us`], where that is not 0
 //! owner  -> tenant  Yield { turn }: end the turn when the program waits for a result
 //! owner  -> tenant  Drain { turn }: like `Stop`, for a tenant with several cards: no work is in flight at its answer
-//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain, and answer `Stopped`
+//! owner  -> tenant  Step { turn, .. }: one waiting submission passes the closed gate; then drain and send `Stopped`
 //! ```
 //!
 //! The tenant's side stops by itself, without `Stop`, when [`Run::length_us`] has passed or when nothing was submitted
 //! or in flight for [`Run::idle_us`] (`waiting` is false then). A `Run` with a length of 0 lasts until `Stop`. If
 //! `run_ahead_us` is 0, the tenant is alone, and the library measures nothing. A `Run` during a turn replaces its
 //! terms. `Quiesce` closes the gate during any turn, and `Resume` restores the state of the turn. After `Yield`, the
-//! turn also ends when the program waits for a result: it has submitted nothing for a while, and its last work is about
-//! to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after `Welcome`. The
-//! owner verifies this with the server. The gates of a share group's processes that the server lists can be open at the
-//! same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its turn ends on its
-//! other cards: a kernel there may wait for one that the closed gate holds back. A process without a waiting submission
-//! answers at once.
+//! turn also ends when the program waits for a result, that is, it has submitted nothing for a while and its last work
+//! is about to end. A process that is a client of the card's MPS server sends `Concurrent` once, directly after
+//! `Welcome`. The owner verifies this with the server. The gates of a share group's processes that the server lists can
+//! be open at the same time. A tenant with several cards gets a `Step` on a card where its work has ended, while its
+//! turn ends on its other cards: a kernel there may wait for one that the closed gate holds back. A process without a
+//! waiting submission answers at once.
 //!
 //! # Ends
 //!
-//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If it closes without
-//! a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner absent. The
-//! tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to reconnect every
-//! [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits for the other
-//! without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the queue of its
-//! connection is full, or while the connection, its tenant or all tenants together have the maximum number of unread
-//! descriptors. The owner ends a connection only if its process does not read its answers.
+//! [`FromTenant::Goodbye`] and [`FromOwner::Goodbye`] give the reason; then the connection closes. If the connection
+//! closes without a `Goodbye`, the owner's side considers the process dead, and the tenant's side considers the owner
+//! absent. The tenant's side then opens its gate, keeps its memory, refuses allocations in chunks, and tries to
+//! reconnect every [`RECONNECT_MS`], with the same `Hello::instance` and with `Hello::adopts` set. Neither side waits
+//! for the other without a limit, and the owner never blocks in a send ([`Link::try_send`]). A message waits while the
+//! queue of its connection is full, or while the connection, its tenant or all tenants together have the maximum number
+//! of unread descriptors. The owner ends a connection only if its process does not read its answers.
 //!
 //! # Bounds
 //!
@@ -179,7 +179,7 @@ pub const MAX_PROCESSES: usize = 2048;
 /// Maximum number of cards of one owner.
 pub const MAX_CARDS: usize = 16;
 /// Time in microseconds before the end of its last work at which a turn may be given back. The next tenant's first work
-/// takes this long to reach the card; if it arrived earlier, the hardware would switch between both tenants.
+/// takes this long to reach the card; if the work arrived earlier, the hardware would switch between both tenants.
 pub const EARLY_US: u32 = 100;
 /// Maximum time in milliseconds for which the tenant's side waits for work on freed memory before it answers a request
 /// for empty chunks.
@@ -188,7 +188,7 @@ pub const RECLAIM_MS: u64 = 20;
 pub const RECONNECT_MS: u64 = 200;
 
 /// Environment variable with the path of the owner's socket. Without it the library only forwards calls. For a program
-/// with several cards it has the path of each owner's socket, in the order of the program's devices, with
+/// with several cards, the variable has the path of each owner's socket, in the order of the program's devices, with
 /// [`SOCKET_SEPARATOR`] between them.
 pub const SOCKET_VARIABLE: &str = "GPU_MEDIATOR_CUDA_SOCKET";
 /// Separates the sockets in [`SOCKET_VARIABLE`].
@@ -197,5 +197,5 @@ pub const SOCKET_SEPARATOR: u8 = b':';
 pub const TENANT_VARIABLE: &str = "GPU_MEDIATOR_CUDA_TENANT";
 /// Environment variable with the absolute path of the real driver's library.
 pub const DRIVER_VARIABLE: &str = "GPU_MEDIATOR_CUDA_DRIVER";
-/// Environment variable. If it is `1`, the library reports errors on standard error.
+/// Environment variable. If the variable is `1`, the library reports errors on standard error.
 pub const LOG_VARIABLE: &str = "GPU_MEDIATOR_CUDA_LOG";

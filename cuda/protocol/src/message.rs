@@ -22,7 +22,7 @@ pub enum Place {
 pub struct Hello {
     /// The tenant side's [`crate::VERSION`].
     pub version: u16,
-    /// Process ID in the process's own namespace. In a container, it differs from the process ID that the owner sees.
+    /// Process ID in the process's own namespace, which in a container differs from the process ID that the owner sees.
     pub pid: u32,
     /// Random number of this process's library; unchanged after a reconnection.
     pub instance: u128,
@@ -211,7 +211,7 @@ pub enum FromTenant {
         /// Size in bytes.
         bytes: u64,
     },
-    /// Queries the total and the free memory of the tenant; answered by `Memory`.
+    /// Queries the total and the free memory of the tenant. The owner answers with `Memory`.
     AskMemory {
         /// Number of the request, for its answer.
         request: u32,
@@ -260,15 +260,15 @@ pub enum FromTenant {
         /// Use since the last report.
         usage: Usage,
     },
-    /// Requests a token with which another process of the tenant may map these chunks. The chunks no longer move.
-    /// Answered with `Shared` or `Refused`.
+    /// Requests a token with which another process of the tenant may map these chunks. The chunks no longer move. The
+    /// owner answers with `Shared` or `Refused`.
     Export {
         /// Number of the request, for its answer.
         request: u32,
         /// The chunks, in the order of their addresses.
         chunks: Vec<ChunkId>,
     },
-    /// Requests the chunks of a token; answered like `Allocate`.
+    /// Requests the chunks of a token. The owner answers as to `Allocate`.
     Open {
         /// Number of the request, for its answer.
         request: u32,
@@ -286,7 +286,7 @@ pub enum FromTenant {
         /// Expected time until the work ends, in microseconds.
         in_us: u32,
     },
-    /// Queries the tenant's processes; answered by `Processes`. Since version 3.
+    /// Queries the tenant's processes. The owner answers with `Processes`. Since version 3.
     AskProcesses {
         /// Number of the request, for its answer.
         request: u32,
@@ -298,8 +298,8 @@ pub enum FromTenant {
         /// Number of the order.
         order: u32,
     },
-    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as that
-    /// of other clients. Since version 6.
+    /// Reports that the process is a client of the card's MPS server, so that its work can run at the same time as the
+    /// work of other clients. Since version 6.
     Concurrent {
         /// Card.
         card: u8,
@@ -404,16 +404,16 @@ pub enum FromOwner {
         /// Number of the turn.
         turn: u32,
     },
-    /// Ends the turn like `Stop`, but is answered only when all work has really ended: its expected end says nothing if
-    /// it waits for work on another card. Since version 7.
+    /// Ends the turn like `Stop`, but the answer follows only when all work has ended, because work that waits for
+    /// another card has no predictable end. Since version 7.
     Drain {
         /// Card.
         card: u8,
         /// Number of the turn.
         turn: u32,
     },
-    /// Lets one waiting submission pass the closed gate. Answered by `Stopped` with the number of this turn as soon as
-    /// all work has ended, or at once if no submission waits. Since version 7.
+    /// Lets one waiting submission pass the closed gate. The answer is `Stopped` with the number of this turn as soon
+    /// as all work has ended, or at once if no submission waits. Since version 7.
     Step(Run),
 }
 

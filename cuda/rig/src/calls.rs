@@ -20,8 +20,8 @@ fn each(count: u32, mut call: impl FnMut(u32) -> Result<()>) -> Result<f64> {
     Ok(begin.elapsed().as_nanos() as f64 / f64::from(count))
 }
 
-/// Measures calls that programs often make, `count` of each. Returns the shortest mean of several rounds for each, in
-/// nanoseconds.
+/// Measures calls that programs often make, `count` of each. Returns each call's shortest mean of several rounds, in
+/// ns.
 pub fn measure(cuda: Cuda, count: u32) -> Result<Value> {
     const ROUNDS: usize = 5;
     const SIZES: [u64; 5] = [1, 3, 7, 4, 2];

@@ -132,7 +132,7 @@ pub fn train(cuda: Cuda, mib: u64, rounds: u64, threads: u64) -> Result<String> 
     Ok(sums.iter().map(|sum| format!("{sum:016x}")).collect::<Vec<_>>().join(" "))
 }
 
-/// Copies a buffer from each device to the next and back, in several ways, and changes it on each device.
+/// Copies a buffer from each device to the next and back, in several ways, and changes the buffer on each device.
 pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let mut buffers = Vec::new();
@@ -170,7 +170,7 @@ pub fn copies(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("copied {added}"))
 }
 
-/// Uses memory of the second device on the first one. Prints the results of wrong calls.
+/// Uses memory of the second device on the first device. Prints the results of wrong calls.
 pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -223,7 +223,7 @@ pub fn peers(cuda: Cuda, rounds: u64) -> Result<String> {
     Ok(format!("{codes:?} {added}"))
 }
 
-/// Uses memory of the second device on the first one without access, which must kill the program.
+/// Uses memory of the second device on the first device without access, which must kill the program.
 pub fn trespass(cuda: Cuda, disables: bool) -> Result<String> {
     let cards = all(cuda)?;
     let (first, second) = (cards[0], *cards.get(1).context("expected two devices")?);
@@ -305,7 +305,7 @@ pub fn fill(cuda: Cuda, step_mib: u64) -> Result<String> {
 }
 
 /// Works on each device in a thread of its own until `input` ends. For each line `N`, prints the progress of device N
-/// since the last such line; for `alloc N`, allocates 4 MiB there first, and prints the result's code.
+/// since the last such line; for `alloc N`, allocates 4 MiB on that device first, and prints the result's code.
 pub fn live(cuda: Cuda, mib: u64, input: &Receiver<String>, print: impl Fn(&str)) -> Result<()> {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

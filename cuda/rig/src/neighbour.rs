@@ -15,7 +15,7 @@ const REQUEST_BYTES: u64 = 2 << 20;
 /// Time limit for the reply to a request, in milliseconds.
 pub const ANSWER_MS: f64 = 100.0;
 
-/// The work that the neighbour has done, and the replies that it got, since its last report.
+/// The neighbour's work and the replies to the neighbour, since its last report.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     /// Time since the last report in milliseconds, measured by the host's clock.
@@ -24,9 +24,9 @@ pub struct Report {
     pub kernels: u64,
     /// Card time of the program's kernels in microseconds, as counted by the kernels themselves.
     pub card_us: u64,
-    /// Maximum time between two consecutive submissions in milliseconds, which is its longest wait for a turn.
+    /// Maximum time between two consecutive submissions in milliseconds, which is the longest wait for a turn.
     pub longest_wait_ms: f64,
-    /// Number of requests for card memory that reached the owner. Each is for 2 MiB.
+    /// Number of requests for card memory that reached the owner. Each request is for 2 MiB.
     pub requests: u64,
     /// Number of refused requests.
     pub refused: u64,

@@ -81,7 +81,7 @@ impl Buffer {
 }
 
 /// Works on handles of several sizes, each mapped at two addresses, while mappings and handles are created and
-/// released. The handles have the properties `property`. Returns a checksum.
+/// released. All handles are created with the allocation properties `property`. Returns a checksum.
 pub fn work(cuda: Cuda, property: [i32; 8], mib: u64, rounds: u64, spin_us: u64) -> Result<String> {
     const SIZES: [u64; 4] = [2, 4, 6, 10];
     let (fill, add, sum, spin) =

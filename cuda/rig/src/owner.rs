@@ -76,7 +76,7 @@ pub struct Counts {
     pub pause_longest_us: u64,
     /// Number of chunks that processes kept across a restart of the owner.
     pub adopted: u64,
-    /// Number of adopted chunks that came with a descriptor.
+    /// Number of adopted chunks with a descriptor.
     pub adopted_with_descriptor: u64,
 }
 

@@ -1,8 +1,8 @@
 //! A client for hostile programs. This client speaks the owner's protocol without the library, and executes commands.
 //!
 //! The process reads one [`Command`] as JSON from each line of its standard input, and prints one [`Answer`]. The
-//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start it, as a separate user if they run
-//! as root.
+//! process opens the driver only for [`Command::Launch`]. The `hostile` tests start this process, as a separate user if
+//! they run as root.
 //!
 //! UNSAFETY: forks, waits for the child, and changes the user of the process.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -124,7 +124,7 @@ pub enum Answer {
     Heard {
         /// The messages, oldest first.
         messages: Vec<FromOwner>,
-        /// Number of open descriptors that came with this connection's messages.
+        /// Number of open descriptors that this connection's messages contained.
         descriptors: usize,
         /// Set if the owner has closed the connection.
         closed: bool,

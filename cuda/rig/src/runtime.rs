@@ -172,7 +172,7 @@ pub struct Runtime {
     /// The address of this byte identifies the kernel in launches. A real program uses the address of its host
     /// function.
     function: Box<u8>,
-    /// Stored because the runtime keeps pointers to both.
+    /// These values are stored because the runtime keeps pointers to both.
     _image: Box<(Wrapper, Vec<u64>)>,
 }
 

@@ -135,7 +135,7 @@ fn workload_on_each_card_has_same_results_as_without_library() {
         for counts in &all {
             assert!(number(counts, "processes") == 3 && number(counts, "turns") > 0, "{counts}");
         }
-        // Owners that move rarely may not come to it.
+        // Owners that rarely move chunks may not move any in this time.
         assert!(count > 2 || all.iter().any(|counts| number(counts, "moved") > 0), "{all:?}");
     }
 }
@@ -292,13 +292,13 @@ fn closed_gate_of_one_card_does_not_stop_the_other() {
     let mut program = Program::start(&mut cards.command("shim", &["live"]));
     assert_eq!(program.line(), "ready");
     until_progress(&mut program, 0);
-    // The turn ends by itself, and a stopped owner gives no other.
+    // The turn ends by itself, and a stopped owner grants no further turn.
     stop(&closed, libc::SIGSTOP);
     let progress = |program: &mut Program, device: &str| {
         program.say(device);
         program.line().parse::<u64>().expect("a number")
     };
-    // TIMEOUT: only a failing test tries as often.
+    // TIMEOUT: only a failing test tries this often.
     let is_closed = (0..100).any(|_| {
         progress(&mut program, "0");
         until_progress(&mut program, 1);

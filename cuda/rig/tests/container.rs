@@ -75,7 +75,7 @@ fn container_program_is_tenant_and_leaves_no_memory() {
     let serving = owner(&rig, 32, &["--quanta", "off"]);
     let mut inside = contained(&rig, &image, &["live", "--mib", "24"]);
     inside.steps(2);
-    // Together, both have more memory than the card, so chunks of the program in the container are moved.
+    // Together, both programs have more memory than the card, so chunks of the program in the container are moved.
     let mut outside = rig.program("b", &["live", "--mib", "24"]);
     outside.steps(5);
     inside.grow();

@@ -42,7 +42,7 @@ fn two_programs_share_a_card_of_a_daemon_and_outlive_it() {
     let metrics = get(&rig, "/metrics");
     assert!(metrics.contains("gpu_mediator_tenant_programs{tenant=\"a\",card=\"fake\"} 1"), "{metrics}");
 
-    // Kill the daemon. The owner exits, too, and the next daemon and the next owner take over the programs.
+    // Kill the daemon. The owner also exits, and the next daemon and the next owner take over the programs.
     daemon.kill();
     for program in [&mut one, &mut two] {
         program.steps(10);
@@ -110,7 +110,7 @@ fn stuck_owner_does_not_block_requests_to_other_cards() {
     let mut program = run(&rig, "a", &[], &["live", "--mib", "8"]);
     program.steps(2);
     signal("-STOP", &daemon.owners()[0]);
-    // These requests wait for the stuck owner. There are more of them than the daemon lets wait for one card.
+    // These requests wait for the stuck owner. The daemon permits fewer waiting requests for one card.
     let waiting =
         || ctl_command(&rig, &["tenant", "set", "a", "--weight", "50"]).stderr(Stdio::piped()).spawn().expect("starts");
     let mut waiting: Vec<_> = (0..24).map(|_| waiting()).collect();

@@ -163,7 +163,7 @@ fn is_alive(pid: i32) -> bool {
     test_kill_process(Pid::from_raw(pid).expect("a process")).is_ok() && !stat.contains(") Z ")
 }
 
-/// Checks that a program continues with its worker, and that waits, blobs and its end still work.
+/// Checks that a program continues with its worker, and that waits, blobs and the end of the program still work.
 fn check(service: &Service, driver: &mut Driver, worker: i32) {
     assert_eq!(driver.status(), 0xf, "{}", service.log());
     assert_eq!(workers(&service.rig), [worker], "{}", service.log());
@@ -208,7 +208,7 @@ fn guest_program_and_owner_continue_through_upgrades() {
     check(&service, &mut driver, worker);
     program.grow();
     assert_eq!(program.end(), "held 6");
-    // When the program ends, its worker ends, too. A removed VM leaves nothing behind.
+    // When the program ends, its worker also ends. Nothing is left of a removed VM.
     driver.store(PINNED, 1);
     assert_eq!(driver.answer().0, 5);
     driver.execute(&destroy(1));
@@ -391,7 +391,7 @@ fn guest_program_is_shown_with_its_worker() {
         assert!(list.contains(&format!("\"guest\":{{\"name\":\"prog\",\"pid\":{pid}}}")), "{list}");
     };
     check(&service, 4321);
-    // The guest chooses the number, and may change it.
+    // The guest chooses the number, and may change the number.
     driver.execute(&identify(1, 7));
     check(&service, 7);
     service.until_kept();
@@ -417,7 +417,7 @@ fn part_of_a_vm_changes_under_its_program() {
     assert!(support::daemon::bad(&service.rig, 3, &["tenant", "remove", "vm"]).contains("vm"));
     assert!(get(&service.rig, "/v1/events").contains("weight"));
     assert_eq!(driver.load(control::STATE), state::READY);
-    // The owner has the settings, and so does a restarted owner.
+    // The owner has the settings, and a restarted owner also has them.
     let owner = json(&service.rig, &["card", "show", "fake"])["owner_restarts"].clone();
     let pid = owner_of(&service);
     signal("-KILL", &pid.to_string());
@@ -592,7 +592,7 @@ fn guest_program_continues_in_new_workers_on_request() {
         check(&service, &mut driver, worker);
         calls.check(&mut driver, address, 77);
     }
-    // An obstacle is named, and the program continues in its worker.
+    // The reply names the obstacle, and the program continues in its worker.
     calls.call(&mut driver, "cuMemAddressReserve", &[2 << 20, 0, 0, 0]);
     let refused = support::daemon::ctl(&service.rig, &["vm", "restart-workers", "vm"]);
     let text = String::from_utf8_lossy(&refused.stdout).into_owned();

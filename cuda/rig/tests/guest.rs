@@ -1,5 +1,5 @@
-//! Tests programs with the guest library, whose workers are programs of a tenant. All are real processes on the fake
-//! driver.
+//! Tests programs with the guest library, whose workers are programs of a tenant. All programs are real processes on
+//! the fake driver.
 //!
 //! Each test compares a program's output with its output directly on the driver.
 

@@ -164,7 +164,7 @@ fn tenant_gets_its_quota_and_memory_info_reports_it() {
     let rig = Rig::new(256);
     let owner = rig.owner(&["--device-mib", "20", "--quota-mib", "60"]);
     assert!(rig.tenant(&["look"]).starts_with("free=60 total=60 device=60"), "memory information is the tenant's");
-    // Ten allocations of 6 MiB exceed its share of the card.
+    // Ten allocations of 6 MiB exceed the program's share of the card.
     assert_eq!(rig.tenant(&["fill"]), "60");
     // The owner notices through the socket that the program has exited, and frees its memory.
     let free = (0..1000).any(|_| rig.plain(&["look"]).starts_with("free=256"));
@@ -244,7 +244,7 @@ const WRONG: &str = "nothing=1 odd=1 flags=1 no-such-card=101 map-part=801 map-o
 fn invalid_virtual_memory_calls_return_driver_errors() {
     let rig = Rig::new(256);
     assert_eq!(rig.plain(&["wrong"]), WRONG);
-    // Test memory on the card, memory in host memory, and handles that are not a whole number of chunks.
+    // Test memory on the card, memory on the host, and handles that are not a whole number of chunks.
     for arguments in
         [&["--quota-mib", "128"][..], &["--device-mib", "0"], &["--chunk-mib", "4"], &["--chunk-mib", "64"]]
     {

@@ -101,7 +101,7 @@ fn owners_that_are_killed_while_memory_moves_lose_nothing() {
         program.steps(2);
     }
     for round in 0..6 {
-        // Together they have more memory than the card, so memory is moved all the time.
+        // Together, the programs have more memory than the card, so memory is moved all the time.
         programs[round % 2].grow();
         serving.kill();
         if round % 3 == 0 {
@@ -151,7 +151,7 @@ fn processes_of_a_tenant_share_memory_and_others_cannot_open_it() {
     // Test memory in the middle of a chunk, and across several chunks.
     for kib in ["300", "5120"] {
         let rig = Rig::new(256);
-        // Together they have more memory than the card, so unshared memory keeps moving.
+        // Together, the programs have more memory than the card, so unshared memory keeps moving.
         let serving = owner(&rig, 24, &["--quanta", "off"]);
         let mut others = mapped_by(["16", "16"]).map(|(tenant, arguments)| rig.program(tenant, &arguments));
         for other in &mut others {
@@ -227,7 +227,7 @@ fn unresponsive_program_is_suspended_and_frees_memory() {
     let rig = Rig::new(256);
     let (mut serving, mut mute) = stalled(&rig, &[]);
     let mut other = rig.program("b", &["live", "--mib", "28"]);
-    // Meanwhile the other program works with host memory.
+    // In the meantime, the other program works with host memory.
     let mut suspended = 0;
     while suspended == 0 {
         other.steps(3);

@@ -1,4 +1,4 @@
-//! Tests that guest programs continue in new workers. All are real processes on the fake driver.
+//! Tests that guest programs continue in new workers. All programs are real processes on the fake driver.
 
 mod support;
 
@@ -187,7 +187,7 @@ fn restart_of_a_busy_program_waits_for_its_work() {
     let plain = rig.command(PROGRAM, "plain").args(arguments).output().expect("starts");
     let mut command = guest.command(&rig, PROGRAM);
     let program = command.args(arguments).stdout(Stdio::piped()).spawn().expect("starts");
-    // The program has captured a graph, which prevents a restart. Requests do not disturb its work.
+    // The program has captured a graph, which prevents a restart. Requests for a restart do not disturb its work.
     let mut refused = 0;
     while refused < 5 {
         let Some(worker) = guest.workers().first().copied() else { continue };

@@ -1,7 +1,7 @@
 //! Tests programs with NVIDIA's unmodified CUDA runtime on the fake driver, without the library and as a tenant.
 //!
 //! `cargo xtask test --suite cuda` downloads the runtimes as wheels. A runtime accepts a driver only if its export
-//! tables respond like those of NVIDIA's driver. The fake driver uses the tables of `cuda-exports`, too.
+//! tables respond like the tables of NVIDIA's driver. The fake driver also uses the tables of `cuda-exports`.
 
 mod support;
 

@@ -139,7 +139,7 @@ fn worker_opens_no_files_of_others() {
 #[test]
 fn worker_has_no_capabilities_and_its_own_user() {
     let rig = Rig::new(256);
-    // The fake card consists of files, which workers of other users must be able to modify, too.
+    // The fake card consists of files, which workers of other users must also be able to modify.
     rustix::process::umask(rustix::fs::Mode::empty());
     let _owner = owner(&rig, 64, &[]);
     let is_root = rustix::process::geteuid().is_root();

@@ -17,8 +17,8 @@ fn counts(programs: &mut [Program]) -> Vec<u64> {
     programs.iter_mut().map(|program| program.line().parse().expect("a number")).collect()
 }
 
-/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work, however
-/// long it takes.
+/// Returns each program's part of the work done from now on, in thousandths. Measures a certain amount of work,
+/// regardless of its duration.
 fn parts(programs: &mut [Program]) -> Vec<u64> {
     parts_of(programs, WORK_US)
 }
@@ -90,7 +90,7 @@ fn programs_that_begin_within_moments_share_the_card() {
 }
 
 /// Creates a card of 64 MiB and two programs of 48 MiB each, both of which always have work. The second tenant has
-/// three times the weight of the first one.
+/// three times the weight of the first tenant.
 fn more_than_fits() -> (support::Rig, Daemon, [Program; 2]) {
     let quanta = "memory.quanta.min_ms = 50\nmemory.quanta.max_ms = 200\nmemory.quanta.window_ms = 200\n";
     let auto = |text: String| text.replace("memory.quanta.mode = \"off\"", "memory.quanta.mode = \"auto\"");

@@ -35,7 +35,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     let rig = two_cards();
     let daemon = Daemon::start(&rig);
     // Each tenant is placed on the card with the most free memory: the first on half of one card, the second on all of
-    // the other one. Then the same again.
+    // the other one. Then the same happens again.
     assert_eq!(add(&rig, "a", &["--vram-mib", "32"])["card"], "fake");
     assert_eq!(add(&rig, "b", &["--vram-mib", "32", "--weight", "300"])["card"], "fake");
     let c = add(&rig, "c", &["--vram-mib", "32", "--on-remove", "disconnect", "--guarantee-mib", "16"]);
@@ -82,7 +82,7 @@ fn tenants_come_and_go_while_others_work_and_outlive_the_daemon() {
     bad(&rig, 3, &["tenant", "remove", "a"]);
     two.steps(5);
 
-    // A disconnected program may exit on its own.
+    // Removing this tenant disconnects its program, but does not kill it.
     let mut three = run(&rig, "c", &[], &["hold", "--mib", "2"]);
     assert_eq!(three.line(), "holds");
     good(&rig, &["tenant", "remove", "c"]);

@@ -1,5 +1,5 @@
 //! Tests programs with the guest library, next to each other and next to programs of the host: failures of workers and
-//! owners, memory that moves, and shares of a card's time. All are real processes on the fake driver.
+//! owners, memory that moves, and shares of a card's time. All programs are real processes on the fake driver.
 
 mod support;
 

@@ -1,7 +1,7 @@
 //! Words of shared memory.
 //!
-//! UNSAFETY: wraps memory that another process changes at any time. Every access is atomic, so its behaviour is defined
-//! regardless of the other side.
+//! UNSAFETY: wraps memory that another process may change at any time. Every access is atomic, so its behaviour is
+//! defined regardless of the other side.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::sync::atomic::{AtomicU64, Ordering, fence};

@@ -22,8 +22,8 @@ mod peers;
 mod start;
 mod stubs;
 
-/// The state that all functions share. It is static because the program's calls do not pass it. A forked child has its
-/// parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
+/// The state that all functions share. This state is static because the program's calls do not pass it. A forked child
+/// has its parent's shim, and uses it only if the parent had not initialised the driver (`fork`).
 static SHIM: OnceLock<Shim> = OnceLock::new();
 
 /// Returns the shim, and creates it on the first call.

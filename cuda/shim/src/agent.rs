@@ -116,8 +116,8 @@ fn names(welcome: &Welcome, card: &CardInfo) -> bool {
     welcome.cards.iter().any(|known| known.uuid == card.uuid)
 }
 
-/// Tells the owner that this process is a client of an MPS server, so that its work can run concurrently with that of
-/// other processes.
+/// Reports to the owner that this process is a client of an MPS server, so its work can run concurrently with other
+/// processes' work.
 fn tell_concurrency(connection: &Connection, version: u16, is_client: bool) {
     if is_client && version >= VERSION_CONCURRENT {
         // Without this message, the process only gets separate turns.
@@ -291,7 +291,7 @@ impl Agent {
     fn poll(&self, timeout: Duration) -> bool {
         let timeout = libc::timespec { tv_sec: timeout.as_secs() as i64, tv_nsec: timeout.subsec_nanos().into() };
         let mut poll = libc::pollfd { fd: self.connection.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry, a valid time, and no signals.
+        // SAFETY: the pointers point to one valid entry and a valid time, and no signals are passed.
         let count = unsafe { libc::ppoll(&raw mut poll, 1, &raw const timeout, std::ptr::null()) };
         count > 0
     }
@@ -430,7 +430,7 @@ impl Agent {
 
     fn quiesce(&mut self, order: u32, patience_us: u32) -> Result<(), LinkError> {
         let deadline = Instant::now() + Duration::from_micros(patience_us.into());
-        // An owner that sends two orders in a row gets the first order's end.
+        // If an owner sends two orders in a row, the first order ends here.
         self.end_order();
         let all = self.shim.cross.begin(self.card.number);
         self.order = Some(Order { number: order, all });

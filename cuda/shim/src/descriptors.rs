@@ -1,10 +1,10 @@
 //! The library's file descriptors in the program's process, for chunks and for the connection.
 //!
-//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. So a
-//! program may have thousands of descriptors, with numbers above its own descriptors and above its limit on open files.
-//! The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates descriptors
-//! above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on `exec`, and in a
-//! child after `fork`.
+//! The library keeps a chunk's descriptor for the next owner, because the driver does not export imported handles. A
+//! program may therefore have thousands of descriptors, with numbers above its own descriptors and above its limit on
+//! open files. The library does not raise the limit, because every child would inherit it. Instead, [`raised`] creates
+//! descriptors above the limit (decision 121), which work like any other descriptors. Each descriptor is closed on
+//! `exec`, and in a child after `fork`.
 //!
 //! UNSAFETY: copies and closes descriptors by number, including in a process that shares this process's memory.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -33,10 +33,10 @@ const STACK_BYTES: usize = 64 << 10;
 // TIMEOUT: a working owner receives its messages within milliseconds; otherwise, the library reconnects.
 const SENDING: Duration = Duration::from_secs(5);
 
-/// The library's descriptor numbers. Static, because the `fork` handler closes these descriptors, and may neither
-/// allocate nor lock.
+/// The library's descriptor numbers. This value is static, because the `fork` handler closes these descriptors, and may
+/// neither allocate nor lock.
 static OURS: [AtomicU64; WORDS] = [const { AtomicU64::new(0) }; WORDS];
-/// Number of leading words of [`OURS`] that have been used. Static for the same reason.
+/// Number of leading words of [`OURS`] that have been used; static for the same reason.
 static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Marks a descriptor number as the library's. The mark is removed before the descriptor is closed, because a child
@@ -115,7 +115,7 @@ impl Connection {
             |result: &Result<(), LinkError>| matches!(result, Err(LinkError::Crowded | LinkError::WouldBlock));
         let mut sent = self.link.send(message, descriptors);
         while is_crowded(&sent) && Instant::now() < until {
-            // Do not wait, because the process that sends would outlive this one.
+            // Do not wait, because the sending process would outlive this one.
             raised(&mut || sent = self.link.send_now(message, descriptors));
             if is_crowded(&sent) {
                 std::thread::sleep(Duration::from_millis(5));
@@ -220,8 +220,8 @@ fn raised(work: &mut dyn FnMut()) {
     }
 }
 
-/// Closes all of the library's descriptors in a child after `fork`. Otherwise they would keep memory that the program
-/// gives up, and the owner would not notice the end of the program.
+/// Closes all of the library's descriptors in a child after `fork`. Otherwise these descriptors would keep memory that
+/// the program frees, and the owner would not notice the end of the program.
 pub fn forked() {
     for (at, word) in OURS.iter().enumerate().take(USED.load(Ordering::SeqCst)) {
         let mut bits = word.swap(0, Ordering::SeqCst);

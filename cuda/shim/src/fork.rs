@@ -25,12 +25,12 @@ pub struct Page {
     _rest: [u8; PAGE_BYTES - size_of::<AtomicU32>()],
 }
 
-/// The page that each exported function checks. Static, because the stubs refer to its address, and the kernel clears
-/// exactly this page.
+/// The page that each exported function checks. The page is static, because the stubs refer to its address, and the
+/// kernel clears exactly this page.
 pub static PAGE: Page = Page { filled: AtomicU32::new(0), _rest: [0; _] };
 
-/// Set once the driver has been initialised, in this process or its parent. Static, because a child reads it before it
-/// takes any lock.
+/// Set once the driver has been initialised, in this process or its parent. The flag is static, because a child reads
+/// it before it takes any lock.
 static INITIALISED: AtomicBool = AtomicBool::new(false);
 
 /// Returns false if this process is a child of a process that had initialised the driver.
@@ -50,7 +50,7 @@ pub fn is_own() -> bool {
 
 /// Makes the kernel clear the page in children.
 fn watch_forks() {
-    /// Static, because the C library keeps the handler for all later children, so the handler is registered only once.
+    /// The flag is static, because the C library keeps the handler for all later children: it is registered only once.
     static REGISTERED: AtomicBool = AtomicBool::new(false);
     // SAFETY: the static fills the page, and the kernel does not change the page in this process.
     let emptied = unsafe { libc::madvise((&raw const PAGE).cast_mut().cast(), PAGE_BYTES, libc::MADV_WIPEONFORK) };

@@ -42,7 +42,7 @@ pub struct Terms {
 /// An answer to a request, which is collected until its last part arrives.
 #[derive(Debug)]
 pub enum Answer {
-    /// The last part has not arrived. Contains the parts so far.
+    /// The last part has not arrived. Contains the parts that have arrived.
     Waiting(Vec<(Chunk, ChunkDescriptor)>),
     /// The chunks were granted.
     Granted(Vec<(Chunk, ChunkDescriptor)>),
@@ -156,7 +156,7 @@ impl Link {
     }
 
     fn instance(&self) -> u128 {
-        // No lock is needed, because two threads that come first at the same time agree on one number.
+        // No lock is needed: if two threads make the first call at the same time, both get the same number.
         self.instance.get().copied().unwrap_or_else(|| {
             let mut bytes = [0; 16];
             // SAFETY: the buffer has the given length.
@@ -294,7 +294,7 @@ impl Link {
         let add = |sum: u64| sum.saturating_add(bytes);
         let ask = || self.begin(|request| FromTenant::Fix { request, card, kind, bytes });
         let number = self.change(card, kind, add, ask);
-        // An absent owner does not refuse the memory, and the next owner gets a report of it.
+        // Without an owner the memory is permitted, and it is reported to the next owner.
         let may = matches!(number.map_or(Answer::Away, |number| self.wait(number)), Answer::Fixed | Answer::Away);
         if !may {
             self.change(card, kind, |sum| sum.saturating_sub(bytes), || ());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 /// Returns true if messages are enabled.
 pub fn wanted() -> bool {
     const UNKNOWN: u8 = 2;
-    /// Static, because messages are written before the shim exists, and by threads that have no reference to it.
+    /// This value is static, because threads write messages without a reference to the shim, and before it exists.
     static WANTED: AtomicU8 = AtomicU8::new(UNKNOWN);
     // Take no lock, because a child that is forked in the meantime would wait for it.
     match WANTED.load(Ordering::Relaxed) {

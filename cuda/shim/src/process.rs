@@ -44,7 +44,7 @@ impl Once {
     }
 }
 
-/// A lock. A child does not wait for it if a thread of the parent held it at the fork.
+/// A lock for which a child does not wait if a thread of the parent held the lock at the fork.
 #[derive(Debug)]
 pub struct Lock<T> {
     value: Mutex<T>,
@@ -70,7 +70,7 @@ impl<T> Lock<T> {
                 Some(guard)
             }
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            // Another thread of the child may have just taken it.
+            // Another thread of the child may have just locked the value.
             Err(TryLockError::WouldBlock) if self.process.load(Ordering::SeqCst) == own => {
                 Some(self.value.lock().unwrap_or_else(PoisonError::into_inner))
             }

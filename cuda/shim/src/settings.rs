@@ -1,5 +1,5 @@
-//! Settings from the environment. They are read only once, because the program may later change its environment and its
-//! working directory while a thread of the library connects to the next owner.
+//! Settings from the environment. The settings are read only once, because the program may later change its environment
+//! and its working directory while a thread of the library connects to the next owner.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;

@@ -1,5 +1,5 @@
-//! The library's state for its program. It is one object, which the functions of `abi` and the threads of `agent`
-//! share. Other modules get the parts that they need as arguments.
+//! The library's state for its program. The state is one object, which the functions of `abi` and the threads of
+//! `agent` share. Other modules get the parts that they need as arguments.
 //!
 //! A program has one [`Card`] for each socket of its environment. A call belongs to the card of its stream, its address
 //! or its handle, or else to the card of the thread's current context. With one card, no call searches for it.
@@ -60,7 +60,7 @@ pub enum Start {
     /// `cuInit` has not connected to the owners.
     #[default]
     Not,
-    /// The process was refused. It does not become a tenant later.
+    /// The process was refused, and does not become a tenant later.
     Refused,
     /// The owners are connected, and the driver is initialised.
     Connected,

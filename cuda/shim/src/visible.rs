@@ -1,7 +1,7 @@
 //! Restricts the cards that the program sees to the tenant's cards.
 //!
-//! The driver itself hides the other cards. It reads the variable [`VARIABLE`] in `cuInit`, so that variable names the
-//! tenant's cards, by their identities: count, order, numbers and PCI addresses follow. The value that the program or
+//! The driver itself hides the other cards. The driver reads the variable [`VARIABLE`] in `cuInit`, so this variable
+//! lists the tenant's cards by identity: count, order, numbers and PCI addresses follow. The value that the program or
 //! its user had in the variable chooses among the tenant's cards, and is restored afterwards.
 //!
 //! UNSAFETY: changes the environment.

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Names of the calls from 0 on, in the order of their numbers, which are those of x86-64.
+/// Names of the calls from 0 on, in the order of their numbers on x86-64.
 const FIRST: &str = "\
     read write open close stat fstat lstat poll lseek mmap mprotect munmap brk rt_sigaction rt_sigprocmask \
     rt_sigreturn ioctl pread64 pwrite64 readv writev access pipe select sched_yield mremap msync mincore madvise \

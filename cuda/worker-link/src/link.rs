@@ -53,7 +53,7 @@ impl Link {
     /// Returns the two ends of a new connection.
     ///
     /// # Errors
-    /// If the process or the host has no free descriptors.
+    /// Returns an error if the process or the host has no free descriptors.
     pub fn pair() -> io::Result<(Self, Self)> {
         let (a, b) = rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         Ok((Self(a), Self(b)))
@@ -62,7 +62,7 @@ impl Link {
     /// Connects to the device that listens at a socket.
     ///
     /// # Errors
-    /// If no device listens there, or too many workers wait.
+    /// Returns an error if no device listens there, or too many workers wait.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -72,7 +72,7 @@ impl Link {
     /// Duplicates the descriptor of this end.
     ///
     /// # Errors
-    /// If the process has no free descriptors.
+    /// Returns an error if the process has no free descriptors.
     pub fn try_clone(&self) -> io::Result<Self> {
         self.0.try_clone().map(Self)
     }
@@ -85,7 +85,7 @@ impl Link {
     /// Sends a message to the worker without waiting.
     ///
     /// # Errors
-    /// [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
     pub fn send_to_worker(&self, message: ToWorker) -> Result<(), LinkError> {
         self.send(&message.encode(), SendFlags::DONTWAIT)
     }
@@ -93,7 +93,7 @@ impl Link {
     /// Sends [`ToWorker::Save`] with its file.
     ///
     /// # Errors
-    /// [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if it has ended.
+    /// Returns [`LinkError::WouldBlock`] if the worker does not read; [`LinkError::Closed`] if the worker has ended.
     pub fn send_save(&self, file: BorrowedFd<'_>) -> Result<(), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -108,7 +108,7 @@ impl Link {
     /// Sends a message to the device; waits while the queue is full.
     ///
     /// # Errors
-    /// [`LinkError::Closed`] if the device has closed the connection.
+    /// Returns [`LinkError::Closed`] if the device has closed the connection.
     pub fn send_from_worker(&self, message: FromWorker) -> Result<(), LinkError> {
         self.send(&message.encode(), SendFlags::empty())
     }
@@ -116,7 +116,7 @@ impl Link {
     /// Waits for a message from the device.
     ///
     /// # Errors
-    /// [`LinkError::Closed`] if the device has closed the connection.
+    /// Returns [`LinkError::Closed`] if the device has closed the connection.
     pub fn receive_in_worker(&self) -> Result<ToWorker, LinkError> {
         let mut packet = [0; PACKET];
         let length = self.receive(&mut packet, RecvFlags::empty())?;
@@ -126,7 +126,7 @@ impl Link {
     /// Receives a message from the device without waiting, and the file that [`ToWorker::Save`] contains.
     ///
     /// # Errors
-    /// [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the device has closed the connection.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the device has left.
     pub fn try_receive_in_worker(&self) -> Result<(ToWorker, Option<OwnedFd>), LinkError> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut ancillary = RecvAncillaryBuffer::new(&mut space);
@@ -148,7 +148,7 @@ impl Link {
     /// Receives a message from the worker without waiting.
     ///
     /// # Errors
-    /// [`LinkError::WouldBlock`] if none has arrived; [`LinkError::Closed`] if the worker has ended.
+    /// Returns [`LinkError::WouldBlock`] if no message has arrived; [`LinkError::Closed`] if the worker has ended.
     pub fn receive_from_worker(&self) -> Result<FromWorker, LinkError> {
         let mut packet = [0; PACKET];
         let length = self.receive(&mut packet, RecvFlags::DONTWAIT)?;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A part of a program's state that a worker cannot save. Nothing has changed when it is reported.
+/// A part of a program's state that a worker cannot save. The program is unchanged when the obstacle is reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// A stream captures work into a graph.

@@ -30,7 +30,7 @@ pub struct WorkerFiles {
     pub restore: Option<OwnedFd>,
 }
 
-/// A worker that could not be started.
+/// Reason why a worker could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
     /// The descriptors cannot be passed.
@@ -53,7 +53,7 @@ pub struct Rejoin {
 /// Restrictions of a worker, in addition to the restrictions of all workers.
 #[derive(Clone, Debug, Default)]
 pub struct Restrictions {
-    /// True if the worker has no restrictions, not even those of all workers.
+    /// True if the worker has no restrictions, not even the restrictions of all workers.
     pub is_off: bool,
     /// User and group of the worker, if the caller may change them.
     pub user: Option<(u32, u32)>,
@@ -98,10 +98,10 @@ impl Restrictions {
 
 impl WorkerOptions {
     /// Starts a worker that uses `window` and talks over `link`, with the caller's standard error. Only these three
-    /// descriptors are open in it.
+    /// descriptors are open in the worker.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start(&self, window: OwnedFd, link: Link) -> Result<Child, StartError> {
         self.start_with(window, link, Stdio::inherit())
     }
@@ -109,7 +109,7 @@ impl WorkerOptions {
     /// Like [`Self::start`], with another standard error.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start_with(&self, window: OwnedFd, link: Link, errors: Stdio) -> Result<Child, StartError> {
         self.start_of(WorkerFiles { window, link, starter: None, restore: None }, errors)
     }
@@ -117,7 +117,7 @@ impl WorkerOptions {
     /// Like [`Self::start_with`], with further descriptors.
     ///
     /// # Errors
-    /// If the program does not start.
+    /// Returns an error if the program does not start.
     pub fn start_of(&self, files: WorkerFiles, errors: Stdio) -> Result<Child, StartError> {
         let WorkerFiles { window, link, starter, restore } = files;
         let mut mappings = vec![(window, WINDOW_FD), (link.into_fd(), LINK_FD)];

@@ -13,7 +13,7 @@ use crate::pending::{Origin, Wait};
 /// `CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED`.
 const CAPTURE_UNSUPPORTED: i32 = 900;
 
-/// The piece that a copy uses, if any, and whether the copy is from the card.
+/// The piece that a copy uses, if any, and true if the copy is from the card.
 #[derive(Clone, Copy)]
 struct Use {
     piece: Option<u64>,
@@ -70,7 +70,7 @@ impl Executor {
                     self.release_piece(piece);
                 }
                 if used.is_out {
-                    // The reply to a later piece may replace this one before the guest reads it.
+                    // The reply to a later piece may replace this reply before the guest reads it.
                     self.defer(origin, code);
                 }
                 self.finish(origin, code, &[]);

@@ -1,4 +1,4 @@
-//! The connection to the device. It survives a change of daemons.
+//! The connection to the device, which survives a change of daemons.
 
 use std::io::Write as _;
 use std::os::fd::{AsFd as _, OwnedFd};

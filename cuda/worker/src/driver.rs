@@ -1,8 +1,8 @@
 //! The driver library. Calls its functions according to the description of their arguments.
 //!
-//! UNSAFETY: loads a library and calls its functions. Their arguments are only integers and pointers, which x86-64
-//! passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a function
-//! ignores surplus arguments.
+//! UNSAFETY: loads a library and calls its functions. The functions' arguments are only integers and pointers, which
+//! x86-64 passes in the same way, in registers and on the stack. Therefore one function type suffices for all; a
+//! function ignores surplus arguments.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
 
 use std::ffi::{CString, c_void};
@@ -179,7 +179,7 @@ impl Driver {
     }
 
     /// Allocates memory of the current context at an address that an allocation of this size had in another worker.
-    /// With a size of 0, checks that the library can do this. Returns 801 if it cannot.
+    /// With a size of 0, checks that the library can do this. Returns 801 if the library cannot.
     pub fn allocate_at(&self, address: u64, bytes: u64) -> i32 {
         let mut values = [0; MAX_ARGUMENTS];
         values[..2].copy_from_slice(&[address, bytes]);

@@ -143,7 +143,7 @@ impl Executor {
             counts: vec![0; control::SLOT_COUNT as usize],
             arena: Arena::default(),
             effects: CALLS.iter().map(|call| effect(call.name)).collect(),
-            // A new thread has no context. The driver would refuse to set one before `cuInit`.
+            // A new thread has no context. The driver would refuse to set a context before `cuInit`.
             current: Some(0),
             mode: 0,
             next_reservation: RESERVATIONS,
@@ -203,7 +203,7 @@ impl Executor {
             own::COPY_INLINE | own::COPY_IN | own::COPY_OUT => self.copy(origin, words),
             own::IMAGE_PART => {
                 self.image_part(words)?;
-                // A program that waits for each reply waits for this one, too.
+                // A program that waits for each reply also waits for this reply.
                 self.finish(origin, 0, &[]);
                 Ok(())
             }

@@ -51,7 +51,7 @@ struct Effects {
 
 /// Waits until no other thread has a program, because the programs of a process have the same addresses.
 fn alone() -> MutexGuard<'static, ()> {
-    /// Static: the addresses belong to the process.
+    /// This value is static, because the addresses belong to the process.
     static ADDRESSES: Mutex<()> = Mutex::new(());
     ADDRESSES.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -84,7 +84,7 @@ pub fn restore(input: &[u8]) -> bool {
     let Ok((state, contents)) = read_state(&file) else { return false };
     let mut window = window();
     for blob in &state.blobs {
-        // The window refuses blobs that differ from the program's.
+        // The window rejects blobs that differ from the program's blobs.
         let _ = window.add(blob.id, blob.kind, blob.serial, (blob.offset, blob.bytes));
     }
     let control = window.first(BlobKind::Control).expect("added");

@@ -22,7 +22,7 @@ struct Callbacks {
     posted: Mutex<u64>,
 }
 
-/// Static: the driver passes only one word to the function, and may call it after any other value was dropped.
+/// This value is static, because the driver passes only one word, and may call the function after all other values end.
 static CALLBACKS: OnceLock<Callbacks> = OnceLock::new();
 
 /// Prepares callbacks, of which `posted` have run in previous workers of the program. `notify` wakes guest threads that
@@ -36,7 +36,7 @@ pub(crate) fn posted() -> u64 {
     CALLBACKS.get().map_or(0, |callbacks| *callbacks.posted.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Interval at which the worker checks whether the guest has finished a callback.
+/// Interval at which the worker checks if the guest has finished a callback.
 const POLL_INTERVAL: Duration = Duration::from_micros(50);
 
 unsafe extern "C" fn run(data: *mut c_void) {
@@ -53,8 +53,8 @@ unsafe extern "C" fn run(data: *mut c_void) {
         *posted
     };
     (callbacks.notify)();
-    // The stream continues after the guest's function has finished. A guest that never finishes it blocks only its own
-    // streams.
+    // The stream continues after the guest's function has finished. A guest whose function never finishes blocks only
+    // its own streams.
     while control.load(control::CALLBACKS_DONE) < mine {
         std::thread::sleep(POLL_INTERVAL);
     }

@@ -77,7 +77,7 @@ impl Executor {
     /// Returns pointers to the parameters of a function. The parameters are in `bytes`.
     ///
     /// # Errors
-    /// Returns an error if the guest has not requested the parameters before, or if there are too few bytes.
+    /// Returns an error if the guest has not requested the parameters before, or if `bytes` is too short.
     pub(crate) fn parameter_pointers(&self, function: u64, bytes: &[u64]) -> Result<Vec<u64>, Broken> {
         // A guest requests the parameters before the first launch.
         let parameters = self.parameters.get(&function).ok_or(Broken::Malformed)?;

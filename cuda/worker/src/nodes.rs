@@ -36,7 +36,7 @@ struct Target {
     edit: u64,
     /// The guest's handles for the graph and for the node.
     handles: [u64; 2],
-    /// The driver's graph or executable graph, and its node.
+    /// The driver's handles for the graph, or executable graph, and for the node.
     graph: u64,
     node: u64,
     before: Vec<u64>,

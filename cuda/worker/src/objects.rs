@@ -40,8 +40,8 @@ pub struct Objects {
     handles: HashMap<(Kind, u64), u64, foldhash::fast::FixedState>,
     /// Handles of the objects that end together with an object.
     owned: HashMap<u64, BTreeSet<u64>, foldhash::fast::FixedState>,
-    /// Objects that the driver identifies by a number. The value is how often the number was returned, because several
-    /// contexts may use the same number.
+    /// Objects that the driver identifies by a number. The value counts how often the number was returned, because
+    /// several contexts may use the same number.
     numbers: HashMap<(Numbered, u64), u32, foldhash::fast::FixedState>,
     /// Device memory that the driver placed outside the shared address range, by first address.
     ranges: BTreeMap<u64, Range>,
@@ -108,9 +108,9 @@ impl Objects {
         Ok(known)
     }
 
-    /// Removes an object, or one reference to it. Returns the handles of all objects that have ended: the object, and
-    /// those that it owns. The memory of a context ends with it, because the driver releases the addresses and the
-    /// worker may then use them for its own memory.
+    /// Removes an object, or one reference to it. Returns the handles of all ended objects: the object, and its own
+    /// objects. The memory of a context ends with it, because the driver releases the addresses and the worker may then
+    /// use them for its own memory.
     pub fn remove(&mut self, handle: u64) -> Vec<u64> {
         let Some(object) = self.objects.get_mut(&handle) else { return Vec::new() };
         object.references -= 1;

@@ -1,4 +1,4 @@
-//! Pinned memory and the staging blob. Both are parts of the window that are registered with the card.
+//! Pinned memory and the staging blob. Both blobs are parts of the window that are registered with the card.
 
 use cuda_calls::own;
 use cuda_ring::BlobKind;

@@ -1,4 +1,4 @@
-//! Replaces process IDs in NVML's lists with those of the guest.
+//! Replaces process IDs in NVML's lists with IDs of the guest.
 //!
 //! NVML lists the workers by their process IDs on the host. A worker's name contains the process ID of its program in
 //! the guest, so that the workers of a tenant can identify each other's programs. Processes that are not workers are
@@ -12,7 +12,7 @@ const NAME: &str = "guest ";
 /// Number of words per list entry: the process, its memory in bytes, and its instances.
 const ENTRY_WORDS: usize = 3;
 
-/// Names this thread, the first one of the process, after a program of the guest.
+/// Names this thread, the first thread of the process, after a program of the guest.
 pub fn name_after(program: u32) {
     // Without a name, the guest does not find its program in lists.
     if let Ok(name) = std::ffi::CString::new(format!("{NAME}{program}")) {

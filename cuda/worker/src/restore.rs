@@ -18,7 +18,7 @@ use crate::save::{COPY_WORDS, content_words};
 /// `CUDA_ERROR_OUT_OF_MEMORY`.
 const OUT_OF_MEMORY: i32 = 2;
 /// Time for which an allocation is tried.
-// TIMEOUT: the card's owner frees the memory of the previous worker when it learns of its end.
+// TIMEOUT: the card's owner frees the previous worker's memory when it notices the end of that worker.
 const ALLOCATION_LIMIT: Duration = Duration::from_secs(10);
 /// Interval between attempts to allocate.
 const RETRY_INTERVAL: Duration = Duration::from_millis(10);
@@ -68,10 +68,10 @@ fn read(file: BorrowedFd<'_>, words: &mut [u64], mut offset: u64) -> Result<(), 
     Ok(())
 }
 
-/// Reads the state in a file. Returns it with the offset of the contents of the memory.
+/// Reads the state in a file. Returns the state, and the offset of the contents of the memory.
 ///
 /// # Errors
-/// If the file has no valid state.
+/// Returns an error if the file has no valid state.
 pub(crate) fn read_state(file: impl AsFd) -> Result<(SavedState, u64), RestoreError> {
     let file = file.as_fd();
     let size = rustix::fs::fstat(file).map_or(0, |stat| stat.st_size.cast_unsigned());
@@ -100,7 +100,7 @@ impl Executor {
     /// Executes the steps of a state, and restores the contents of the memory.
     ///
     /// # Errors
-    /// If a step fails. The program has no context then.
+    /// Returns an error if a step fails. The program has no context then.
     pub(crate) fn restore(&mut self, state: &SavedState, file: impl AsFd, mut offset: u64) -> Result<(), RestoreError> {
         let file = file.as_fd();
         self.process = state.process;

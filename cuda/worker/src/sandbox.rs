@@ -1,4 +1,4 @@
-//! The worker's sandbox. It is needed because a guest may run any code in its worker.
+//! The worker's sandbox, which is needed because a guest may run any code in its worker.
 //!
 //! The sandbox has two steps, both before the worker reads any data of the guest. [`Sandbox::enter`] restricts the
 //! user, capabilities, limits and files before the driver is loaded. [`Sandbox::close`] installs the filter of system
@@ -6,7 +6,7 @@
 //!
 //! - `files`: the files that a worker may open, restricted through Landlock.
 //! - `filter`: the system calls that a worker may make.
-//! - `addresses`: the only addresses that a worker may connect to, in memory that cannot be changed.
+//! - `addresses`: the only addresses to which a worker may connect, in memory that cannot be changed.
 //! - `violation`: reports a forbidden call and ends the worker.
 
 mod addresses;
@@ -27,7 +27,7 @@ use addresses::Addresses;
 const MAX_DESCRIPTORS: u64 = 16_384;
 /// Maximum size of the memory that a worker may lock, in bytes. The driver's pinned memory does not count.
 const MAX_LOCKED_BYTES: u64 = 1 << 20;
-/// Maximum size of a worker's private memory, in bytes. It is far more than the driver and its compiler need.
+/// Maximum size of a worker's private memory, in bytes. This size is far more than the driver and its compiler need.
 const MAX_PRIVATE_BYTES: u64 = 8 << 30;
 /// Maximum number of threads of a user of workers. For the daemon's user, the limit includes the daemon itself.
 const MAX_OWN_THREADS: u64 = 4096;
@@ -40,13 +40,13 @@ const MAX_CAPABILITY: u32 = 63;
 /// A worker's restrictions in addition to those that all workers have.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
-    /// User and group that the worker changes to, if it may.
+    /// User and group to which the worker changes, if it may.
     pub user: Option<(u32, u32)>,
     /// Further files and folders that the worker may read.
     pub readable: Vec<PathBuf>,
     /// Further files and folders that the worker may modify.
     pub writable: Vec<PathBuf>,
-    /// Sockets that the worker may connect to, at most two: those of the card's owner and of the next daemon.
+    /// Sockets to which the worker may connect, at most two: the sockets of the card's owner and of the next daemon.
     pub sockets: Vec<PathBuf>,
 }
 
@@ -139,8 +139,8 @@ fn change_user(user: Uid, group: Gid) -> Result<(), SandboxError> {
     rustix::process::set_dumpable_behavior(dumpable).map_err(step("the access to the process's own files"))
 }
 
-/// Removes all capabilities from the bounding set. This needs a privilege that only some processes have; no_new_privs
-/// protects the others.
+/// Removes all capabilities from the bounding set. The removal needs a privilege that only some processes have;
+/// no_new_privs protects the others.
 fn remove_bounds() {
     for number in 0..=MAX_CAPABILITY {
         let _ = rustix::thread::remove_capability_from_bounding_set(CapabilitySet::from_bits_retain(1 << number));

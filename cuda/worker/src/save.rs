@@ -1,6 +1,6 @@
 //! Saves the state of a program in a file: its log of objects, its replies, and the contents of its memory.
 //!
-//! Nothing of the program changes. The file has a fixed size, which the process that created it chose.
+//! The program does not change. The file has a fixed size, which the process that created the file chose.
 //!
 //! ```text
 //! words of the state | the state | contents of each `StepKind::Memory`, in the order of the steps
@@ -77,7 +77,7 @@ impl Executor {
         Ok(steps)
     }
 
-    /// Makes a context current: the one with this number, or another one if it has ended. Returns false if there is no
+    /// Makes a context current: the context with this number, or another if that has ended. Returns false without a
     /// context.
     fn enter_for(&mut self, number: u32) -> bool {
         if number != 0 && self.enter(number).is_ok() {
@@ -115,7 +115,7 @@ impl Executor {
     /// Writes the state of the program to the file. No work may be in flight. `tail` is the position in the ring.
     ///
     /// # Errors
-    /// Returns the obstacle. The program is unchanged then, and the file has no valid state.
+    /// Returns the obstacle. In this case, the program is unchanged, and the file has no valid state.
     pub(crate) fn save(&mut self, file: impl AsFd, tail: u64) -> Result<(), Obstacle> {
         let file = file.as_fd();
         let steps = self.steps()?;

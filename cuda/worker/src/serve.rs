@@ -85,7 +85,7 @@ impl Inbox {
     }
 }
 
-/// The inbox. Two threads share it.
+/// The inbox, which two threads share.
 #[derive(Debug, Default)]
 struct Mail(Mutex<Inbox>, Condvar);
 
@@ -101,9 +101,9 @@ impl Mail {
     }
 }
 
-/// Exits without running exit handlers, because those of the driver could wait for work that never ends.
+/// Exits without running exit handlers, because the driver's handlers could wait for work that never ends.
 fn end() -> ! {
-    // SAFETY: exits without running any more code of this process.
+    // SAFETY: exits without running further code of this process.
     unsafe { libc::_exit(0) }
 }
 
@@ -292,8 +292,8 @@ impl Service {
         Ok(true)
     }
 
-    /// Waits for the blob that the message refers to. The device announces a blob before the guest can refer to it, but
-    /// it does so on the link, which another thread reads.
+    /// Waits for the blob to which the message refers. The device announces a blob before the guest can refer to it,
+    /// but the announcement comes through the link, which another thread reads.
     fn await_blob(&mut self) -> Result<(), ServeError> {
         let &[header, _, id, ..] = &self.message[..] else { return Ok(()) };
         let Ok(id) = u32::try_from(id) else { return Ok(()) };
@@ -317,10 +317,10 @@ impl Service {
                     self.executor.window().add(id, kind, serial, (offset, size))?;
                 }
                 ToWorker::Remove { id, serial } => {
-                    // The next daemon repeats the message if it does not have the reply. The guest may have another
-                    // blob with this identifier by then.
+                    // The next daemon repeats the message without a reply. The guest may have another blob with this
+                    // identifier by then.
                     let is_there = self.executor.window().blob(id).is_some_and(|blob| blob.serial == serial);
-                    // Another program may get the range of a removed blob, so the worker must not write to it any more.
+                    // Another program may get the range of a removed blob, so the worker must no longer write to it.
                     if is_there && self.executor.needs_blob(id) {
                         return Err(ServeError::Broken(Broken::Malformed));
                     }
@@ -364,7 +364,7 @@ impl Service {
         Ok(())
     }
 
-    /// Waits until no work of the program is in flight. Its new messages stay in the ring.
+    /// Waits until no work of the program is in flight. The program's new messages stay in the ring.
     fn drain(&mut self) -> Result<Result<(), Obstacle>, ServeError> {
         let until = Instant::now() + DRAIN_LIMIT;
         loop {

@@ -102,7 +102,7 @@ impl Executor {
     }
 
     fn poll_pieces(&mut self) {
-        // Copies in different streams may complete in another order. Later uses are checked after the first one.
+        // Copies in different streams may complete in another order. Later uses are checked after the first use.
         while let Some(first) = self.waits.pieces.front().copied() {
             self.set_mode(2);
             if self.enter(first.context).is_ok() && self.driver.invoke(Needed::EventQuery, &[first.event]) == NOT_READY

@@ -155,7 +155,7 @@ impl Window {
 /// Maps a part of the window.
 ///
 /// # Safety
-/// Without an address, the kernel chooses one for the new mapping; with one, it refuses an address that is already in
+/// Without an address, the kernel chooses one for the new mapping; with an address, it refuses one that is already in
 /// use.
 unsafe fn map(address: Option<u64>, bytes: u64, descriptor: &OwnedFd, offset: u64) -> io::Result<u64> {
     let fixed = if address.is_some() { libc::MAP_FIXED_NOREPLACE } else { 0 };

@@ -312,8 +312,8 @@ fn write_down(ledger: &Path, usage: &Usage) -> std::io::Result<()> {
     file.write_all(line.as_bytes())
 }
 
-/// Removes the parts of ended jobs that remained after a failure of a node, a daemon or an epilog. Returns the numbers
-/// of these jobs.
+/// Removes leftover parts of ended jobs, for example after a failure of a node, a daemon or an epilog. Returns the
+/// numbers of these jobs.
 ///
 /// # Errors
 /// Returns an error if the daemon does not respond or a part cannot be removed.

@@ -30,7 +30,7 @@ impl Card {
     /// Opens a device and prepares it for a key.
     ///
     /// # Errors
-    /// If the device cannot be opened, or on a driver error.
+    /// Returns an error if the device cannot be opened, or on a driver error.
     pub fn open(target: &Target, key: &Key) -> Result<Self> {
         let mut context = gdev::open(target)?;
         let module = match target {
@@ -55,7 +55,7 @@ impl Card {
     /// Transforms sectors in place, starting with number `sector`. After an error the data is undefined.
     ///
     /// # Errors
-    /// If the card has lost work, or on a driver error.
+    /// Returns an error if the card has lost work, or on a driver error.
     pub fn run(&mut self, direction: Direction, sector: u64, data: &mut [u8]) -> Result<()> {
         ensure!(data.len().is_multiple_of(SECTOR_BYTES), "{} bytes are not whole sectors", data.len());
         for (sector, piece) in (sector..).step_by(PIECE_BYTES / SECTOR_BYTES).zip(data.chunks_mut(PIECE_BYTES)) {

@@ -38,9 +38,9 @@ pub enum CardMin {
 /// Numbers of bytes that the card and the CPU have transformed, and of failures of the card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Bytes on the card.
+    /// Number of bytes that the card has transformed.
     pub card_bytes: u64,
-    /// Bytes on the CPU.
+    /// Number of bytes that the CPU has transformed.
     pub cpu_bytes: u64,
     /// Failures of the card.
     pub card_failures: u64,
@@ -72,11 +72,11 @@ pub struct Cipher {
 }
 
 impl Cipher {
-    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports
-    /// this and tries again later.
+    /// Creates a cipher that uses the CPU, and the card if `target` is given. If the card cannot be opened, reports the
+    /// failure and tries again later.
     ///
     /// # Errors
-    /// If the key is invalid.
+    /// Returns an error if the key is invalid.
     pub fn new(key: Key, target: Option<Target>, card_min: CardMin) -> Result<Arc<Self>> {
         let data = Aes256::new_from_slice(key.data()).context("the key")?;
         let tweak = Aes256::new_from_slice(key.tweak()).context("the key")?;
@@ -97,7 +97,7 @@ impl Cipher {
     /// Transforms sectors in place, starting with number `sector`.
     ///
     /// # Panics
-    /// If the data is not whole sectors.
+    /// Panics if the data is not whole sectors.
     pub fn run(self: &Arc<Self>, direction: Direction, sector: u64, data: &mut [u8]) {
         assert!(data.len().is_multiple_of(SECTOR_BYTES), "callers check the size");
         let counter = if self.try_card(direction, sector, data) {

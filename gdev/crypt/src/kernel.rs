@@ -1,8 +1,8 @@
 //! The kernels, written once for both kinds of card: assembly for sm_20, and PTX.
 //!
-//! A thread computes one block of 16 bytes. It copies its part of the tables into shared memory, reads the encrypted
-//! number of its sector, multiplies it by the power of x that belongs to the block (XTS, IEEE 1619), and computes AES
-//! with look-ups.
+//! A thread computes one block of 16 bytes. The thread copies its part of the tables into shared memory, reads the
+//! encrypted number of its sector, multiplies it by the power of x that belongs to the block (XTS, IEEE 1619), and
+//! computes AES with look-ups.
 
 use std::fmt::Write;
 
@@ -81,7 +81,7 @@ impl Text {
         let _ = writeln!(self.out, "{}", line.as_ref());
     }
 
-    /// Writes an operation on two registers, or on a register and a number. Its name is given in both languages.
+    /// Writes an operation on two registers, or on a register and a number. The name is given in both languages.
     fn two(&mut self, sm20: &str, ptx: &str, to: u32, from: u32, operand: &str) {
         match self.language {
             Language::Sm20 => self.line(format!("    {sm20} R{to}, R{from}, {operand}")),
@@ -270,7 +270,7 @@ impl Text {
         let (left, right) = (self.name(LEFT), self.name(RIGHT));
         for word in (0..4).rev() {
             let tweak = TWEAK + word;
-            // These are the bits that leave this word. They belong to the next word, or are reduced.
+            // The bits that leave this word belong to the next word, or are reduced.
             self.shift_right(SECOND, tweak, 1);
             self.two("SHR.U32", "shr.u32", SECOND, SECOND, &right);
             if word == 3 {

@@ -13,15 +13,15 @@ pub const KEY_BYTES: usize = 64;
 /// Permissions of other users, which a key file must not grant.
 const RIGHTS_OF_OTHERS: u32 = 0o077;
 
-/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. It has no text form, and its
-/// memory is cleared when it is dropped.
+/// A key for AES-256-XTS: the first half encrypts data, the second half encrypts tweaks. The key has no text form, and
+/// its memory is cleared when it is dropped.
 pub struct Key(Zeroizing<[u8; KEY_BYTES]>);
 
 impl Key {
     /// Creates a key.
     ///
     /// # Errors
-    /// If both halves are equal, which makes XTS weak.
+    /// Returns an error if both halves are equal, which makes XTS weak.
     pub fn new(bytes: [u8; KEY_BYTES]) -> Result<Self> {
         let key = Self(Zeroizing::new(bytes));
         ensure!(key.data() != key.tweak(), "both halves of the key are equal");
@@ -31,7 +31,7 @@ impl Key {
     /// Reads a key from a file: 64 bytes, or 128 hexadecimal digits and a line end.
     ///
     /// # Errors
-    /// If the file cannot be read, if other users may read it, or if it does not have this form.
+    /// Returns an error if the file cannot be read, is readable for other users, or does not have this form.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let mut file = File::open(path).with_context(|| format!("the key file {name}"))?;

@@ -1,9 +1,9 @@
 //! An encrypted block device: a server of the NBD protocol that encrypts sectors with AES-256-XTS before it writes them
 //! to a file.
 //!
-//! It is an example of a host service that uses its own card (Gdev's figures 8 to 10). The card encrypts large requests
-//! if it is faster than the CPU, and the CPU takes over if the card fails. A write is acknowledged when the encrypted
-//! sectors are in the file, so a failed card loses nothing.
+//! The program is an example of a host service that uses its own card (Gdev's figures 8 to 10). The card encrypts large
+//! requests if it is faster than the CPU, and the CPU takes over if the card fails. A write is acknowledged when the
+//! encrypted sectors are in the file, so a failed card loses nothing.
 //!
 //! Parts: [`nbd`] (the protocol), [`volume`] (sectors in a file), [`cipher`] (the choice between card and CPU, and
 //! the CPU), [`card`] (AES-XTS on the card), [`kernel`] (its kernels, as text for sm_20 and PTX), [`tables`] (AES

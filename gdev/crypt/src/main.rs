@@ -17,7 +17,7 @@ use gdev_crypt::key::Key;
 use gdev_crypt::nbd;
 use gdev_crypt::volume::Volume;
 
-/// Maximum number of clients at a time. Each may have a request of 32 MiB in memory.
+/// Maximum number of clients at a time. Each client may have a request of 32 MiB in memory.
 const MAX_CLIENTS: usize = 16;
 /// Pause after a refused client.
 const REFUSED_INTERVAL: Duration = Duration::from_millis(100);
@@ -38,7 +38,7 @@ struct Arguments {
     /// Access rights of the socket, in octal
     #[arg(long, default_value = "600", value_parser = parse_mode)]
     mode: u32,
-    /// Device that encrypts large requests: cuda, cuda:NUMBER, nouveau, or vgpu:/SOCKET; otherwise the CPU does
+    /// Device for large requests: cuda, cuda:NUMBER, nouveau, or vgpu:/SOCKET; without it, the CPU encrypts them
     #[arg(long)]
     device: Option<String>,
     /// Minimum size in bytes of a request for the device; measured if it is not given

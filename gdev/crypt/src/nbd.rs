@@ -81,7 +81,7 @@ fn violation(why: &'static str) -> io::Error {
 /// Serves one client until it disconnects.
 ///
 /// # Errors
-/// If the connection fails, or the client violates the protocol.
+/// Returns an error if the connection fails, or the client violates the protocol.
 pub fn serve(stream: UnixStream, volume: &Volume) -> io::Result<()> {
     stream.set_read_timeout(Some(NEGOTIATION_TIMEOUT))?;
     stream.set_write_timeout(Some(REPLY_TIMEOUT))?;

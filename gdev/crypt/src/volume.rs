@@ -23,7 +23,7 @@ impl Volume {
     /// Opens a file, or a block device.
     ///
     /// # Errors
-    /// If it cannot be opened for reading and writing, or is not a whole number of sectors.
+    /// Returns an error if the file cannot be opened for reading and writing, or is not a whole number of sectors.
     pub fn open(path: &Path, cipher: Arc<Cipher>) -> Result<Self> {
         let name = path.display();
         let file = OpenOptions::new().read(true).write(true).open(path).with_context(|| format!("the file {name}"))?;
@@ -45,7 +45,7 @@ impl Volume {
     /// Reads and decrypts whole sectors.
     ///
     /// # Errors
-    /// If the range is not within the volume, or the file cannot be read.
+    /// Returns an error if the range is not within the volume, or the file cannot be read.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let sector = self.sector(offset, data.len())?;
         self.file.read_exact_at(data, offset)?;
@@ -56,7 +56,7 @@ impl Volume {
     /// Encrypts and writes whole sectors. The data is encrypted in place.
     ///
     /// # Errors
-    /// If the range is not within the volume, or the file cannot be written.
+    /// Returns an error if the range is not within the volume, or the file cannot be written.
     pub fn write(&self, offset: u64, data: &mut [u8]) -> io::Result<()> {
         let sector = self.sector(offset, data.len())?;
         self.cipher.run(Direction::Encrypt, sector, data);
@@ -66,7 +66,7 @@ impl Volume {
     /// Waits until all earlier writes are on the disk.
     ///
     /// # Errors
-    /// If the disk reports an error.
+    /// Returns an error if the disk reports an error.
     pub fn flush(&self) -> io::Result<()> {
         self.file.sync_data()
     }

@@ -130,8 +130,8 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_in
             12 => 32_768,
             // Alignment of textures in bytes.
             14 => 512,
-            // The device has none of these: overlap of copies, kernels or contexts, a display, shared RAM, ECC, and a
-            // compute-only driver.
+            // The device does not have these properties: overlap of copies, kernels or contexts, a display, shared RAM,
+            // ECC, and a compute-only driver.
             15 | 17 | 18 | 31 | 32 | 35 | 40 | 41 => 0,
             // Several contexts may exist.
             20 => 0,

@@ -201,7 +201,7 @@ fn on_card(state: &mut State, to: u64, from: u64, size: usize) -> Outcome<()> {
     Ok(())
 }
 
-/// Copies to the card, without waiting if the source is pinned; otherwise like [`cuMemcpyHtoD_v2`].
+/// Copies to the card, without waiting if the source is pinned; otherwise as [`cuMemcpyHtoD_v2`] does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size: usize, stream: Handle) -> Status {
     status(with(|state| {
@@ -220,7 +220,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(to: u64, from: *const c_void, size
 }
 first_name!(cuMemcpyHtoDAsync, cuMemcpyHtoDAsync_v2, (to: u64, from: *const c_void, size: usize, stream: Handle));
 
-/// Copies from the card, without waiting if the target is pinned; otherwise like [`cuMemcpyDtoH_v2`].
+/// Copies from the card, without waiting if the target is pinned; otherwise as [`cuMemcpyDtoH_v2`] does.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(to: *mut c_void, from: u64, size: usize, stream: Handle) -> Status {
     status(with(|state| {

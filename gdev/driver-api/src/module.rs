@@ -75,7 +75,7 @@ pub unsafe extern "C" fn cuModuleLoadData(module: *mut Handle, image: *const c_v
     }))
 }
 
-/// Unloads a module after the context's work. Its functions are no longer valid.
+/// Unloads a module after the context's work. The module's functions are no longer valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuModuleUnload(module: Handle) -> Status {
     status(with(|state| {

@@ -23,7 +23,7 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut Handle, _flags: c_uint) -> 
     }))
 }
 
-/// Destroys a stream. Its work continues.
+/// Destroys a stream. The stream's work continues.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamDestroy_v2(stream: Handle) -> Status {
     status(with(|state| if state.streams.remove(&stream.addr()) { Ok(()) } else { Err(Code::InvalidHandle) }))
@@ -35,7 +35,7 @@ pub extern "C" fn cuStreamDestroy(stream: Handle) -> Status {
     cuStreamDestroy_v2(stream)
 }
 
-/// Waits for the work of a stream, which is that of its context.
+/// Waits for the work of a stream, which is the work of its context.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuStreamSynchronize(stream: Handle) -> Status {
     status(with(|state| {

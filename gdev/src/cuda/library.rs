@@ -29,7 +29,7 @@ macro_rules! functions {
             /// Loads the library and finds its functions.
             ///
             /// # Errors
-            /// If the library or a function is missing.
+            /// Returns an error if the library or a function is missing.
             pub fn load() -> Result<Self> {
                 let missing = |error: libloading::Error| Error::Open {
                     device: NAME.to_owned(),
@@ -38,7 +38,7 @@ macro_rules! functions {
                 };
                 // SAFETY: the library is NVIDIA's driver or a stand-in for it; its initialisers have no conditions.
                 let file = unsafe { File::new(NAME) }.map_err(missing)?;
-                // SAFETY: the types are those of `cuda.h`; the pointers live as long as `_file`.
+                // SAFETY: the types are the same as in `cuda.h`; the pointers live as long as `_file`.
                 unsafe {
                     Ok(Self {
                         $($method: *file.get(concat!($symbol, "\0").as_bytes()).map_err(missing)?,)*
@@ -56,7 +56,7 @@ macro_rules! functions {
                 /// All addresses must be valid for the function.
                 ///
                 /// # Errors
-                /// The function's result, if it is not `CUDA_SUCCESS`.
+                /// Returns the function's result, if it is not `CUDA_SUCCESS`.
                 #[allow(clippy::too_many_arguments, reason = "those of the driver's function")]
                 pub unsafe fn $method(&self, $($argument: $type),*) -> Result<()> {
                     // SAFETY: guaranteed by the caller.

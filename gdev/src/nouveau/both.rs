@@ -71,7 +71,7 @@ impl Nouveau {
     /// Executes two copies at the same time, and waits for both.
     ///
     /// # Errors
-    /// If the context does not have the memory, if a copy was lost, or on a driver error. Both have then ended.
+    /// Returns an error if the memory is unknown, a copy was lost, or the driver fails. Both copies have then ended.
     pub(super) fn on_both_engines(&mut self, copies: [&Copy; 2]) -> Result<()> {
         let mut engines = match self.engines.take() {
             Some(engines) => engines,

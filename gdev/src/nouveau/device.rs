@@ -30,7 +30,7 @@ impl Device {
     /// Opens the node and checks that it is nouveau's.
     ///
     /// # Errors
-    /// If the node cannot be opened, or belongs to another driver.
+    /// Returns an error if the node cannot be opened, or belongs to another driver.
     pub fn open(node: &Path) -> Result<Arc<Self>> {
         let refused = |why: String, remedy| Error::Open { device: node.display().to_string(), why, remedy };
         let file = OpenOptions::new().read(true).write(true).open(node);
@@ -55,7 +55,7 @@ impl Device {
     /// Returns the value of a parameter, one of [`uapi::param`].
     ///
     /// # Errors
-    /// If the driver does not know the parameter.
+    /// Returns an error if the driver does not know the parameter.
     pub fn parameter(&self, param: u64) -> Result<u64> {
         let mut argument = uapi::GetParam { param, value: 0 };
         self.call(&mut argument).map_err(|source| driver(format!("parameter {param}"), source))?;
@@ -101,7 +101,7 @@ fn driver(what: impl Into<String>, source: io::Error) -> Error {
 /// Sends a request to a driver. The argument contains no addresses except those that this file writes to it.
 ///
 /// # Errors
-/// The system's error, with the name of the request.
+/// Returns the system's error, with the name of the request.
 pub fn call<T: Request>(file: &File, argument: &mut T) -> io::Result<()> {
     loop {
         // SAFETY: the number contains the number of bytes that the kernel may read and write, which is the size of `T`.
@@ -167,7 +167,7 @@ impl Buffer {
     /// Allocates a buffer; the kernel rounds the size up to pages.
     ///
     /// # Errors
-    /// If no memory is left.
+    /// Returns an error if no memory is left.
     pub fn new(device: &Arc<Device>, domain: Domain, size: u64) -> Result<Self> {
         let info = uapi::GemInfo {
             size,
@@ -205,7 +205,7 @@ impl Buffer {
     /// Queries the memory in which the buffer currently is: [`Domain::Vram`] or [`Domain::Gart`].
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn place(&self) -> Result<Domain> {
         let mut info = uapi::GemInfo { handle: self.handle, ..Default::default() };
         self.device.call(&mut info).map_err(|source| driver("the place of a buffer", source))?;
@@ -218,7 +218,7 @@ impl Buffer {
     /// Returns the CPU's view, which goes through BAR1 while the buffer is in VRAM.
     ///
     /// # Errors
-    /// If the kernel cannot map the buffer.
+    /// Returns an error if the kernel cannot map the buffer.
     pub fn map(&self) -> Result<&Mapping> {
         if let Some(mapping) = self.mapping.get() {
             return Ok(mapping);
@@ -237,7 +237,7 @@ impl Buffer {
     /// Waits until the GPU has written the buffer, and with `to_write` also until it has read the buffer.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn wait(&self, to_write: bool) -> Result<()> {
         let flags = if to_write { uapi::CPU_PREP_WRITE } else { 0 };
         let mut prepare = uapi::GemCpuPrep { handle: self.handle, flags };
@@ -247,7 +247,7 @@ impl Buffer {
     /// Returns true if the GPU still reads or writes the buffer.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn is_busy(&self) -> Result<bool> {
         let flags = uapi::CPU_PREP_WRITE | uapi::CPU_PREP_NOWAIT;
         match self.prepare(&mut uapi::GemCpuPrep { handle: self.handle, flags }) {
@@ -265,7 +265,7 @@ impl Buffer {
     /// Returns a descriptor of the buffer's memory.
     ///
     /// # Errors
-    /// If the kernel cannot share the buffer.
+    /// Returns an error if the kernel cannot share the buffer.
     pub fn export(&self) -> Result<OwnedFd> {
         let mut export = uapi::PrimeHandleToFd(uapi::Prime { handle: self.handle, flags: uapi::PRIME_FLAGS, fd: -1 });
         self.device.call(&mut export).map_err(|source| driver("a descriptor of a buffer", source))?;
@@ -276,7 +276,7 @@ impl Buffer {
     /// Opens the memory of a descriptor, with a separate address for this device file.
     ///
     /// # Errors
-    /// If the kernel cannot import the memory.
+    /// Returns an error if the kernel cannot import the memory.
     pub fn import(device: &Arc<Device>, shared: &OwnedFd, domain: Domain) -> Result<Self> {
         let refused = |source| driver("a reference to a buffer", source);
         let handle = device.import(shared).map_err(refused)?;
@@ -348,7 +348,7 @@ impl Channel {
     /// Allocates a channel without objects.
     ///
     /// # Errors
-    /// If no channel is free.
+    /// Returns an error if no channel is free.
     pub fn new(device: &Arc<Device>) -> Result<Self> {
         Self::with_ring(device, RING)
     }
@@ -357,7 +357,7 @@ impl Channel {
     /// same pushbuffer.
     ///
     /// # Errors
-    /// If no channel or no memory is free.
+    /// Returns an error if no channel or no memory is free.
     pub fn with_ring(device: &Arc<Device>, pushbuffers: usize) -> Result<Self> {
         let mut argument = uapi::ChannelAlloc::default();
         device.call(&mut argument).map_err(|source| driver("a channel", source))?;
@@ -378,7 +378,7 @@ impl Channel {
     /// Creates an object. A submission must bind the object to its subchannel before it uses the object.
     ///
     /// # Errors
-    /// If the card does not have the class.
+    /// Returns an error if the card does not have the class.
     pub fn create(&self, object: Object) -> Result<()> {
         let class = object.class;
         let mut argument =
@@ -390,7 +390,7 @@ impl Channel {
     /// Creates an object and binds it to its subchannel.
     ///
     /// # Errors
-    /// If the card does not have the class, or if the channel takes no work.
+    /// Returns an error if the card does not have the class, or if the channel takes no work.
     pub fn add(&self, object: Object) -> Result<()> {
         self.create(object)?;
         let mut push = Push::default();
@@ -414,7 +414,7 @@ impl Channel {
     /// Returns true if the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn is_done(&self, submission: u64) -> Result<bool> {
         self.pushbuffer(submission).map_or(Ok(true), |buffer| Ok(!buffer.is_busy()?))
     }
@@ -422,7 +422,7 @@ impl Channel {
     /// Waits until the GPU has completed a submission, counted from 1.
     ///
     /// # Errors
-    /// On a driver error.
+    /// Returns the driver's errors.
     pub fn wait(&self, submission: u64) -> Result<()> {
         self.pushbuffer(submission).map_or(Ok(()), |buffer| buffer.wait(true))
     }
@@ -430,7 +430,7 @@ impl Channel {
     /// Submits a pushbuffer to the GPU, without waiting. Returns the number of the submission, counted from 1.
     ///
     /// # Errors
-    /// If the channel takes no work.
+    /// Returns an error if the channel takes no work.
     pub fn submit(&self, push: &Push, uses: &[Use<'_>]) -> Result<u64> {
         let refused = |source| driver(format!("a submission on channel {}", self.number), source);
         let words = push.words();

@@ -113,7 +113,7 @@ impl Mediator {
     /// Opens the node.
     ///
     /// # Errors
-    /// If the module is not loaded, or if the mediator does not offer its interface to this machine.
+    /// Returns an error if the module is not loaded, or if the mediator does not offer its interface to this machine.
     pub fn open() -> Result<Arc<Self>> {
         let file = OpenOptions::new().read(true).write(true).open(NODE).map_err(|error| Error::Open {
             device: NODE.to_owned(),
@@ -130,7 +130,7 @@ impl Mediator {
     /// Finds or creates a segment. Returns its ID.
     ///
     /// # Errors
-    /// If the key is not allowed, or if no such segment exists.
+    /// Returns an error if the key is not allowed, or if no such segment exists.
     pub fn share_get(&self, wanted: Wanted) -> Result<u32> {
         let Wanted { key, bytes, flags, mode, abroad } = wanted;
         let mut argument = ShareGet { key, bytes, flags, mode, abroad, id: 0 };
@@ -141,7 +141,7 @@ impl Mediator {
     /// Maps a segment for a channel; returns its GPU virtual address in the channel's address space.
     ///
     /// # Errors
-    /// If the segment does not exist, does not grant the access, or if the channel belongs to another process.
+    /// Returns an error if the segment is unknown or does not grant the access, or another process has the channel.
     pub fn attach(&self, id: u32, channel: i32, flags: u32) -> Result<u64> {
         let mut argument = ShareAttach { id, channel: channel.cast_unsigned(), flags, ..Default::default() };
         self.call(&mut argument, || format!("attaching segment {id} to channel {channel}"))?;
@@ -151,7 +151,7 @@ impl Mediator {
     /// Unmaps a segment.
     ///
     /// # Errors
-    /// If the channel does not have the segment attached.
+    /// Returns an error if the channel does not have the segment attached.
     pub fn detach(&self, id: u32, channel: i32) -> Result<()> {
         let mut argument = ShareDetach { id, channel: channel.cast_unsigned() };
         self.call(&mut argument, || format!("detaching segment {id} from channel {channel}"))
@@ -160,7 +160,7 @@ impl Mediator {
     /// Removes the key of a segment; the segment is freed when no address space has it attached.
     ///
     /// # Errors
-    /// If the segment does not exist, or belongs to another user.
+    /// Returns an error if the segment does not exist, or belongs to another user.
     pub fn remove(&self, id: u32) -> Result<()> {
         self.control(id, REMOVE).map(drop)
     }
@@ -168,7 +168,7 @@ impl Mediator {
     /// Returns the number of address spaces that have a segment attached.
     ///
     /// # Errors
-    /// If the segment does not exist.
+    /// Returns an error if the segment does not exist.
     pub fn attached(&self, id: u32) -> Result<u64> {
         self.control(id, ATTACHED)
     }
@@ -182,7 +182,7 @@ impl Mediator {
     /// Returns the answer to a query, one of [`question`].
     ///
     /// # Errors
-    /// If the mediator does not answer this query.
+    /// Returns an error if the mediator does not answer this query.
     pub fn query(&self, what: u32) -> Result<u64> {
         let mut argument = Query { what, ..Default::default() };
         self.call(&mut argument, || format!("question {what}"))?;

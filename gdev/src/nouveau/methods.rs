@@ -59,7 +59,7 @@ pub struct Code<'a> {
 /// Returns an image as a program that a Fermi card can run. `device` is the backend's name.
 ///
 /// # Errors
-/// If the image is for another kind of card, or a kernel has too many parameters.
+/// Returns an error if the image is for another kind of card, or a kernel has too many parameters.
 pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> {
     let Image::Sm20(program) = image else {
         return Err(Error::Image(format!("{device} loads programs for sm_20, neither PTX nor cubins")));
@@ -76,7 +76,7 @@ pub fn program<'a>(image: Image<'a>, device: &str) -> Result<&'a sm20::Program> 
 /// Returns a program's kernel, if it can be launched with this grid and these parameters.
 ///
 /// # Errors
-/// If the kernel does not exist, or the grid or the parameters do not have its size.
+/// Returns an error if the kernel does not exist, or the grid or the parameters do not have its size.
 pub fn kernel<'a>(program: &'a sm20::Program, name: &str, grid: Grid, params: &Params) -> Result<&'a sm20::Kernel> {
     if grid.blocks.iter().any(|blocks| *blocks > MAX_BLOCKS) {
         return Err(Error::Grid { blocks: grid.blocks, threads: grid.threads });
@@ -131,7 +131,7 @@ pub fn stamp(push: &mut Push, address: u64, payload: u32) {
     set(push, 0x1b00, &[high(address), address as u32, payload, 0]);
 }
 
-/// Waits until the earlier grids have ended. This orders copies of M2MF with grids.
+/// Waits until the earlier grids have ended. This wait orders copies of M2MF with grids.
 pub fn wait_for_idle(push: &mut Push) {
     push.immediate(Object::COMPUTE.subchannel, 0x0110, 0);
 }
@@ -185,7 +185,7 @@ mod tests {
     #[test]
     fn local_memory_has_room_for_all_warps() {
         assert_eq!(local_area(1, 0), 0x2_0000);
-        // The size is that of 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
+        // The size is for 14 times 48 warps, each with a stack and 32 lanes of 112 bytes: 29 units.
         assert_eq!(local_area(14, 100), 29 * 0x2_0000);
     }
 }

@@ -175,7 +175,7 @@ impl Push {
     /// Sends 13 bits of data to one method, in the header itself.
     ///
     /// # Panics
-    /// If the data has more bits.
+    /// Panics if the data has more bits.
     pub fn immediate(&mut self, subchannel: u32, method: u32, data: u32) {
         assert!(data < 1 << 13, "immediate data has 13 bits");
         self.words.push(0x8000_0000 | data << 16 | subchannel << 13 | method >> 2);

@@ -1,7 +1,7 @@
 //! The kernel's interface: DRM and nouveau ioctl numbers and argument layouts.
 //!
 //! Names and layouts are the same as in `drm.h` and `nouveau_drm.h`; 6.1 and 6.12 agree on everything in this file.
-//! Both still support all calls that these headers mark as deprecated (`GROBJ_ALLOC`).
+//! Both versions still support all calls that these headers mark as deprecated (`GROBJ_ALLOC`).
 
 /// An ioctl argument with its request number, so that no call can pair them wrongly.
 pub trait Request {
@@ -139,7 +139,7 @@ pub struct ChannelAlloc {
     pub tt_ctxdma_handle: u32,
     /// The channel's number.
     pub channel: i32,
-    /// Memory that pushbuffers may be in.
+    /// Memory in which pushbuffers may be.
     pub pushbuf_domains: u32,
     /// A buffer that the kernel allocates with the channel.
     pub notifier_handle: u32,
@@ -185,7 +185,7 @@ pub const TILE_NONCONTIG: u32 = 8;
 pub struct GemInfo {
     /// The buffer.
     pub handle: u32,
-    /// Memory that the buffer may be in (in `GemNew`), or is in (in answers).
+    /// Memory in which the buffer may be (in `GemNew`), or is (in answers).
     pub domain: u32,
     /// Size in bytes.
     pub size: u64,
@@ -223,7 +223,7 @@ pub struct PushbufBuffer {
     pub read_domains: u32,
     /// Domains that are written.
     pub write_domains: u32,
-    /// Domains that the buffer may be in.
+    /// Domains in which the buffer may be.
     pub valid_domains: u32,
     /// Only for GPUs without address spaces.
     pub presumed_valid: u32,

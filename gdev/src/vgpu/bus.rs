@@ -37,55 +37,55 @@ pub trait Bus: Debug + Send {
     /// Reads the configuration space from its start.
     ///
     /// # Errors
-    /// If the device is lost, as for all other accesses.
+    /// Returns an error if the device is lost, as for all other accesses.
     fn read_config(&mut self, bytes: &mut [u8]) -> Result<()>;
 
     /// Reads a register.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn read32(&mut self, offset: u32) -> Result<u32>;
 
     /// Writes a register.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn write32(&mut self, offset: u32, value: u32) -> Result<()>;
 
     /// Writes a word through BAR1.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn write_bar1(&mut self, offset: u64, value: u32) -> Result<()>;
 
     /// Writes VRAM.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn write_vram(&mut self, at: u64, bytes: &[u8]) -> Result<()>;
 
     /// Reads VRAM.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn read_vram(&mut self, at: u64, bytes: &mut [u8]) -> Result<()>;
 
     /// Makes memory of a file accessible to the device at a guest-physical address.
     ///
     /// # Errors
-    /// If the device refuses the memory or is lost.
+    /// Returns an error if the device refuses the memory or is lost.
     fn map_ram(&mut self, gpa: u64, bytes: u64, file: &OwnedFd) -> Result<()>;
 
     /// Removes memory from the device.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn unmap_ram(&mut self, gpa: u64, bytes: u64) -> Result<()>;
 
     /// Fills VRAM with zeros.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn zero_vram(&mut self, at: u64, bytes: u64) -> Result<()> {
         let zeros = [0; VRAM_ACCESS_BYTES];
         for offset in (0..bytes).step_by(VRAM_ACCESS_BYTES) {
@@ -98,7 +98,7 @@ pub trait Bus: Debug + Send {
     /// Writes a word of VRAM.
     ///
     /// # Errors
-    /// If the device is lost.
+    /// Returns an error if the device is lost.
     fn write_vram32(&mut self, at: u64, value: u32) -> Result<()> {
         self.write_vram(at, &value.to_le_bytes())
     }

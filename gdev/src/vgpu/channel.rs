@@ -30,7 +30,7 @@ const IMAGE_BYTES: u64 = 16 * PAGE_BYTES;
 const CONTEXT_OFFSETS: [u64; 3] = [0x210, 0x230, 0x240];
 /// Bit of such an address that is set if the context is in VRAM.
 const CONTEXT_VALID: u32 = 4;
-/// Maximum wait for an interrupt. Another thread may have handled it.
+/// Maximum wait for an interrupt, which another thread may have handled.
 const MAX_WAIT: Duration = Duration::from_millis(5);
 /// Number of polls of the fence before a thread sleeps.
 const SPINS: u32 = 100;
@@ -140,7 +140,7 @@ impl Channel {
         self.memory.pinned_address + FENCE_OFFSET
     }
 
-    /// Submits a push buffer. It must end with a stamp of the next number at [`Self::fence_address`].
+    /// Submits a push buffer, which must end with a stamp of the next number at [`Self::fence_address`].
     ///
     /// # Errors
     /// Returns an error if the channel or the daemon is lost.
@@ -201,8 +201,8 @@ impl Channel {
 
 impl Drop for Channel {
     fn drop(&mut self) {
-        // If the daemon is lost, so are all of the device's resources. If a channel does not leave its engine, its
-        // memory stays allocated until the device is closed.
+        // If the daemon is lost, all of the device's resources are lost as well. If a channel does not leave its
+        // engine, its memory stays allocated until the device is closed.
         if self.device.unbind(self.id).is_ok_and(|has_left| has_left) {
             let mut state = self.device.lock();
             self.space.destroy(&mut state);

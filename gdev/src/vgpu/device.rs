@@ -25,7 +25,7 @@ const FIRST_RAM_ADDRESS: u64 = 0x1_0000_0000;
 const END_RAM_ADDRESS: u64 = 1 << 40;
 /// Maximum number of faults handled per call. A unit reports the next fault when the last one was acknowledged.
 const FAULTS_AT_ONCE: u32 = 64;
-/// Time for which connecting to a busy vGPU is retried. The daemon resets it after its last client has left.
+/// Time for which connecting to a busy vGPU is retried. The daemon resets the vGPU after its last client has left.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 const BUSY_INTERVAL: Duration = Duration::from_millis(20);
 /// Number of reads of a register after which the device counts as unresponsive.
@@ -159,8 +159,8 @@ impl Device {
         self.poll(is_in_use).map(drop)
     }
 
-    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if it has
-    /// not left; its memory must then not be reused.
+    /// Removes a channel from the runlist, waits until it has left its engine, and unbinds it. Returns false if the
+    /// channel has not left; its memory must then not be reused.
     ///
     /// # Errors
     /// Returns an error if the daemon is lost.
@@ -205,7 +205,7 @@ impl Device {
     pub(super) fn wait_for_interrupt(&self, limit: Duration) -> Result<()> {
         match wait_event(&self.msi, limit) {
             Ok(_) => self.lock().handle_interrupts(),
-            // Another thread may have taken the event, or the daemon may have exited. A read shows which.
+            // Another thread may have taken the event, or the daemon may have exited, so that this read fails.
             Err(_) => self.lock().bus.read32(pmc::INTR_0::OFFSET).map(drop),
         }
     }

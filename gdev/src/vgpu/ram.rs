@@ -55,7 +55,7 @@ impl PinnedMemory {
         self.mapping.start()
     }
 
-    /// Writes the memory at an offset.
+    /// Writes `bytes` at an offset.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) {
         self.mapping.write(offset as usize, bytes);
     }

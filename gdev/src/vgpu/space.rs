@@ -28,7 +28,7 @@ const SYSTEM_MEMORY: u32 = 2 << 1 | 1;
 /// Maximum number of entries per write.
 const ENTRIES_AT_ONCE: u64 = 512;
 
-/// The memory that a mapping refers to.
+/// The memory to which a mapping refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Physical {
     /// An address of the guest's VRAM.
@@ -89,7 +89,7 @@ impl Space {
         }
     }
 
-    /// Unmaps pages. Later accesses to them fault.
+    /// Unmaps pages. Later accesses to these pages fault.
     pub(super) fn unmap(&mut self, device: &mut State, address: u64, bytes: u64) -> Result<()> {
         self.write_entries(device, address, bytes.div_ceil(PAGE_BYTES), |_| 0)?;
         device.flush_translations()?;

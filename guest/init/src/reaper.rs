@@ -37,7 +37,7 @@ pub fn spawn(command: &mut Command) -> io::Result<(Child, Receiver<i32>)> {
 
 fn collect() {
     loop {
-        // Wait for a child to exit first, and then collect it under the lock.
+        // First wait for a child to exit, and then reap it under the lock.
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOWAIT) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(_) => {

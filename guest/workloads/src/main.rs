@@ -1,16 +1,16 @@
 //! Drives a GPU through nouveau's raw ioctls or through its PCI regions, and checks every byte.
 //!
 //! The driver is the library `gdev`: its contexts are for whole computations, and its device files, buffers, channels
-//! and push buffers for tests of single requests. Only [`raw`] computes without the library, to compare both.
+//! and push buffers for tests of single requests. Only [`raw`] computes without the library, for a comparison.
 //!
 //! Parts: [`compute`] (contexts), [`raw`] (a driver without the library), [`pattern`] (test data), [`rig`] (fills,
 //! checks, counts), [`ending`] (time limits), [`marks`] (pauses for the host's counters), [`tests`] (one file per
 //! command), [`bar`] (accesses without the driver), [`report`] (result lines that the host reads).
 //!
-//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. It does not support other
-//! drivers, relocations, tiled buffers or `VM_BIND`, and it does not draw.
+//! The program supports the stock drivers of Debian's 6.1 and 6.12 kernels on a Fermi card. The program does not
+//! support other drivers, relocations, tiled buffers or `VM_BIND`, and does not draw.
 //!
-//! Exit status: 0 if all data was verified, 1 if it was not, and 2 if the command line was invalid.
+//! Exit status: 0 if all data was correct, 1 if some data was not, and 2 if the command line was invalid.
 
 mod bar;
 mod compute;

@@ -19,7 +19,7 @@ pub struct Marks {
 }
 
 impl Marks {
-    /// Creates marks. They have an effect only if `wanted` is set.
+    /// Creates marks, which have an effect only if `wanted` is set.
     pub fn new(wanted: bool) -> Self {
         Self { wanted }
     }

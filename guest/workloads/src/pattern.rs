@@ -44,8 +44,8 @@ pub fn mix(mut value: u64) -> u64 {
     value ^ value >> 31
 }
 
-/// Random numbers for choosing cases and seeds. They are based on [`mix`], which this program also needs for its test
-/// data.
+/// Random numbers for choosing cases and seeds. The numbers are based on [`mix`], which this program also needs for its
+/// test data.
 #[derive(Debug, Clone)]
 pub struct Random(pub u64);
 
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn first_words_are_those_of_splitmix64() {
-        // This is a published test vector, with seed 1234567.
+        // The values are a published test vector, with seed 1234567.
         let mut bytes = [0; 24];
         Stream(1_234_567).fill(0, &mut bytes);
         let words: Vec<u64> =

@@ -1,9 +1,9 @@
 //! A minimal driver of nouveau's ioctls: the baseline for the library `gdev`.
 //!
-//! [`Raw`] makes the ioctls of a program without a library. It sends the same kernels and copies to the card, and
-//! copies through two staging buffers of the library's size. It has none of the library's checks and stamps, so it does
-//! not detect lost work: the caller must compare results. From `gdev` it takes only the layouts of arguments, the
-//! encoding of methods, and the mapping of files.
+//! [`Raw`] makes the ioctls of a program without a library. This client sends the same kernels and copies to the card,
+//! and copies through two staging buffers of the library's size. `Raw` has none of the library's checks and stamps, so
+//! it does not detect lost work: the caller must compare results. From `gdev`, `Raw` takes only the layouts of
+//! arguments, the encoding of methods, and the mapping of files.
 
 use std::fs::{File, OpenOptions};
 use std::path::Path;
@@ -354,7 +354,7 @@ impl Gpu for Raw {
         }
         let mut push = Push::default();
         methods::launch(&mut push, Code { address: code.address, kernel }, grid, params, self.bank.address);
-        // The next grid may read the results of this one.
+        // The next grid may read the results of this grid.
         methods::wait_for_idle(&mut push);
         self.submit(&push, list).map(drop)
     }

@@ -24,10 +24,10 @@ pub const MAX_VMS: usize = 64;
 pub const MAX_TENANTS: usize = 64;
 /// Maximum time limit for a channel without progress, in milliseconds: an hour.
 pub(crate) const MAX_HANG_LIMIT_MS: u64 = 3_600_000;
-/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes as long.
+/// Minimum time limit for a channel without progress, because a copy of a few hundred MiB takes this time.
 pub(crate) const MIN_HANG_LIMIT_MS: u64 = 100;
-/// Upper bound of the rates of a software card, in MHz or MiB per second. It exceeds the rates of all cards, and cannot
-/// cause an overflow.
+/// Upper bound of the rates of a software card, in MHz or MiB per second. This bound exceeds the rates of all cards,
+/// and cannot cause an overflow.
 pub(crate) const RATE_MAX: u64 = 1 << 32;
 /// Minimum VRAM with which a guest's driver starts, in MiB.
 pub const MIN_VM_VRAM_MIB: u64 = 16;
@@ -93,7 +93,7 @@ impl Table<'_> {
 /// Checks that a card or a virtual machine may have this name.
 ///
 /// # Errors
-/// If the name is invalid; the error names the expected format.
+/// Returns an error if the name is invalid; the error names the expected format.
 pub fn name_is_good(name: &str) -> Result<(), String> {
     let first = name.bytes().next().is_some_and(|byte| byte.is_ascii_alphanumeric());
     let rest = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
@@ -569,7 +569,7 @@ const MEDIATOR: [&str; 4] = ["mediatord", "owner", "vfio_card", "vgpu"];
 /// Parses a filter such as `info,mediator=debug`. `mediator` represents all crates in the folder with this name.
 ///
 /// # Errors
-/// If the filter is not valid.
+/// Returns an error if the filter is not valid.
 pub fn parse_filter(filter: &str) -> Result<EnvFilter, ParseError> {
     let of_each = |directive: &str| match directive.strip_prefix("mediator=") {
         Some(level) => MEDIATOR.map(|name| format!("{name}={level}")).join(","),

@@ -175,7 +175,7 @@ impl TenantSpec {
     /// Returns the tenant that a `[[tenant]]` table describes.
     ///
     /// # Errors
-    /// If the table is invalid; the error names the key.
+    /// Returns an error if the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
@@ -257,11 +257,11 @@ impl TenantSpec {
     }
 }
 
-/// Returns the number by which the owners of several cards know a card or a tenant of these cards. It depends only on
-/// the name, so that owners agree on it across restarts and changes of the configuration.
+/// Returns the number by which the owners of several cards know a card or a tenant of these cards. The number depends
+/// only on the name, so owners agree on it across restarts and changes of the configuration.
 #[must_use]
 pub fn gang_number(name: &str) -> u32 {
-    // The 32-bit FNV-1a hash. The configuration is refused if two names have the same one.
+    // The number is the 32-bit FNV-1a hash. The configuration is refused if two names have the same hash.
     name.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
@@ -542,8 +542,8 @@ mod tests {
             let tenant = tenant.placed(&config.cards, &[], &others);
             placed.push(tenant);
         }
-        // The first tenant uses 40 % and 80 % of the two cards. Then both cards have 80 %, and the first one is chosen;
-        // then the other one.
+        // The first tenant uses 40 % and 80 % of the two cards. Then both cards have 80 %, and the first card is
+        // chosen, followed by the other card.
         assert_eq!(placed.iter().map(|tenant| tenant.card.as_str()).collect::<Vec<_>>(), ["h100", "h100", "small"]);
         let guarantee = |mib: u64| tenant("d", &format!("memory.guarantee_mib = {mib}\n"));
         assert_eq!(mistakes(&format!("{second}{}", guarantee(32768))), "");

@@ -37,7 +37,7 @@ impl Labels {
     /// Checks the number of labels, their keys and their values.
     ///
     /// # Errors
-    /// If a label is invalid; the error names the expected value.
+    /// Returns an error if a label is invalid; the error names the expected value.
     pub fn check(&self) -> Result<(), String> {
         if self.0.len() > MAX_LABELS {
             return Err(format!("{} labels, expected at most {MAX_LABELS}", self.0.len()));

@@ -1,11 +1,11 @@
 //! The configuration file: cards, virtual machines, sockets.
 //!
 //! Parts: the types of the TOML file (this file), [`check`] for rules beyond the types, [`place`] for the card of a
-//! virtual machine that names none, `function` for virtual machines on CUDA cards, `rebalance` for automatic moves of
-//! running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a file,
-//! [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon runs,
-//! [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is added
-//! while the daemon runs passes the same checks.
+//! virtual machine without a configured card, `function` for virtual machines on CUDA cards, `rebalance` for automatic
+//! moves of running virtual machines, [`position`] for the line and the key of an error, `parse` for all errors of a
+//! file, [`profile`] for named keys that several tables share, [`patch`] for tables that are changed while the daemon
+//! runs, [`live`] for the list of keys that can be changed, [`size`] for the syntax of sizes. A virtual machine that is
+//! added while the daemon runs passes the same checks.
 //!
 //! `reference` generates the tables of keys in the documentation.
 //!
@@ -233,7 +233,7 @@ pub struct CardSpec {
 }
 
 impl CardSpec {
-    /// Returns the MiB that the mediator reserves for itself.
+    /// Returns the amount of VRAM that the mediator reserves for itself, in MiB.
     #[must_use]
     pub fn reserve_mib(&self) -> u64 {
         self.reserve_mib.unwrap_or_else(|| (self.vram_mib / 8).clamp(8, 64))
@@ -364,8 +364,8 @@ pub struct VmSpec {
 /// Default number of channels of a virtual machine.
 pub(crate) const DEFAULT_CHANNELS: u32 = 32;
 
-/// Default time limit in milliseconds for a channel that holds an engine without progress. It is shorter than nouveau's
-/// own limit of 15 seconds, so that the guest receives the reason.
+/// Default time limit in milliseconds for a channel that holds an engine without progress. This limit is shorter than
+/// nouveau's own limit of 15 seconds, so that the guest receives the reason.
 pub(crate) const DEFAULT_HANG_LIMIT_MS: u64 = channels::HANG_LIMIT_NS / 1_000_000;
 
 impl VmSpec {
@@ -400,7 +400,7 @@ impl VmSpec {
     /// Returns the virtual machine that a `[[vm]]` table describes.
     ///
     /// # Errors
-    /// If the table is invalid; the error names the key.
+    /// Returns an error if the table is invalid; the error names the key.
     pub fn from_table(table: &serde_json::Map<String, serde_json::Value>) -> Result<Self, String> {
         Self::deserialize(table).map_err(|error| error.to_string())
     }
@@ -595,7 +595,7 @@ impl Config {
     /// Reads and checks a file.
     ///
     /// # Errors
-    /// If the file cannot be read or has errors. All errors that can be found are reported at once.
+    /// Returns an error if the file cannot be read or has errors. All errors that can be found are reported at once.
     pub fn load(path: &Path) -> Result<Self, ConfigError> {
         let text =
             std::fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;

@@ -273,8 +273,8 @@ impl VmMemory {
 
     /// The largest weight.
     pub const WEIGHT_MAX: u32 = 10_000;
-    /// Default time limit in milliseconds for work that waits under `queue`. It is shorter than nouveau's own limit of
-    /// 15 seconds for a channel.
+    /// Default time limit in milliseconds for work that waits under `queue`. This limit is shorter than nouveau's own
+    /// limit of 15 seconds for a channel.
     pub(crate) const QUEUE_MS: u64 = 5_000;
 
     /// Returns the policy for memory that the card cannot provide.

@@ -21,7 +21,7 @@ impl Config {
     /// Reads and checks the text of a file that is named `file` in messages.
     ///
     /// # Errors
-    /// If the text has errors. All errors are reported, in the order of their lines.
+    /// Returns an error if the text has errors. All errors are reported, in the order of their lines.
     pub fn parse(text: &str, file: &str) -> Result<Self, ConfigError> {
         let (left, mut lines) = without_broken_lines(text, file);
         let is_toml = lines.is_empty();

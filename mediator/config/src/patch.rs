@@ -1,4 +1,4 @@
-//! Changes of tables while the daemon runs: some keys get new values, the others stay.
+//! Changes of tables while the daemon runs: some keys get new values, and the other keys stay.
 //!
 //! The name of a key is its path, such as `band.period_ns`. Comparisons use the values at the ends of paths. A key that
 //! a table omits counts as null.
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 /// Returns `current` with the keys of `patch` replaced. Nested tables are changed in the same way.
 ///
 /// # Errors
-/// If `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
+/// Returns an error if `patch` has an unknown key, or a value of another type: `KEY: what is wrong, what was expected`.
 pub fn patched<T: Serialize + DeserializeOwned>(current: &T, patch: &Map<String, Value>) -> Result<T, String> {
     let mut whole = serde_json::to_value(current).map_err(|error| error.to_string())?;
     // The keys are changed one at a time, so that an error is reported with its key.
@@ -54,7 +54,7 @@ fn place<'a>(mut at: &'a mut Value, path: &[String]) -> &'a mut Value {
 /// Converts a table to JSON.
 ///
 /// # Errors
-/// If it is not a table, or contains a value that JSON cannot express.
+/// Returns an error if the value is not a table, or contains a value that JSON cannot express.
 pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
     match serde_json::to_value(of) {
         Ok(Value::Object(table)) => Ok(table),
@@ -66,7 +66,7 @@ pub fn table(of: &impl Serialize) -> Result<Map<String, Value>, String> {
 /// Returns `current` with other values at the ends of some paths.
 ///
 /// # Errors
-/// Same as for [`patched`].
+/// Returns the same errors as [`patched`].
 pub fn with<T: Serialize + DeserializeOwned>(current: &T, values: &BTreeMap<String, Value>) -> Result<T, String> {
     patched(current, &tables(values))
 }

@@ -131,7 +131,7 @@ pub fn describe(text: &str, file: &str, error: &toml::de::Error) -> String {
     Positions::new(text).describe_error(file, error)
 }
 
-/// Returns the line and the column of a byte. Both are counted from 1, and the columns are in characters.
+/// Returns the line and the column of a byte. Both numbers are counted from 1, and columns are in characters.
 fn line_column(text: &str, byte: usize) -> String {
     let before = text.get(..byte).unwrap_or(text);
     let line = before.matches('\n').count() + 1;

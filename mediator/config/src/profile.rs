@@ -152,10 +152,10 @@ impl ProfileSpec {
     }
 }
 
-/// Returns a table with the keys of its profile added, if it names one. The table's own keys take precedence.
+/// Returns a table with the keys of its profile added, if it refers to a profile. The table's own keys take precedence.
 ///
 /// # Errors
-/// If no profile has the name, or the name is not a string.
+/// Returns an error if no profile has the name, or the name is not a string.
 pub fn expanded(table: &Map<String, Value>, profiles: &[ProfileSpec], of: Of) -> Result<Map<String, Value>, String> {
     let Some(name) = table.get(KEY).filter(|name| !name.is_null()) else { return Ok(table.clone()) };
     let name = name.as_str().ok_or_else(|| format!("profile: {name}, expected the name of a profile"))?;
@@ -184,7 +184,7 @@ fn merge(under: &mut Map<String, Value>, over: &Map<String, Value>) {
 }
 
 impl Config {
-    /// Merges profiles into the tables that name them, and assigns a card to virtual machines that name none.
+    /// Merges profiles into the tables that refer to them, and assigns cards to virtual machines without a card.
     ///
     /// Returns an error for each table that cannot be read. Such a table is not changed.
     pub(super) fn with_profiles(mut self, text: &str) -> (Self, Vec<Mistake>) {

@@ -8,7 +8,7 @@ use serde::de::{Error, Unexpected, Visitor};
 /// Reads a size in MiB.
 ///
 /// # Errors
-/// If the text is invalid; the error names the expected format.
+/// Returns an error if the text is invalid; the error names the expected format.
 pub fn mib(text: &str) -> Result<u64, String> {
     let (digits, factor) = match text.as_bytes().last() {
         Some(b'M') => (&text[..text.len() - 1], 1),
@@ -55,7 +55,7 @@ pub(crate) fn key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::
     }
 }
 
-/// Reads an optional key with a size in MiB; null means that it is absent.
+/// Reads an optional key with a size in MiB; null means that the key is absent.
 pub(crate) fn optional<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<u64>, D::Error> {
     struct Optional;
 

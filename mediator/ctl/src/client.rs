@@ -72,7 +72,7 @@ impl Client {
     /// Creates a client of the daemon at `socket`. The client connects for each request.
     ///
     /// # Errors
-    /// If the host lacks the resources for the client.
+    /// Returns an error if the host lacks the resources for the client.
     pub fn new(socket: PathBuf) -> Result<Self, ClientError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(ClientError::Runtime)?;
@@ -100,7 +100,7 @@ impl Client {
     /// Sends a GET request.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons.
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::GET, path, Bytes::new())?)?)
     }
@@ -108,7 +108,7 @@ impl Client {
     /// Sends a request to add an object.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons.
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::POST, path, json(body)?)?)?)
     }
@@ -116,7 +116,7 @@ impl Client {
     /// Sends a request to change some keys of an object.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons.
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn patch<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T, ClientError> {
         Ok(parse(&self.request(Method::PATCH, path, json(body)?)?)?)
     }
@@ -124,7 +124,7 @@ impl Client {
     /// Sends a request to remove an object.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons.
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn delete(&self, path: &str) -> Result<(), ClientError> {
         self.request(Method::DELETE, path, Bytes::new()).map(drop)
     }
@@ -132,7 +132,7 @@ impl Client {
     /// Sends a request whose response is a stream of bytes, and passes the bytes to `sink` in order.
     ///
     /// # Errors
-    /// Those of [`ClientError`], and errors of `sink`.
+    /// Returns a [`ClientError`], or an error of `sink`.
     pub fn stream_out(
         &self,
         path: &str,
@@ -144,7 +144,7 @@ impl Client {
     /// Sends a GET request whose response is an endless stream, and passes the bytes to `sink` in order.
     ///
     /// # Errors
-    /// Those of [`AskError`], and errors of `sink`.
+    /// Returns an [`AskError`], or an error of `sink`.
     pub fn follow<E: From<AskError>>(&self, path: &str, sink: impl FnMut(&[u8]) -> Result<(), E>) -> Result<(), E> {
         self.runtime.block_on(self.admin.follow(path, sink))
     }
@@ -152,7 +152,7 @@ impl Client {
     /// Sends all bytes of `source`.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn stream_in<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -164,7 +164,7 @@ impl Client {
     /// Sends one request. Returns the body of a successful response.
     ///
     /// # Errors
-    /// See [`ClientError`].
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn request(&self, method: Method, path: &str, body: Bytes) -> Result<Bytes, ClientError> {
         Ok(self.runtime.block_on(self.admin.request(method, path, body, self.revision.as_deref()))?)
     }

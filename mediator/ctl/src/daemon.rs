@@ -8,7 +8,7 @@ use clap::Subcommand;
 use crate::Form;
 use crate::client::{Client, ClientError};
 
-/// Time limit for the next daemon's response. It already serves the virtual machines.
+/// Time limit for the response of the next daemon, which already serves the virtual machines.
 // TIMEOUT: the daemon serves its socket immediately after it has taken over.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Interval at which the command tries to reach the next daemon.

@@ -71,7 +71,7 @@ impl Apply {
 }
 
 impl Assert {
-    /// Returns the differences from the file, and an exit code that depends on whether any exist.
+    /// Returns the differences from the file, and an exit code that shows if any exist.
     pub fn run(&self, client: &Client, form: Form) -> Result<(String, Code), ClientError> {
         let path = format!("{PATH}/compare?exact={}", self.exact);
         let desired = Desired { revision: None, ..desired(&self.file)? };

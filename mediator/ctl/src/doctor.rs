@@ -112,7 +112,7 @@ struct Patient<'a> {
 }
 
 impl Patient<'_> {
-    /// Returns true if a card of a kind is configured.
+    /// Returns true if a card of this kind is configured.
     fn has(&self, kind: CardKind) -> bool {
         self.config.iter().flat_map(|config| &config.cards).any(|card| card.kind == kind)
     }

@@ -105,7 +105,7 @@ impl Events {
     /// Lists the events.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons.
+    /// Returns an error for the reasons in [`ClientError`].
     pub fn list(&self, client: &Client, form: Form) -> Result<String, ClientError> {
         Ok(form.render(&self.all(client)?, |page| {
             if page.events.is_empty() {
@@ -120,7 +120,7 @@ impl Events {
     /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// See [`ClientError`] for all reasons. The end of a daemon is not an error once it has responded.
+    /// Returns an error for the reasons in [`ClientError`]. The end of a daemon is not an error once it has responded.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;

@@ -24,8 +24,8 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Escapes a response for output. It may contain words that programs, guests and others have chosen, which must not
-    /// act as commands to a terminal.
+    /// Escapes a response for output. The response may contain words that programs, guests and others have chosen,
+    /// which must not act as commands to a terminal.
     pub fn shown(self, text: &str) -> Cow<'_, str> {
         match self {
             Self::Json => terminal::json(text),

@@ -8,11 +8,11 @@
 //! completion), `sections` (the pages' exit statuses and files), `progress` (of slow commands), `colours` (on
 //! terminals), [`client`] (HTTP over the socket), [`output`] (tables), [`values`] (values with a unit).
 //!
-//! Exit codes are part of the interface, see [`Code`]. So are `--output json` and `yaml`, which print the API's
-//! responses unchanged.
+//! Exit codes ([`Code`]) are part of the interface. The same applies to `--output json` and `yaml`, which print the
+//! API's responses unchanged.
 //!
-//! The crate does not change a card, except for the host driver that the card is bound to. All other changes are
-//! requests to the daemon.
+//! The crate does not change a card, except for the host driver of the card. All other changes are requests to the
+//! daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

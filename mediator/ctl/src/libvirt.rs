@@ -36,9 +36,9 @@ const MAX_DOMAIN: u64 = 4 << 20;
 const USERS: [&str; 2] = ["libvirt-qemu", "qemu"];
 /// A source of unique numbers.
 const RANDOM: &str = "/proc/sys/kernel/random/uuid";
-/// Label of a VM with the number of the preparation that created it.
+/// Label that contains the number of the preparation that created the VM.
 const PREPARED: &str = "libvirt_prepared";
-/// Label of a VM with the domain that it was created for.
+/// Label that contains the domain for which the VM was created.
 const DOMAIN: &str = "libvirt_domain";
 /// Maximum length of the value of this label.
 const MAX_LABEL: usize = 100;
@@ -115,7 +115,7 @@ fn wrong(error: String, what_to_do: &str) -> ClientError {
 /// Returns a domain whose vGPU the hook creates from a profile.
 ///
 /// # Errors
-/// If the daemon has no such profile, or the name is not valid for a virtual machine.
+/// Returns an error if the daemon has no such profile, or the name is not valid for a virtual machine.
 pub(super) fn domain(
     client: &Client,
     admin: &Path,

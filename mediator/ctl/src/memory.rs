@@ -1,4 +1,4 @@
-//! `mediatorctl memory`: the use of cards' memory, and the settings of virtual machines for it.
+//! `mediatorctl memory`: shows the use of cards' memory, and changes memory settings of cards and virtual machines.
 
 mod profile;
 

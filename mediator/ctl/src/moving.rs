@@ -20,8 +20,8 @@ pub(super) fn move_vm(client: Client, form: Form, name: &str, card: Option<Strin
     Ok(form.render(&done, moved))
 }
 
-/// Restarts workers of a virtual machine. Returns the output, and an exit code that depends on whether all programs
-/// continue in new workers.
+/// Restarts workers of a virtual machine. Returns the output, and an exit code that shows if all programs continue in
+/// new workers.
 pub(super) fn restart_workers(
     client: Client,
     form: Form,
@@ -48,7 +48,7 @@ fn restarted(done: &WorkerRestarts) -> String {
     output::table(rows, &[1, 2])
 }
 
-/// Drains a card. Returns the output, and an exit code that depends on whether VMs or tenants remain.
+/// Drains a card. Returns the output, and an exit code that shows if VMs or tenants remain.
 pub(super) fn drain(client: Client, form: Form, name: &str) -> Result<(String, Code), ClientError> {
     let path = format!("/v1/cards/{}/drain", client::segment(name));
     let _progress = Progress::of_command(form, format!("moving the VMs of card {name}"));

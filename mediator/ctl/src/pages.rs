@@ -289,7 +289,7 @@ mod tests {
                 assert!(uses.clone().all(|line| line.starts_with(&first)), "{name}, {first}: {examples}");
             }
         }
-        // These are each command, each group, mediatorctl itself, the daemon and the configuration.
+        // The pages are for each command, each group, mediatorctl itself, the daemon and the configuration.
         assert!(count > 60, "{count} pages");
     }
 

@@ -17,7 +17,7 @@ const SPINNER: &str = "{spinner} {msg}, {elapsed}";
 const BYTES: &str = "{spinner} {msg}: {bytes}, {binary_bytes_per_sec}, {elapsed}";
 const BYTES_OF: &str = "{msg}: {wide_bar} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left";
 
-/// The progress of a command. It disappears when this value is dropped.
+/// The progress of a command, which disappears when this value is dropped.
 pub(super) struct Progress(ProgressBar);
 
 impl Progress {

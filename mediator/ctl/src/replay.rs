@@ -47,7 +47,7 @@ pub struct ReplayedUse {
 /// Repeats the decisions of a record: with the recorded policy, or with another one.
 ///
 /// # Errors
-/// If the file is not a record, or a decision differs from the record.
+/// Returns an error if the file is not a record, or a decision differs from the record.
 pub fn replay(file: &Path, policy: Option<PolicyKind>) -> Result<Replayed, ClientError> {
     let wrong = |source| ClientError::Record { path: file.to_owned(), source };
     let opened = File::open(file).map_err(|error| wrong(error.into()))?;

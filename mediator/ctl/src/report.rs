@@ -1,6 +1,6 @@
-//! `mediatorctl sched report`: a picture of virtual machines' use of an engine over time.
+//! `mediatorctl sched report`: a chart of virtual machines' use of an engine over time.
 //!
-//! The picture shows each VM's part of the engine's time in windows of 500 ms or shorter, as in figures 7 and 8 of
+//! The chart shows each VM's part of the engine's time in windows of 500 ms or shorter. Models are figures 7 and 8 of
 //! GPUvm (Suzuki et al., USENIX ATC 2014) and 14 to 16 of Gdev (Kato et al., USENIX ATC 2012).
 
 use plotters::coord::Shift;
@@ -107,7 +107,7 @@ impl Uses {
     /// Sums a history in windows of `window_ms` milliseconds, from the first use to the last complete interval.
     ///
     /// # Errors
-    /// If the window is not a multiple of the history's interval, or too many windows result.
+    /// Returns an error if the window is not a multiple of the history's interval, or too many windows result.
     pub(crate) fn from_history(history: &SchedulerHistory, engine: Engine, window_ms: u128) -> Result<Self, String> {
         let interval_ms = history.interval_ms.max(1);
         let window_ms = u64::try_from(window_ms).unwrap_or(u64::MAX);
@@ -173,7 +173,7 @@ impl Uses {
     /// Draws the picture: lines, or stacked areas.
     ///
     /// # Errors
-    /// If the picture cannot be drawn. The error contains the reason.
+    /// Returns an error if the picture cannot be drawn. The error contains the reason.
     pub fn svg(&self, card: &str, stacked: bool) -> Result<String, String> {
         let mut text = String::new();
         let lines = u32::try_from(self.vms.len()).unwrap_or(u32::MAX).saturating_add(3);

@@ -16,7 +16,7 @@ use serde_json::json;
 // TIMEOUT: longer than the daemon's own limit, because the daemon reports the cause.
 const SAVE_TIMEOUT: Duration = Duration::from_secs(1200);
 
-/// A temporary file next to its target. It is removed unless it becomes the target.
+/// A temporary file next to its target, which is removed unless it becomes the target.
 struct Beside {
     file: File,
     path: PathBuf,

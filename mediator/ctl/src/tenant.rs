@@ -268,7 +268,7 @@ fn tenants(tenants: &[Tenant], wide: bool) -> String {
     output::table(rows, numbers)
 }
 
-/// Returns the name and the process ID of a program. For a worker, also those of the program in the guest.
+/// Returns the name and the process ID of a program. For a worker, also returns the guest program's.
 fn program(api::Program { pid, name, guest }: &api::Program) -> String {
     let Some(guest) = guest else { return format!("{name} ({pid})") };
     let name = if guest.name.is_empty() { name } else { &guest.name };
@@ -338,7 +338,7 @@ fn past(tenant: &Tenant) -> String {
 mod tests {
     use super::*;
 
-    /// The name of a program is chosen by the program, so it is escaped.
+    /// The program chooses its name, so the name is escaped.
     #[test]
     fn names_of_programs_are_no_commands_to_the_terminal() {
         let name = "x\u{1b}[2J\nfake\u{9b}".to_owned();

@@ -35,7 +35,7 @@ impl FromStr for Percent {
 /// Parses a duration: digits and `ms`, `s` or `m`.
 ///
 /// # Errors
-/// If the text is invalid; the error names the expected format.
+/// Returns an error if the text is invalid; the error names the expected format.
 pub fn span(text: &str) -> Result<Duration, String> {
     let unit = text.trim_start_matches(|digit: char| digit.is_ascii_digit());
     let number = text.strip_suffix(unit).and_then(|number| number.parse::<u64>().ok());
@@ -53,7 +53,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
 /// Parses a duration in seconds, with or without decimals: 0.1 to a day.
 ///
 /// # Errors
-/// If the text is invalid; the error names the expected format.
+/// Returns an error if the text is invalid; the error names the expected format.
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     match text.parse::<f64>() {
@@ -65,7 +65,7 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
 /// Parses a revision of the daemon.
 ///
 /// # Errors
-/// If the text is invalid; the error names the expected format.
+/// Returns an error if the text is invalid; the error names the expected format.
 pub fn revision(text: &str) -> Result<String, String> {
     let plain = text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-');
     if plain && !text.is_empty() {
@@ -77,7 +77,7 @@ pub fn revision(text: &str) -> Result<String, String> {
 /// Parses a label: a key, `=`, and a value. The daemon checks both.
 ///
 /// # Errors
-/// If the text is invalid; the error names the expected format.
+/// Returns an error if the text is invalid; the error names the expected format.
 pub fn label(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     pair.ok_or_else(|| format!("`{text}` is not a label, expected KEY=VALUE, such as pod=web-0"))
@@ -86,7 +86,7 @@ pub fn label(text: &str) -> Result<(String, String), String> {
 /// Parses a value by its name in the configuration file.
 ///
 /// # Errors
-/// If the name is unknown; the error lists the valid names.
+/// Returns an error if the name is unknown; the error lists the valid names.
 pub fn named<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     T::deserialize(StrDeserializer::<Error>::new(text)).map_err(|error| error.to_string())
 }

@@ -180,8 +180,8 @@ impl WindowMemory {
     /// Zeroes all memory, including data that the client wrote to unmapped parts. The card must not access the memory
     /// meanwhile.
     ///
-    /// The memory is zeroed in place. Unmapping and mapping it again with an IOMMU would need a call per page, and QEMU
-    /// waits only 5 s for a reset.
+    /// The memory is zeroed in place. With an IOMMU, unmapping and remapping the memory would need a call per page, and
+    /// QEMU waits only 5 s for a reset.
     ///
     /// # Errors
     /// Returns an error if the file cannot report which of its parts were written.

@@ -21,7 +21,7 @@ const LONG_WAIT: Duration = Duration::from_secs(5);
 /// Tolerance in ms: a quarantine whose remaining time was at most this long at the last state counts as ended by its
 /// time limit.
 const QUARANTINE_SLACK_MS: u64 = 3000;
-/// Maximum number of clients named in one text.
+/// Maximum number of clients named in the message of one event.
 const MAX_NAMED: usize = 4;
 
 /// A state of the daemon.

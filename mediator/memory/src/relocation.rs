@@ -19,7 +19,7 @@ const BATCH_BYTES: u64 = 8 << 20;
 pub type Chunk = relocation::Chunk<Place>;
 /// All relocations on a card. The users of the memory are VMs.
 pub type Relocations = relocation::Relocations<TenantId, Place>;
-/// Memory of a card, whose users are VMs.
+/// Memory of a card. The users of the memory are VMs.
 pub type Machine = tenancy::Machine<TenantId, Place>;
 
 /// Creates the memory of a card on which no memory moves. A plan limits the batches of a VM.

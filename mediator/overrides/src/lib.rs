@@ -155,7 +155,7 @@ impl State {
         Ok(state)
     }
 
-    /// Returns the configuration file with the differences that still apply, and messages about the other differences.
+    /// Applies the overrides to the configuration file. Also returns messages about overrides that no longer apply.
     ///
     /// # Errors
     /// Returns an error if a stored key is unknown.

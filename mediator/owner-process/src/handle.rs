@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{ENDS, POLL_INTERVAL, PROGRAM, beside};
 
-/// Maximum size of a response in bytes. The largest response is a record of the scheduler.
+/// Maximum size of a response in bytes. The largest response is a recording of the scheduler.
 const MAX_ANSWER_BYTES: usize = 256 << 20;
 /// Number of bytes that are read at a time.
 const READ_BYTES: usize = 64 << 10;

@@ -47,7 +47,7 @@ enum Access {
 
 /// The process that serves an access.
 enum Answer<'a> {
-    /// This process, directly.
+    /// This process serves the accesses directly.
     Alone,
     /// A server behind a socket.
     Server(&'a mut Client),
@@ -70,7 +70,7 @@ impl Answer<'_> {
     }
 }
 
-/// Returns a guest program that makes `count` accesses and halts. It transfers EAX to or from [BX], ECX times.
+/// Returns a guest program that makes `count` accesses and halts. The program transfers EAX to or from [BX], ECX times.
 fn program(access: Access) -> [u8; 8] {
     let [prefix, opcode, operand] = match access {
         Access::Read => [0x66, 0x8b, 0x07],
@@ -80,7 +80,7 @@ fn program(access: Access) -> [u8; 8] {
     [prefix, opcode, operand, 0x66, 0x49, 0x75, 0xf9, 0xf4]
 }
 
-/// A guest in real mode. Its memory is dropped last.
+/// A guest in real mode, whose memory is dropped last.
 struct Guest {
     cpu: VcpuFd,
     _vm: VmFd,
@@ -90,8 +90,8 @@ struct Guest {
 impl Guest {
     fn new(kvm: &Kvm) -> Result<Self> {
         let vm = kvm.create_vm()?;
-        // Some processors need three pages for real mode. They are placed below a PC's firmware, where this guest has
-        // no memory.
+        // Some processors need three pages for real mode. The pages are placed below a PC's firmware, where this guest
+        // has no memory.
         vm.set_tss_address(TSS)?;
         let memory = MmapRegion::new(MEMORY)?;
         let region = kvm_userspace_memory_region {

@@ -25,7 +25,7 @@ pub trait Alter: Send + Sync + 'static {
     /// Maps host memory at an I/O virtual address.
     ///
     /// # Errors
-    /// Same as for [`Card::map_dma`].
+    /// Returns the same errors as [`Card::map_dma`].
     fn map_dma(&self, card: &SimGpu, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         card.map_dma(iova, memory)
     }

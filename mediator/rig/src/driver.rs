@@ -349,8 +349,8 @@ impl<M: Machine> Driver<M> {
         self.submit_runlist();
     }
 
-    /// Waits until a channel's ring has a free entry, and reserves the entry. Meanwhile handles interrupts, which may
-    /// include an error that stops the channel.
+    /// Waits until a channel's ring has a free entry, and reserves the entry. Handles interrupts in the meantime, which
+    /// may include an error that stops the channel.
     fn take_room(&mut self, channel: &mut Channel) {
         let began = Instant::now();
         while channel.free == 0 {
@@ -371,8 +371,8 @@ impl<M: Machine> Driver<M> {
         channel.free -= 1;
     }
 
-    /// Switches to a half of the push buffer once its previous contents have been executed. That an entry was fetched
-    /// from the guest's ring does not mean that it has been executed.
+    /// Switches to a half of the push buffer once its previous contents have been executed. An entry that was fetched
+    /// from the guest's ring may not have been executed yet.
     fn take_half(&mut self, channel: &mut Channel, half: u64) {
         let index = half as usize % 2;
         let fence = channel.halves[index];

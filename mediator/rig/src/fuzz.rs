@@ -1,9 +1,9 @@
-//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This is the
-//! body of the fuzz target, and of a test with the target's seeds.
+//! Arbitrary sequences of accesses by a hostile guest and its VMM, next to a VM that must not be affected. This module
+//! is the body of the fuzz target, and of a test with the target's seeds.
 //!
-//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks that the
-//! other VM's VRAM and RAM are unchanged, that this VM has seen no interrupt and no fault, and that the card's accounts
-//! have their initial values.
+//! No code may panic. At the end of each input, after the hostile client has disconnected, the harness checks the other
+//! VM and the card. The VM's VRAM and RAM must be unchanged, the VM must have seen no interrupt or fault, and the
+//! card's accounts must have their initial values.
 
 use super::driver::{At, CE0, CE1, Channel, Driver, M2MF, PAGE, ce_copy, m2mf_copy, object};
 use super::paravirtual::{Interface, Ops, RAM_BYTES};
@@ -22,7 +22,7 @@ use vram::TenantId;
 const MAX_STEPS: usize = 256;
 /// Maximum number of channels that the hostile guest's driver creates in one input.
 const MAX_CHANNELS: usize = 8;
-/// Maximum number of initializations of the vGPU in one input; each takes milliseconds.
+/// Maximum number of initializations of the vGPU in one input; each initialization takes milliseconds.
 const MAX_BRING_UPS: u32 = 4;
 const MIB: u64 = 1 << 20;
 const CARD_MIB: u32 = 64;
@@ -480,7 +480,7 @@ fn place(region: u8, offset: u32, size: u8) -> Option<(RegionIndex, u64, usize)>
 /// Runs one input on a VM with trapped apertures and on a VM with mapped apertures.
 ///
 /// # Panics
-/// If the mediator fails one of the checks.
+/// Panics if the mediator fails one of the checks.
 pub fn run(input: &[u8]) {
     static WORLDS: LazyLock<[Mutex<World>; 2]> =
         LazyLock::new(|| [Apertures::Trapped, Apertures::Remapped].map(|apertures| Mutex::new(World::new(apertures))));

@@ -28,7 +28,7 @@ const VRAM: &str = "vram";
 const HOST_MEMORY: &str = "host-memory";
 const APERTURES: &str = "apertures-";
 
-/// Settings with which the card was created. They are needed to hand the card over.
+/// Settings with which the card was created. These settings are needed to hand the card over.
 #[derive(Clone, Debug)]
 pub struct Handover {
     /// Settings of the card, which is [shared](Config::shared).
@@ -64,7 +64,7 @@ impl Handover {
     /// Hands over the rig's card, with all of its `guests`, to another owner. Guests only notice that time passes.
     ///
     /// # Panics
-    /// If a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
+    /// Panics if a part cannot be handed over, or the previous owner accesses the card after the next owner has it.
     pub fn hand_over(&self, rig: &mut Rig, guests: &mut [&mut Guest]) {
         guests.sort_by_key(|guest| guest.backend.id());
         let (Next { card, reopened, vms }, receiver) = {
@@ -94,7 +94,7 @@ impl Handover {
     /// changes the file in transit.
     ///
     /// # Errors
-    /// If the other owner refuses the card.
+    /// Returns an error if the other owner refuses the card.
     pub fn offer(&self, rig: &Rig, guests: &mut [&mut Guest], edit: impl FnOnce(&mut Vec<u8>)) -> Result<(), Refusal> {
         guests.sort_by_key(|guest| guest.backend.id());
         let still = rig.host.stand_still(WAIT_TIMEOUT)?;

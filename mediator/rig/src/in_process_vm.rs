@@ -2,7 +2,7 @@
 //! run workloads ([`LightGpu`]); the rig's driver is for guests that need their own page tables or submissions
 //! ([`guest`]).
 //!
-//! These guests need no boot, so benchmarks can sweep parameters and tests can run many guests. They call the mediator
+//! Such guests need no boot, so benchmarks can sweep parameters and tests can run many guests. Both call the mediator
 //! in the same way as the server. Tests with VMs cover messages, sockets and stock drivers.
 
 use std::os::fd::OwnedFd;
@@ -55,7 +55,7 @@ impl CardConfig {
     /// Starts the card.
     ///
     /// # Errors
-    /// If the sizes are not valid for a card.
+    /// Returns an error if the sizes are not valid for a card.
     pub fn open(&self) -> Result<Rig> {
         // The mediator's structures use three chunks, and it keeps two more in reserve.
         let reserve_bytes = (16 * MIB).max(5 * self.chunk_bytes);
@@ -86,7 +86,7 @@ pub fn timing(vram: u64, bus: u64) -> TimeModel {
 /// Adds a VM with `vram_mib` MiB of VRAM, a running driver and 1 MiB of RAM.
 ///
 /// # Errors
-/// If the RAM cannot be allocated.
+/// Returns an error if the RAM cannot be allocated.
 pub fn guest(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<Driver> {
     let mut guest = rig.guest_with(vm, &patient(vram_mib, memory));
     ensure!(guest.map_ram(0, MIB, true), "no RAM");
@@ -103,7 +103,7 @@ fn patient(vram_mib: u64, memory: Limits) -> Settings {
 /// Returns a VM's account.
 ///
 /// # Errors
-/// If the VM does not exist.
+/// Returns an error if the VM does not exist.
 pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
     rig.usage().0.vms.get(&TenantId(vm)).copied().with_context(|| format!("no VM {vm}"))
 }
@@ -111,7 +111,7 @@ pub fn account(rig: &Rig, vm: u32) -> Result<VmSummary> {
 /// Waits until all work submitted on a channel is complete.
 ///
 /// # Errors
-/// If the GPU faults.
+/// Returns an error if the GPU faults.
 pub fn wait<M: Machine>(driver: &mut Driver<M>, channel: &Channel) -> Result<()> {
     while !driver.is_done(channel) {
         ensure!(driver.faults.is_empty(), "the GPU faults: {:x?}", driver.faults);
@@ -150,7 +150,7 @@ impl SharedGuest {
         Self(Arc::new(Mutex::new(rig.guest_with(vm, &patient(vram_mib, memory)))))
     }
 
-    /// Locks the VM. Its driver waits meanwhile.
+    /// Locks the VM. In the meantime, the VM's driver waits.
     pub fn lock(&self) -> MutexGuard<'_, Guest> {
         self.0.lock()
     }
@@ -158,7 +158,7 @@ impl SharedGuest {
     /// Starts a driver in the VM, which must not have one.
     ///
     /// # Errors
-    /// If the driver does not start.
+    /// Returns an error if the driver does not start.
     pub fn start(&self) -> Result<LightGpu> {
         let mut guest = self.lock();
         guest.write(RegionIndex::Config, 4, &6u16.to_le_bytes());
@@ -171,7 +171,7 @@ impl SharedGuest {
     /// Removes the VM, as an operator would.
     ///
     /// # Errors
-    /// If the VM cannot be removed, or if its driver still exists.
+    /// Returns an error if the VM cannot be removed, or if its driver still exists.
     pub fn remove(self) -> Result<()> {
         let guest = Arc::into_inner(self.0).context("the VM has a driver")?;
         Ok(guest.into_inner().remove()?)
@@ -232,7 +232,7 @@ impl Bus for SharedGuest {
 /// Adds a VM with `vram_mib` MiB of VRAM, whose driver is the library `gdev`.
 ///
 /// # Errors
-/// If the driver does not start.
+/// Returns an error if the driver does not start.
 pub fn gpu(rig: &Rig, vm: u32, vram_mib: u64, memory: Limits) -> Result<LightGpu> {
     SharedGuest::new(rig, vm, vram_mib, memory).start()
 }

@@ -78,7 +78,7 @@ impl Rig {
         Self::made(&Config { vram_mib, time: Some(time), ..Config::default() }, &sharing, |card| card)
     }
 
-    /// Creates a card with the settings `sharing`. Its owner accesses the card through the return value of `wrap`.
+    /// Creates a card with the settings `sharing`. The owner accesses the card through the return value of `wrap`.
     #[must_use]
     pub fn made(config: &Config, sharing: &Sharing, wrap: impl FnOnce(Arc<SimGpu>) -> Arc<dyn Card>) -> Self {
         let card = Arc::new(SimGpu::new(config).expect("a card"));
@@ -372,17 +372,17 @@ impl Guest {
     /// is first evicted from its current card. Returns the number of bytes that were copied while the VM was stopped.
     ///
     /// # Errors
-    /// If an obstacle prevents the move. The VM then continues on its current card.
+    /// Returns an error if an obstacle prevents the move. The VM then continues on its current card.
     pub fn move_to(&mut self, to: &Rig, vm: u32, emptied: bool) -> Result<u64, DeviceError> {
         self.move_beside(to, vm, emptied, |_| (), |_, left| drop(left))
     }
 
-    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received everything
-    /// that it can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on
-    /// this card are released.
+    /// Same as [`Self::move_to`], but calls `meanwhile` before the stop, after the other card has received all that it
+    /// can receive while the guest works. Calls `behind` when the VM has resumed, before the VM's resources on this
+    /// card are released.
     ///
     /// # Errors
-    /// Same as for [`Self::move_to`].
+    /// Returns the same errors as [`Self::move_to`].
     pub fn move_beside(
         &mut self,
         to: &Rig,
@@ -426,7 +426,7 @@ impl Guest {
     /// Saves the VM, as an operator would. The VM continues.
     ///
     /// # Errors
-    /// If the VM cannot be saved. The error is the one that an operator would see.
+    /// Returns an error if the VM cannot be saved. The error is the one that an operator would see.
     pub fn save(&mut self) -> Result<Vec<u8>, DeviceError> {
         let mut saving = self.backend.save_all(WAIT_TIMEOUT)?;
         let mut all = Vec::new();
@@ -439,7 +439,7 @@ impl Guest {
     /// Restores the VM from `saved` on a card, as an operator would. Its number on that card is `vm`.
     ///
     /// # Errors
-    /// If an obstacle prevents the restoration. The VM then continues unchanged.
+    /// Returns an error if an obstacle prevents the restoration. The VM then continues unchanged.
     pub fn restore(&mut self, to: &Rig, vm: u32, saved: &[u8]) -> Result<u64, DeviceError> {
         let (device, there) = MediatedVm::build(&to.host, TenantId(vm), &self.settings, &self.link)?;
         let restore = || {
@@ -470,7 +470,7 @@ impl Guest {
     /// Checks that an operator could move the VM, or hand it over to another process.
     ///
     /// # Errors
-    /// If an obstacle prevents this.
+    /// Returns an error if an obstacle prevents this.
     pub fn check_movable(&self) -> Result<(), card_manager::ManagerError> {
         self.backend.check_movable()
     }
@@ -478,7 +478,7 @@ impl Guest {
     /// Removes the VM, as an operator would.
     ///
     /// # Errors
-    /// If the VM cannot be removed. The error is the one that an operator would see.
+    /// Returns an error if the VM cannot be removed. The error is the one that an operator would see.
     pub fn remove(self) -> Result<(), card_manager::ManagerError> {
         let Self { device, backend, .. } = self;
         drop(device);

@@ -9,7 +9,7 @@ use vmm_glue::RegionIndex;
 use vmm_glue::client::memory_file;
 
 /// A guest's CPU and RAM, to the extent that a driver uses them. A driver sees no errors, as on hardware: refused reads
-/// return ones, and so do all reads once the device is gone.
+/// return ones, and all reads return ones once the device is gone.
 pub trait Machine {
     /// Reads a region.
     fn read(&mut self, region: RegionIndex, offset: u64, data: &mut [u8]);

@@ -1,5 +1,5 @@
-//! A VM that is served through a daemon's socket. It resembles [`Guest`](super::Guest), but is accessed with vfio-user
-//! messages.
+//! A VM that is served through a daemon's socket. The VM resembles [`Guest`](super::Guest), but is accessed with
+//! vfio-user messages.
 
 use super::machine::{Machine, Ram};
 use nvspec::regs::{pbus, windows::pramin};
@@ -30,7 +30,7 @@ const MESSAGE_BYTES: u64 = 4096;
 /// The device may disappear at any time, because the operator may remove the VM; [`Self::is_there`] then returns false.
 /// A server that does not respond, or violates the protocol, causes a panic.
 pub struct RemoteGuest {
-    /// `None` once the device is gone.
+    /// `None` once the device has disappeared.
     client: RefCell<Option<Client>>,
     msi: OwnedFd,
     ram: Ram,
@@ -41,7 +41,7 @@ impl RemoteGuest {
     /// Connects, as a VMM would, and enables MSI. The VM has `vram_bytes` of VRAM.
     ///
     /// # Errors
-    /// If no server listens, or the server refuses.
+    /// Returns an error if no server listens, or the server refuses.
     pub fn connect(socket: &Path, vram_bytes: u64) -> Result<Self, ClientError> {
         let mut client = Client::connect(socket)?;
         client.set_timeout(Some(WAIT_TIMEOUT))?;
@@ -111,7 +111,7 @@ impl RemoteGuest {
     /// writable. Returns the size of the state in bytes.
     ///
     /// # Errors
-    /// If either server refuses. This device is then stopped, and the other device is reset.
+    /// Returns an error if either server refuses. This device is then stopped, and the other device is reset.
     pub fn migrate_to(&mut self, socket: &Path) -> Result<usize, ClientError> {
         let mut there = Client::connect(socket)?;
         there.set_timeout(Some(WAIT_TIMEOUT))?;

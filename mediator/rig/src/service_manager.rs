@@ -1,5 +1,5 @@
-//! A service manager for tests. It receives notifications from daemons (`sd_notify`), keeps the file descriptors that
-//! they store, and passes these descriptors to the next daemon.
+//! A service manager for tests. The manager receives notifications from daemons (`sd_notify`), keeps the file
+//! descriptors that they store, and passes these descriptors to the next daemon.
 
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -73,7 +73,7 @@ impl ServiceManager {
     /// Listens on `path`.
     ///
     /// # Errors
-    /// If this process cannot listen on the path.
+    /// Returns an error if this process cannot listen on the path.
     pub fn new(path: &Path) -> io::Result<Self> {
         let socket = UnixDatagram::bind(path)?;
         let heard = Arc::new((Mutex::default(), Condvar::new()));
@@ -85,7 +85,7 @@ impl ServiceManager {
     /// Returns a command that starts `program` as a service with all kept descriptors.
     ///
     /// # Errors
-    /// If a descriptor cannot be copied.
+    /// Returns an error if a descriptor cannot be copied.
     pub fn command(&self, program: &Path) -> io::Result<Command> {
         // A service compares its process ID to check that it is the recipient of the descriptors.
         let mut command = Command::new("sh");
@@ -112,7 +112,7 @@ impl ServiceManager {
     /// Fails after `limit`.
     ///
     /// # Errors
-    /// If the time limit is reached.
+    /// Returns an error if the time limit is reached.
     pub fn wait<T>(&self, limit: Duration, mut look: impl FnMut(&mut Heard) -> Option<T>) -> io::Result<T> {
         let (heard, more) = &*self.heard;
         let mut found = None;

@@ -1,4 +1,4 @@
-//! A VM that is a domain of a fake hypervisor. It resembles [`Guest`](super::Guest), but is accessed with Xen's
+//! A VM that is a domain of a fake hypervisor. The VM resembles [`Guest`](super::Guest), but is accessed with Xen's
 //! requests.
 
 use super::{Machine, Rig};
@@ -41,7 +41,7 @@ impl XenVm {
     /// Creates a VM numbered `vm`, for a domain named `name`.
     ///
     /// # Panics
-    /// If the card has no memory for the VM.
+    /// Panics if the card has no memory for the VM.
     #[must_use]
     pub fn new(rig: &Rig, vm: u32, settings: &Settings, name: &str) -> Self {
         let link = Link::new(IrqCounts { intx: 1, msi: 1, ..IrqCounts::default() }).expect("a link");
@@ -81,7 +81,7 @@ impl XenVm {
     /// Returns a counter of the operator's view.
     ///
     /// # Panics
-    /// If no counter has the name.
+    /// Panics if no counter has the name.
     #[must_use]
     pub fn counter(&self, name: &str) -> u64 {
         *self.backend.status().counters.get(name).expect("a counter of that name")

@@ -33,7 +33,7 @@ impl Adoption {
     /// Checks the state that a process has left in its journal or handed over with links.
     ///
     /// # Errors
-    /// If a value is invalid.
+    /// Returns an error if a value is invalid.
     pub(crate) fn new(
         contents: Contents,
         limits: Limits,

@@ -197,7 +197,7 @@ pub enum Command {
 /// The decoded bytes of a submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Submission {
-    /// No bytes: only the fence matters.
+    /// The submission has no bytes: only its fence matters.
     Empty,
     /// Wakes the worker.
     Doorbell,

@@ -1,4 +1,4 @@
-//! The state machine: contexts, blobs, workers and waits of one device. Its inputs are commands and events, and its
+//! The state machine: contexts, blobs, workers and waits of one device. The inputs are commands and events, and the
 //! outputs are responses and actions. The state machine does no I/O, and receives the time as an argument.
 //!
 //! One worker serves one context. The worker starts when the context's first blob is mapped, so a program that only
@@ -46,7 +46,7 @@ pub struct Ticket(pub u64);
 /// Limits of a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the window.
+    /// Size of the window in bytes.
     pub window_bytes: u64,
     /// Maximum number of workers, including workers that are leaving.
     pub workers: usize,
@@ -282,7 +282,7 @@ impl Core {
         Answer::Ok
     }
 
-    /// Destroys a context. Its blobs stay until they are dropped.
+    /// Destroys a context. The context's blobs stay until they are dropped.
     fn destroy_context(&mut self, id: u32, now: u64) -> Answer {
         let Some(mut context) = self.contexts.remove(&id) else { return Answer::Invalid };
         self.is_changed = true;

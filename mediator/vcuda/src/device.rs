@@ -64,7 +64,7 @@ impl CudaDevice {
     /// Creates the function of the VM `name` behind `link`. `launcher` starts the workers for the VM's programs.
     ///
     /// # Errors
-    /// If the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
+    /// Returns an error if the window's size is invalid, or the host refuses its memory, a descriptor or a thread.
     pub fn build(
         name: &str,
         limits: Limits,
@@ -80,7 +80,7 @@ impl CudaDevice {
     /// work with [`CudaFunction::start`], after the other daemon has given it up.
     ///
     /// # Errors
-    /// Same as for [`Self::build`]; also if the saved state is invalid.
+    /// Returns the errors of [`Self::build`], and an error if the saved state is invalid.
     pub fn restore(
         name: &str,
         limits: Limits,

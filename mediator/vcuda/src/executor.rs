@@ -31,7 +31,7 @@ const LINGER: Duration = Duration::from_micros(20);
 const KILLED: Duration = Duration::from_secs(2);
 /// Interval at which the end of killed workers is checked.
 const REAP_INTERVAL: Duration = Duration::from_millis(2);
-/// Maximum number of messages of one worker that are handled before those of the next worker.
+/// Maximum number of messages of one worker that are handled before the next worker's messages.
 const MAX_MESSAGES: usize = 64;
 /// TIMEOUT: the daemon hands a killed daemon's journal over within milliseconds of its start, unless the host is busy.
 const ADOPTION_NS: u64 = 5_000_000_000;
@@ -268,7 +268,7 @@ impl Executor {
         let mut messages = Vec::new();
         for (&id, worker) in &mut self.workers {
             worker.flush();
-            // An end is handled after the messages that were sent before it.
+            // The end of a worker is handled after its earlier messages.
             let has_ended = is_readable(&*worker);
             while let Some(message) = worker.receive() {
                 messages.push((id, message));
@@ -325,7 +325,7 @@ impl Executor {
                 }
                 Found::NoQueue => return false,
                 Found::Nothing => {
-                    // Guests often send several commands in sequence, and need no doorbells meanwhile.
+                    // Guests often send several commands in sequence, and need no doorbells in the meantime.
                     let since = *idle_since.get_or_insert_with(Instant::now);
                     while since.elapsed() < LINGER {
                         std::hint::spin_loop();

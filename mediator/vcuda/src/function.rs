@@ -136,15 +136,15 @@ impl CudaFunction {
     /// Starts to execute commands of a function that belonged to another daemon.
     ///
     /// # Errors
-    /// If the host refuses a thread.
+    /// Returns an error if the host refuses a thread.
     pub fn start(&self) -> io::Result<()> {
         self.0.start()
     }
 
-    /// Suspends the function for another daemon; its server is already suspended. Its workers continue to run.
+    /// Suspends the function for another daemon; its server is already suspended. The workers continue to run.
     ///
     /// # Errors
-    /// If the function does not stop by the time `until`. It then continues.
+    /// Returns an error if the function does not stop by the time `until`. The function then continues.
     pub fn suspend(&self, until: Instant) -> Result<SuspendedFunction, &'static str> {
         match self.0.suspend(until) {
             true => Ok(SuspendedFunction::new(Arc::clone(&self.0))),
@@ -153,10 +153,10 @@ impl CudaFunction {
     }
 
     /// Makes the guest's programs continue in new workers; with `pid`, only the programs with this process ID in the
-    /// guest. Returns the result for each program, which is an empty list if there is none.
+    /// guest. Returns the result for each program; the list is empty without programs.
     ///
     /// # Errors
-    /// If there is no result. A worker that responds later still restarts.
+    /// Returns an error if no result exists. A worker that responds later still restarts.
     pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
         let begin = Instant::now();
         let ((counts, count), (results, result)) = (channel(), channel());
@@ -206,7 +206,7 @@ impl SuspendedFunction {
     /// Saves the function, with duplicates of its descriptors.
     ///
     /// # Errors
-    /// If the function cannot be handed over. The error contains the reason.
+    /// Returns an error if the function cannot be handed over. The error contains the reason.
     pub fn save(&self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let saved = self.thread.with_idle(|executor| executor.save());
         saved.unwrap_or_else(|| Err("its thread has ended".to_owned()))

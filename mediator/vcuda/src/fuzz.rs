@@ -48,7 +48,7 @@ pub(crate) enum Step {
 /// Returns the header of a command for a context.
 ///
 /// # Panics
-/// Never, because a header has 24 bytes.
+/// Never panics, because a header has 24 bytes.
 #[must_use]
 #[expect(clippy::unwrap_used, reason = "the array is as large as a header")]
 pub(crate) fn header(context: u32) -> Header {

@@ -56,10 +56,10 @@ mod word {
 
 /// Offsets of words in a slot in bytes.
 mod slot {
-    /// 1 if the slot is in use. Written last.
+    /// 1 if the slot is in use. This word is written last.
     pub(super) const STATE: u64 = 0;
     pub(super) const INDEX: u64 = 8;
-    /// Number of responses before this one, plus 1; 0 before the response.
+    /// Number of responses before this response, plus 1; 0 before the response.
     pub(super) const ANSWERING: u64 = 16;
     pub(super) const TICKET: u64 = 24;
     pub(super) const HEADER: u64 = 32;
@@ -106,7 +106,7 @@ impl Journal {
     /// Takes over the journal of a killed process.
     ///
     /// # Errors
-    /// If the file is not a journal of this version.
+    /// Returns an error if the file is not a journal of this version.
     pub(crate) fn adopt(file: Arc<OwnedFd>) -> Result<Self, Invalid> {
         let seals = rustix::fs::fcntl_get_seals(&file).unwrap_or(SealFlags::empty());
         let size = rustix::fs::fstat(&file).map_or(0, |stat| stat.st_size);
@@ -182,7 +182,7 @@ impl Journal {
     /// Records the structure.
     ///
     /// # Errors
-    /// If the journal can no longer be used. The error contains the reason.
+    /// Returns an error if the journal can no longer be used. The error contains the reason.
     pub(crate) fn put_structure(&self, structure: &SavedStructure) -> Result<(), String> {
         let mut writer = Writer::new([0; 16]);
         writer.put(FUNCTION, structure).map_err(|error| error.to_string())?;
@@ -300,7 +300,7 @@ impl Journal {
     /// Reads the journal.
     ///
     /// # Errors
-    /// If nothing was recorded, or another version recorded it.
+    /// Returns an error if nothing was recorded, or another version recorded it.
     pub(crate) fn contents(&self) -> Result<Contents, Invalid> {
         let nothing = || Invalid::new("the journal of the CUDA function is empty");
         let bytes = self.valid(word::REGISTERS, REGISTERS_AT, REGISTERS_BYTES).ok_or_else(nothing)?;

@@ -2,8 +2,8 @@
 //!
 //! A program of the guest opens the render node, creates a context and *blobs*: parts of the *window*, a BAR that is
 //! backed by one file of this process. The first blob of a context starts a *worker*, a process of the host that maps
-//! the window and calls CUDA for the program. The device passes doorbells to the worker. It responds to the waits of
-//! the program's threads when words in its blobs have reached their values.
+//! the window and calls CUDA for the program. The device passes doorbells to the worker. The device responds to the
+//! waits of the program's threads when words in its blobs have reached their values.
 //!
 //! - `core`: the state machine: contexts, blobs, workers, waits.
 //! - `command`: the commands of virtio-gpu, and the responses.
@@ -18,7 +18,7 @@
 //!   through which workers find the next process.
 //! - `fuzz` (feature `fuzz`): random steps for tests.
 //!
-//! The crate does not read the programs' rings and does not depend on CUDA. Everything from the guest is untrusted: it
+//! The crate does not read the programs' rings and does not depend on CUDA. All input from the guest is untrusted: it
 //! is copied once and then checked.
 #![deny(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::cast_possible_truncation)]
 #![cfg_attr(

@@ -127,7 +127,7 @@ impl Config {
     /// Restores the configuration space of another process.
     ///
     /// # Errors
-    /// If the configuration space belongs to another function.
+    /// Returns an error if the configuration space belongs to another function.
     pub(crate) fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let other = || Invalid::new("the configuration space is another function's");
         let saved: [u8; CONFIG_BYTES] = saved.try_into().map_err(|_| other())?;

@@ -86,10 +86,10 @@ impl ControlQueue {
         self.progress
     }
 
-    /// Returns the number of responses in the guest's ring after those of `progress`.
+    /// Returns the number of responses in the guest's ring after the responses of `progress`.
     ///
     /// # Errors
-    /// If the rings cannot be used.
+    /// Returns an error if the rings cannot be used.
     pub(crate) fn answers_beyond(&self, memory: &MemoryTable) -> Result<u16, QueueError> {
         Ok(self.queue.used_idx(memory, Ordering::Acquire)?.0.wrapping_sub(low(self.progress.answered)))
     }
@@ -104,7 +104,7 @@ impl ControlQueue {
     /// Takes the next command.
     ///
     /// # Errors
-    /// If the rings cannot be used.
+    /// Returns an error if the rings cannot be used.
     pub(crate) fn pop(&mut self, memory: &MemoryTable) -> Result<Option<Request>, QueueError> {
         let Some(chain) = self.queue.iter(memory)?.next() else { return Ok(None) };
         self.progress.popped = self.progress.popped.wrapping_add(1);
@@ -132,7 +132,7 @@ impl ControlQueue {
     /// Responds to a command. Returns true if the guest requests an interrupt.
     ///
     /// # Errors
-    /// If the rings cannot be used.
+    /// Returns an error if the rings cannot be used.
     pub(crate) fn answer(&mut self, memory: &MemoryTable, request: &Request, bytes: &[u8]) -> Result<bool, QueueError> {
         let mut rest = bytes;
         let mut written = 0u32;
@@ -154,7 +154,7 @@ impl ControlQueue {
     /// Informs the guest that no doorbell is necessary.
     ///
     /// # Errors
-    /// If the rings cannot be used.
+    /// Returns an error if the rings cannot be used.
     pub(crate) fn suppress_kicks(&mut self, memory: &MemoryTable) -> Result<(), QueueError> {
         Ok(self.queue.disable_notification(memory)?)
     }
@@ -162,7 +162,7 @@ impl ControlQueue {
     /// Informs the guest that each command needs a doorbell. Returns true if commands have arrived without one.
     ///
     /// # Errors
-    /// If the rings cannot be used.
+    /// Returns an error if the rings cannot be used.
     pub(crate) fn allow_kicks(&mut self, memory: &MemoryTable) -> Result<bool, QueueError> {
         // This call executes the full fence between the flag and the index.
         Ok(self.queue.enable_notification(memory)?)

@@ -1,6 +1,6 @@
 //! BAR0: the registers of a modern virtio-pci device and the table of its MSI-X vectors.
 //!
-//! The registers are a state machine that stores values and reports the effects of writes. It serves each access
+//! The registers are a state machine that stores values and reports the effects of writes. Each access is served
 //! immediately.
 //!
 //! Source: VIRTIO 1.2 section 4.1.4.
@@ -25,7 +25,7 @@ pub(crate) const NOTIFY: Range<u64> = 0x3000..0x4000;
 pub(crate) const NOTIFY_MULTIPLIER: u32 = 4;
 /// The table of MSI-X vectors.
 pub(crate) const MSIX_TABLE: Range<u64> = 0x6000..0x6000 + VECTORS as u64 * 16;
-/// The pending bits of the vectors. The VMM stores them; here they read as 0.
+/// The pending bits of the vectors. The VMM stores these bits, which read as 0 here.
 pub(crate) const MSIX_PBA: Range<u64> = 0x7000..0x7008;
 /// Number of MSI-X vectors: configuration, control queue, cursor queue.
 pub(crate) const VECTORS: u8 = 3;

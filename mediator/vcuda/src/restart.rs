@@ -13,7 +13,7 @@ pub(crate) const RESTART_LIMIT: Duration = Duration::from_secs(120);
 pub struct Restart {
     /// Name of the program, if the guest's kernel sends it.
     pub name: String,
-    /// The program's process ID in the guest, if its library has sent the ID. Not checked.
+    /// The program's process ID in the guest, if its library has sent the ID. The ID is not checked.
     pub pid: Option<u32>,
     /// Time from the request until the program continued in the new worker, or the reason against the restart.
     pub result: Result<Duration, String>,

@@ -69,7 +69,7 @@ pub(crate) struct Progress {
 pub(crate) struct SavedCommand {
     /// First descriptor of the command's chain.
     pub head: u16,
-    /// Number of commands that were popped before it.
+    /// Number of commands that were popped before this command.
     pub index: u32,
     /// Number of responses before the command's own, once the response is being sent.
     pub answering: Option<u32>,
@@ -141,7 +141,7 @@ impl SavedCommand {
     /// Checks the values that do not depend on other values.
     ///
     /// # Errors
-    /// If a value is invalid.
+    /// Returns an error if a value is invalid.
     pub(crate) fn check(&self) -> Result<(), Invalid> {
         let fits = usize::from(self.head) < MAX_OUTSTANDING && self.writable.len() <= MAX_WRITABLE;
         Invalid::unless(fits, || format!("command {} is impossible", self.head))

@@ -61,7 +61,7 @@ impl Users {
     /// Returns the user recorded in this VM's folder, or an unused user; `None` if workers run as the daemon's user.
     ///
     /// # Errors
-    /// If no user can be assigned.
+    /// Returns an error if no user can be assigned.
     pub fn take(&self, folder: &Path) -> Result<Option<User>, NoUser> {
         let held = capabilities(None).map_or(CapabilitySet::empty(), |sets| sets.effective);
         self.take_with(held, folder)

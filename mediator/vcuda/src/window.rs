@@ -21,7 +21,7 @@ pub(crate) struct Window {
 }
 
 impl Window {
-    /// Creates a window of `bytes` zero bytes. Its memory is allocated on the first write.
+    /// Creates a window of `bytes` zero bytes, whose memory is allocated on the first write.
     pub(crate) fn new(bytes: u64) -> io::Result<Self> {
         let file = region_memory("cuda-window", bytes)?;
         let size = usize::try_from(bytes).map_err(io::Error::other)?;
@@ -33,7 +33,7 @@ impl Window {
     /// Takes over the window of another process, including its contents.
     ///
     /// # Errors
-    /// If the file cannot be mapped or has a different size.
+    /// Returns an error if the file cannot be mapped or has a different size.
     pub(crate) fn adopt(file: Arc<OwnedFd>, bytes: u64) -> io::Result<Self> {
         if rustix::fs::fstat(&file)?.st_size.cast_unsigned() != bytes {
             return Err(io::Error::other("the window has another size"));

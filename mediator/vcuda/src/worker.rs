@@ -15,7 +15,7 @@ const MAX_OUTBOX: usize = 4096;
 
 /// Maximum number of lines from a worker that are logged.
 const MAX_LOGGED_LINES: usize = 64;
-/// Maximum length of a line in bytes. The rest counts as another line.
+/// Maximum length of a line in bytes. The rest of a longer line counts as another line.
 const MAX_LINE_BYTES: u64 = 512;
 /// Maximum number of bytes of all lines.
 const MAX_LOGGED_BYTES: u64 = 32 << 10;
@@ -25,13 +25,13 @@ pub trait Launcher: Send {
     /// Starts a worker that maps the window `window`.
     ///
     /// # Errors
-    /// If no worker runs. The error contains the reason.
+    /// Returns an error if no worker runs. The error contains the reason.
     fn launch(&mut self, window: OwnedFd) -> Result<Started, String>;
 
     /// Starts a worker that continues the program of another worker, from the state in the file `state`.
     ///
     /// # Errors
-    /// If no worker runs. The error contains the reason.
+    /// Returns an error if no worker runs. The error contains the reason.
     fn launch_next(&mut self, window: OwnedFd, state: OwnedFd) -> Result<Started, String> {
         let _ = (window, state);
         Err("workers of this launcher cannot continue programs".to_owned())
@@ -104,7 +104,7 @@ impl Launcher for ProgramLauncher {
 
     fn adopt(&mut self, id: ProcessId) -> Option<Box<dyn Process>> {
         let ended = pidfd_open(Pid::from_raw(id.pid)?, PidfdFlags::empty()).ok()?;
-        // The open descriptor reserves the process ID, so the start time below is that of the same process.
+        // The open descriptor reserves the process ID, so the start time below belongs to the same process.
         (start_time(id.pid) == Some(id.started))
             .then(|| Box::new(WorkerProcess::adopted(id, ended)) as Box<dyn Process>)
     }
@@ -141,7 +141,7 @@ fn start_time(pid: i32) -> Option<u64> {
 /// A process and the descriptor that reports its end. The process is killed when this value is dropped.
 #[derive(Debug)]
 struct WorkerProcess {
-    /// `None` if another process has started it.
+    /// `None` if another process has started the worker.
     child: Option<Child>,
     ended: OwnedFd,
     id: Option<ProcessId>,
@@ -234,13 +234,13 @@ impl Worker {
         Self { link: Some(link), process, outbox: VecDeque::new(), is_deaf: false, rejoins_until: None }
     }
 
-    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until a time.
+    /// Creates the worker of an earlier daemon. Without a link, the worker may connect until the time `until`.
     pub(crate) fn adopted(process: Box<dyn Process>, link: Option<worker_link::Link>, until: u64) -> Self {
         let rejoins_until = link.is_none().then_some(until);
         Self { link, process, outbox: VecDeque::new(), is_deaf: false, rejoins_until }
     }
 
-    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for it.
+    /// Assigns a link to a worker that waits for one. Returns the link if this worker does not wait for one.
     pub(crate) fn rejoin(&mut self, pid: i32, link: worker_link::Link) -> Result<(), worker_link::Link> {
         if self.link.is_some() || self.is_deaf || self.process.id().is_none_or(|id| id.pid != pid) {
             return Err(link);

@@ -230,7 +230,7 @@ fn kill_between_answer_and_count_answers_once() {
         let folder = tempfile::tempdir().unwrap();
         let mut guest = guest(&folder);
         guest.program(1, 0);
-        // The last command is in slot 0. It is either recorded or only counted.
+        // The last command is in slot 0, and is either recorded or only counted.
         guest.done(&if is_recorded { context(2) } else { doorbell(1) });
         let journal = guest.device.journal().unwrap();
         guest.kill(|_| {

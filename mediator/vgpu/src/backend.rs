@@ -411,7 +411,7 @@ impl VmBackend {
         }
     }
 
-    /// Starts, restarts or stops the log of guest RAM that the card's work may write.
+    /// Starts, restarts or stops logging the guest RAM that the card's work may write.
     pub(super) fn log_ram(&mut self, on: bool) {
         self.memory.log_ram(on);
     }

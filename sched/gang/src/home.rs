@@ -10,8 +10,7 @@ struct Report {
     round: u64,
     state: CardState,
     wants: bool,
-    /// Number of the last numbered command sent to the card; `None` if it has been sent none since its connection
-    /// began.
+    /// Number of the last numbered command to the card; `None` without such a command since its connection began.
     sent: Option<u64>,
 }
 
@@ -36,7 +35,7 @@ enum Phase {
     Gathering { since: Nanos },
     /// The gates are open.
     Running,
-    /// The cards were told to stop. The last change was at `quiet`.
+    /// The cards were ordered to stop. The last change was at `quiet`.
     Stopping { since: Nanos, quiet: Nanos, step_ns: u64, is_released: bool },
 }
 
@@ -49,7 +48,7 @@ pub(super) struct Home {
     phase: Phase,
     /// Age of the request for the next turn; `None` if the gang has no work.
     age: Option<u64>,
-    /// Cards that were told to compete for a turn.
+    /// Cards that were ordered to compete for a turn.
     competing: BTreeSet<CardId>,
 }
 

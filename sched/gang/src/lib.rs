@@ -7,8 +7,8 @@
 //! messages. Cards share no other state, so a card that fails or stops affects only its own gangs.
 //!
 //! The rule:
-//! 1. A card whose accounts choose a gang *offers* itself to the gang. In the meantime, it gives the turn to the next
-//!    tenant (`turns`).
+//! 1. A card whose accounts choose a gang *offers* itself to the gang. In the meantime, the card gives the turn to the
+//!    next tenant (`turns`).
 //! 2. When all cards of a gang have offered themselves, its home *gathers* them. Each card recalls the holder of its
 //!    turn, and is *ready* when the holder has given the card back or overruns.
 //! 3. When all cards are ready, the gates open. A gather that is refused, or lasts longer than
@@ -28,8 +28,8 @@
 //! gang starves: the oldest gathering gang is never refused, and each card's accounts make it due eventually. Ages are
 //! Lamport timestamps, so the cards need no common clock.
 //!
-//! A card charges a gang from the moment at which the card is ready. So the gang pays for the time that its cards wait
-//! for each other; [`GangView`] reports this time.
+//! A card charges a gang from the moment at which the card is ready. Therefore the gang pays for the time that its
+//! cards wait for each other; [`GangView`] reports this time.
 //!
 //! The crate does no I/O, like [`GroupTurns`]: its inputs are calls, messages and the time, and its outputs are
 //! [`Order`]s and messages. Messages between two cards arrive in order, or the connection ends ([`GangTurns::lost`]).
@@ -56,7 +56,7 @@ pub use messages::{Body, CardId, CardState, Command, GangId, Message};
 /// Time limits for gangs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GangConfig {
-    /// Maximum duration of a gather, in ns. It must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
+    /// Maximum duration of a gather, in ns. The limit must exceed [`sched::turns::TurnsConfig::overrun_ns`], by which a
     /// recalled turn that does not end delays a card.
     pub gather_ns: u64,
     /// Time in ns for which drained cards wait for the gang's other cards, at the end of a turn, before one more
@@ -209,7 +209,7 @@ impl GangTurns {
         self.pump(now);
     }
 
-    /// Records that the connection to another card has ended. Messages from it that have not arrived are lost.
+    /// Records that the connection to another card has ended. Messages from that card that have not arrived are lost.
     pub fn lost(&mut self, card: CardId, now: Nanos) {
         if card == self.card || !self.reachable.remove(&card) {
             return;

@@ -13,7 +13,7 @@ pub(crate) type Lanes = [u32; LANES];
 /// Two words of each lane.
 pub(crate) type Pairs = [u64; LANES];
 
-/// The condition code of all lanes, with one mask per flag.
+/// Condition codes of all lanes, as one mask per flag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Flags {
     pub(crate) zero: u32,

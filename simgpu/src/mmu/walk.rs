@@ -9,7 +9,7 @@ use nvspec::mmu::{ENTRY_BYTES, PDE_SHIFT, PDE_SPAN, Pde, Pte, TableTarget, fault
 /// Finds the page table entry of `va`. Permissions are left to [`check`]; `write` is for the fault only.
 ///
 /// # Errors
-/// [`MmuFault`] with the reason that the card would report.
+/// Returns an [`MmuFault`] with the card's fault reason if the address is not mapped.
 pub fn walk(view: &View<'_>, space: &AddressSpace, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
     let fail = |reason| MmuFault { reason, va, write };
     if va.0 > space.limit.0 || va.0 >> VA_BITS != 0 {

@@ -12,8 +12,8 @@ pub(super) const BANK: u64 = 0x180_0000;
 pub(super) const DATA: u64 = 0x200_0000;
 pub(super) const SEM: u64 = 0x300_0000;
 
-/// Loops for the number of rounds in the third parameter, then adds the second parameter to each word of the data at
-/// the first parameter.
+/// Loops for the number of iterations in the third parameter, then adds the second parameter to each word of the data
+/// to which the first parameter points.
 pub(super) const ADD: &str = ".kernel k
     S2R R0, SR_TID.X
     S2R R1, SR_CTAID.X

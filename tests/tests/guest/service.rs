@@ -257,7 +257,7 @@ fn is_killed(host: &Host) -> Result<()> {
     let before = state(host)?;
     host.ok("systemctl kill --signal=KILL --kill-who=main gpu-mediator")?;
     restarted(host, 1)?;
-    // VM 3's VMM still has the device, which was reset.
+    // VM 3's VMM is still connected to its device, which was reset.
     let shown = json(host, "vm show vm3")?;
     assert_eq!((&shown["state"], &shown["transport"]["daemon_deaths_survived"]), (&"connected".into(), &1.into()));
     host.ok("systemctl is-active vm3")?;

@@ -18,8 +18,8 @@ const HOLES: RangeInclusive<u32> = 1..=29;
 const IMAGES: u32 = 30;
 /// Numbers of the attempts through the paravirtual interface.
 const PARAVIRTUAL: RangeInclusive<u32> = 31..=38;
-/// Holes whose attempts only read memory or write virtual registers. The mediator therefore denies no access: residue,
-/// scheduler masks, the timer, interrupts, configuration space.
+/// Numbers of the holes for which the attempts only read memory or write virtual registers. The mediator therefore
+/// denies no access: residue, scheduler masks, the timer, interrupts, configuration space.
 const VIRTUAL: [u32; 5] = [17, 21, 23, 27, 29];
 /// Maximum time for the attempts of one hole.
 const HOLE_LIMIT: Duration = Duration::from_secs(240);

@@ -1,7 +1,7 @@
 //! Binds a function to `vfio-pci`, or back to the driver that the kernel selects for it.
 //!
-//! Three files of the kernel control the binding: `driver_override` names the only driver that may bind the function,
-//! `unbind` unbinds its current driver, and `drivers_probe` makes the kernel search for a driver.
+//! Three sysfs files control the binding: `driver_override` names the only driver that may bind the function, `unbind`
+//! unbinds the current driver, and `drivers_probe` makes the kernel search for a driver.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};

@@ -51,7 +51,7 @@ impl std::iter::FusedIterator for Pieces<'_> {}
 
 impl<'a> GuestMemorySliceIterator<'a, ()> for Pieces<'a> {}
 
-/// Excludes memory that is private to the client, or withdrawn, or without a file.
+/// Excludes memory that is private to the client, was withdrawn, or has no file.
 impl GuestMemory for MemoryTable {
     type PhysicalMemory = GuestMemoryMmap<()>;
     type Bitmap = ();

@@ -1,5 +1,4 @@
-//! The units of one memory, each with a chunk's size and in one state. The units are the card's chunks or the host's
-//! slots.
+//! The units of the card (chunks) or of the host (slots), each with a chunk's size and in one state.
 
 mod saved;
 
@@ -10,7 +9,8 @@ pub(crate) use saved::SavedStock;
 use super::state::ChunkState;
 use std::collections::{BTreeSet, VecDeque};
 
-/// All units of one memory, by number. Invariant: `free`, `to_scrub` and `scrubbing` agree with `states`.
+/// All units of the card's or the host's memory, indexed by number. Invariant: `free`, `to_scrub` and `scrubbing` agree
+/// with `states`.
 ///
 /// `states` grows with use up to `limit`, so that a large unused limit costs nothing. The limit may fall below the
 /// number of owned units. In this case no unit is allocated until enough units are released, and units beyond the limit

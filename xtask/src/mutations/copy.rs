@@ -40,7 +40,7 @@ pub fn bring_all(changed: &[(PathBuf, String)]) -> Result<PathBuf> {
     Ok(copy)
 }
 
-/// Writes a file with the permissions of `like`, unless the file already has this text.
+/// Writes a file with the permissions of `like`, unless the file already contains `text`.
 fn bring(text: &[u8], like: &Path, to: &Path) -> std::io::Result<()> {
     if fs::read(to).is_ok_and(|copied| copied == text) {
         return Ok(());

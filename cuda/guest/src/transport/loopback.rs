@@ -133,8 +133,8 @@ impl Transport for Loopback {
             (id, offset)
         };
         let fixed = if address.is_some() { libc::MAP_FIXED } else { 0 };
-        // SAFETY: without an address the mapping is new; with one, it replaces pages of the range that this library has
-        // reserved.
+        // SAFETY: without an address the mapping is new; with an address, it replaces pages of the range that this
+        // library has reserved.
         let found = unsafe {
             libc::mmap(
                 address.unwrap_or(0) as *mut libc::c_void,

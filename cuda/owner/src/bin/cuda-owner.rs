@@ -272,7 +272,7 @@ fn describe(view: &CardView, clock_ns: u64) -> Value {
     })
 }
 
-/// Pieces that are mapped at consecutive addresses of one allocation.
+/// Pieces that are mapped at consecutive addresses of one reservation.
 struct Pieces {
     at: Address,
     made_s: f64,

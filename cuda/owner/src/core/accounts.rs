@@ -8,11 +8,11 @@
 //! reduces the free memory of the card. Managed memory is not attributed to any process either; the accounts count the
 //! requests for it.
 //!
-//! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If it grows
-//! less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any process, the
-//! suspects are charged for it until it is free, even after their programs have exited. An exiting program releases its
-//! memory a little later than its connection, and other kinds of memory are not measured. In both cases, a tenant is
-//! charged only for the part that cannot be another tenant's missing memory.
+//! The worker that releases a piece measures whether the card's free memory grows by the size of the piece. If the free
+//! memory grows less, the tenant is a suspect for some polls. If NVML does not attribute that much memory to any
+//! process, the suspects are charged for it until it is free, even after their programs have exited. An exiting program
+//! releases its memory a little later than its connection, and other kinds of memory are not measured. In both cases, a
+//! tenant is charged only for the part that cannot be another tenant's missing memory.
 
 use std::collections::BTreeMap;
 
@@ -76,7 +76,7 @@ pub(super) struct Past {
     pub(super) beyond: u64,
     /// Bytes that the tenant has released, and that are still in use without belonging to a process.
     pub(super) kept: u64,
-    /// Indices reserved for `beyond` and `kept`.
+    /// Indices that are reserved for the memory in `beyond` and `kept`.
     pub(super) indices: Vec<u32>,
     /// Total of `beyond` and `kept` in excess of the tenant's limits, in bytes.
     pub(super) over: u64,
@@ -136,7 +136,7 @@ impl Core {
             let (_, sum) = counted.entry(session.pid).or_insert((tenant, 0u64));
             *sum = sum.saturating_add(fixed).saturating_add(adopted);
         }
-        // A process that was given up but still runs may have memory of its tenant that no account contains.
+        // An abandoned process that still runs may have memory of its tenant that no account contains.
         for (&pid, name) in &self.given_up {
             if let Some(tenant) = self.tenant(name) {
                 counted.entry(pid).or_insert((tenant, 0));
@@ -239,14 +239,14 @@ impl Core {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
     /// release only once.
     pub fn giver_of(&mut self, piece: PieceId) -> Option<(TenantId, bool)> {
         self.pieces.given_up(piece)
     }
 
-    /// Reserves as many of a tenant's indices as it has memory beyond its account, logs the excess, and handles memory
-    /// beyond the tenant's limit.
+    /// Reserves a tenant's indices for its memory beyond its account, logs the excess, and handles memory beyond the
+    /// tenant's limit.
     fn charge(&mut self, id: TenantId) {
         let chunk = self.table.chunk_bytes();
         let Some(tenant) = self.tenants.get(&id) else { return };

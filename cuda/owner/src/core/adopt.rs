@@ -1,4 +1,4 @@
-//! Processes that outlived an owner. Their chunks become chunks of this owner.
+//! Processes that outlived an owner. The chunks of these processes become chunks of this owner.
 
 use super::pieces::Receiver;
 use super::types::{Action, PieceId, SessionId};
@@ -120,7 +120,7 @@ impl Core {
         true
     }
 
-    /// Checks whether a process has reported all of its memory, after which other processes may get memory.
+    /// Checks if a process has reported all of its memory, after which other processes may get memory.
     fn look_whether_adopted(&mut self, id: SessionId) {
         let done = self.sessions.get(&id).filter(|session| !session.adopts && session.adopting.is_empty());
         if let Some(pid) = done.map(|session| session.pid) {

@@ -78,7 +78,7 @@ impl Core {
         assert!(self.next - self.first_number < OWN_NUMBERS);
     }
 
-    /// Checks that no state is left behind.
+    /// Checks that no state remains.
     ///
     /// # Panics
     /// Panics if any state is left.

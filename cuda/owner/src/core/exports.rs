@@ -62,8 +62,8 @@ impl Core {
         let mut token = [0; 32];
         token[..8].copy_from_slice(&first.to_le_bytes());
         token[8..16].copy_from_slice(&second.to_le_bytes());
-        // A token is useless to other tenants. It is secret within the tenant too, because the tenant's programs may
-        // belong to several users: a program can open memory only if it was given the token.
+        // A token is useless to other tenants. A token is secret within the tenant too, because the tenant's programs
+        // may belong to several users: a program can open memory only if it was given the token.
         for (part, keys) in token[16..].chunks_exact_mut(8).zip(&self.token_keys) {
             part.copy_from_slice(&keys.hash_one((first, second)).to_le_bytes());
         }

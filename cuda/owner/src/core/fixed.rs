@@ -1,4 +1,4 @@
-//! Memory that counts but cannot move, and memory that is released in parts.
+//! Memory that is counted but cannot move, and memory that is released in parts.
 //!
 //! In both cases one message may concern all chunks of a card. An event does a bounded part of the work, and the next
 //! one continues it.
@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Reserves indices for fixed memory on the card, and replies to the requests in order. The next event continues if
-    /// this one reaches its limit.
+    /// this event reaches its limit.
     pub(super) fn count_fixed(&mut self, id: SessionId, tenant: TenantId) {
         loop {
             let Some(session) = self.sessions.get_mut(&id) else { return };

@@ -1,7 +1,7 @@
 //! Tenants with several cards: their turns on this card, and messages to the owners of their other cards.
 //!
-//! [`gang::GangTurns`] decides. A gang's processes on this card are sessions like all others. In a *step*, each process
-//! lets one submission pass and then reports the end of its work, like after a recall.
+//! [`gang::GangTurns`] makes the decisions. A gang's processes on this card are sessions like all others. In a *step*,
+//! each process lets one submission pass and then reports the end of its work, as after a recall.
 
 use super::types::{Action, SessionId};
 use super::{Core, TenantError, TenantSpec};
@@ -52,8 +52,8 @@ impl Core {
         self.actions.extend(messages.map(|(card, message)| Action::Tell { card, message }));
     }
 
-    /// Returns true if a tenant has the turn. While a tenant with several cards waits for its other cards, it does not
-    /// have the turn, although this card is kept for it.
+    /// Returns true if a tenant has the turn. A tenant that waits for its other cards does not have the turn, although
+    /// this card is reserved for it.
     pub(super) fn runs(&self, tenant: TenantId) -> bool {
         let gang = self.turns.gang_of(tenant).and_then(|gang| self.turns.view(gang));
         gang.map_or_else(|| self.turns.turns().has_turn(tenant), |gang| gang.runs)

@@ -1,4 +1,4 @@
-//! Records, for operators, the programs that were given up with the reason, and actions on tenants.
+//! Records the abandoned programs with the reasons, and actions on tenants, for operators.
 
 use super::Core;
 use super::types::SessionId;
@@ -11,14 +11,14 @@ const MAX_KEPT: usize = 4;
 /// Maximum number of incidents that are stored until they are read.
 const MAX_INCIDENTS: usize = 256;
 
-/// Reasons for giving up a program.
+/// Reasons for abandoning a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
     /// The program's work did not end within the limit of a turn.
     Turn,
     /// The program did not reply to an order about its memory in time.
     Order,
-    /// The program declined all orders about its memory.
+    /// The program declined all orders to move its memory.
     Declined,
     /// The program did not report its memory to this owner after the previous owner had ended.
     Adoption,
@@ -60,14 +60,14 @@ impl Reason {
     }
 }
 
-/// A program that was given up.
+/// An abandoned program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
     /// Process ID of the program.
     pub pid: u32,
     /// Name of the program.
     pub program: String,
-    /// Reason for giving up the program.
+    /// Reason for abandoning the program.
     pub reason: Reason,
 }
 
@@ -141,7 +141,7 @@ impl Core {
         self.incidents.add(&known.spec.name, Action::Quarantined);
     }
 
-    /// Records that the program of a session was given up.
+    /// Records that the program of a session was abandoned.
     pub(super) fn record_given_up(&mut self, id: SessionId, reason: Reason) {
         let Some(session) = self.sessions.get(&id) else { return };
         let Some(tenant_id) = session.tenant else { return };

@@ -10,14 +10,14 @@ use std::collections::BTreeMap;
 use tenancy::Deadline;
 use vram::{Error, GuestVramAddr, Limit, OnFull, Place, TenantId};
 
-/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. It
-/// then gets the memory that is free.
+/// Maximum time that an allocation of the quantum's tenant waits for the eviction of other tenants' memory, in ns. The
+/// tenant then gets the memory that is free.
 // TIMEOUT: evicting the memory of a whole card takes less time.
 pub(super) const ROOM_NS: u64 = 500_000_000;
-/// Time after such a wait timed out during which allocations do not wait, in ns.
+/// Time after the timeout of such a wait during which allocations do not wait, in ns.
 const CROWDED_NS: u64 = 10_000_000_000;
-/// Maximum number of bytes to evict beyond those of such an allocation. A program that fills its memory requests the
-/// next part soon, and tenants that wait for a quantum do not need their memory.
+/// Maximum number of bytes to evict beyond the bytes of such an allocation. A program that fills its memory requests
+/// the next part soon, and tenants that wait for a quantum do not need their memory.
 const AHEAD_BYTES: u64 = 1 << 30;
 /// Maximum number of pieces being made for one tenant, which bounds the wait of other tenants' next requests.
 pub(super) const MAKING_MOST: u32 = 32;
@@ -126,8 +126,8 @@ impl Core {
     }
 
     /// Returns true if chunks of the quantum's tenant must wait for the eviction of waiting tenants' memory, and starts
-    /// that eviction. In host memory, the program would access the chunks over the link, and they would be moved at
-    /// once, for which the program must be quiesced.
+    /// that eviction. In host memory, the program would access the chunks over the link, and the chunks would be moved
+    /// at once, for which the program must be quiesced.
     fn waits_for_room(&mut self, tenant: TenantId, chunks: u32, since: u64) -> bool {
         let Some(turn) = self.machine.residency.turn().filter(|turn| turn.holder == tenant) else { return false };
         let of = |id| self.table.vms().find(|(vm, _)| *vm == id).map(|(_, account)| account);
@@ -199,8 +199,8 @@ impl Core {
         }
     }
 
-    /// Marks places without an owner as scrubbed. They no longer have a piece, and get a new, zeroed piece when they
-    /// are next used.
+    /// Marks places without an owner as scrubbed. Such places no longer have a piece, and get a new, zeroed piece at
+    /// their next use.
     pub(super) fn scrub(&mut self) -> bool {
         let mut any = false;
         while let Some(work) = self.table.take_scrub_work() {
@@ -361,9 +361,9 @@ impl Core {
         }
     }
 
-    /// Moves a new chunk to host memory because the driver has no card memory for its place: a process that was given
-    /// up has not exited yet, or a tenant has memory beyond its account. The chunk moves to the card when the card has
-    /// memory. Returns false in all other cases, in which an unmanaged process uses the card.
+    /// Moves a new chunk to host memory because the driver has no card memory for its place: an abandoned process has
+    /// not exited yet, or a tenant has memory beyond its account. The chunk moves to the card when the card has memory.
+    /// Returns false in all other cases, in which an unmanaged process uses the card.
     fn begin_in_host(&mut self, id: SessionId, at: usize, piece: PieceId) -> bool {
         let is_known = !self.given_up.is_empty() || self.is_past();
         if !is_known || self.pieces.memory(piece) != Some(Memory::Device) {

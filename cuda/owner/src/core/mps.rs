@@ -1,8 +1,8 @@
 //! MPS servers of share groups, as the state machine sees them: which groups need one, and which processes are clients.
 //!
-//! A group needs a server unless one of its members only accepts turns. Its members have one user, because a server
-//! serves one user. A server's own list decides which processes are clients; a process that says that it is one only
-//! makes the owner ask.
+//! A group needs a server unless one of its members only accepts turns. The members of a group have one user, because a
+//! server serves one user. A server's own list decides which processes are clients; if a process reports that it is a
+//! client, the owner only asks the server.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,20 +19,20 @@ use super::types::{Action, SessionId};
 struct Server {
     /// User of the server and its clients, if the members name one.
     user: Option<u32>,
-    /// False if no group needs the server; it then serves its clients until they end.
+    /// False if no group needs the server, which then serves its clients until they end.
     needed: bool,
-    /// True from the order to start it until it has ended.
+    /// True from the order to start the server until the server has ended.
     running: bool,
     state: ServerState,
     clients: BTreeSet<u32>,
-    /// Names of the programs of its last clients: a program that loses its server may be gone when that is noticed.
+    /// Names of the programs of its last clients, because a program may exit before the loss of its server is noticed.
     names: BTreeMap<u32, String>,
     /// Processes of the server itself.
     processes: BTreeSet<u32>,
 }
 
 impl Server {
-    /// Sets the state, unless no group needs the server: then its next programs must not become clients.
+    /// Sets the state, unless no group needs the server. In this case, new programs must not become clients.
     fn set_state(&mut self, state: ServerState) {
         if self.needed {
             self.state = state;
@@ -58,7 +58,7 @@ impl Servers {
 }
 
 impl Core {
-    /// Starts servers for groups that need one, and retires the others, after a change of the tenants.
+    /// Starts servers for groups that need one, and retires all other servers, after a change of the tenants.
     pub(super) fn renew_servers(&mut self) {
         let mut members: BTreeMap<&str, (Sharing, BTreeSet<Option<u32>>)> = BTreeMap::new();
         for tenant in self.tenants.values().filter(|tenant| !tenant.retired) {
@@ -186,7 +186,7 @@ impl Core {
         let group = self.group_of(tenant).map(str::to_owned);
         let Some(group) = group else { return };
         if self.servers.0.get_mut(&group).is_some_and(|server| server.clients.remove(&pid)) {
-            // It may have ended because of a fault, of which the server soon knows nothing any longer.
+            // The process may have ended because of a fault, which the server soon forgets.
             self.actions.push(Action::PollServer { group });
         }
     }

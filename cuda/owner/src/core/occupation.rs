@@ -1,13 +1,13 @@
-//! Processes that occupy the card without a turn, because their work bypassed the gate, or was in flight when they
-//! ended their turn.
+//! Processes that occupy the card without a turn. Their work bypassed the gate, or was in flight when they ended their
+//! turn.
 //!
 //! The owner reads NVML's report of each process's use of the card every second. Two decisions depend on it:
 //!
 //! - A tenant's turn exceeds its limit, and a process of another tenant occupied the card at two polls since that turn
-//!   began. That process is given up, and the tenant gets its full limit once more. All samples of the second poll are
+//!   began. That process is abandoned, and the tenant gets its full limit once more. All samples of the second poll are
 //!   later than the first poll, when the process had no turn.
 //! - A process occupied the card at all polls for as long as its own tenant's limit, and had no turn in this time. The
-//!   process is given up if another tenant has a turn, because the limit also applies to work without a turn.
+//!   process is abandoned if another tenant has a turn, because the limit also applies to work without a turn.
 
 use std::collections::{BTreeMap, VecDeque};
 use tenancy::Deadline;
@@ -34,7 +34,7 @@ struct Occupation {
     since: u64,
     /// Times of the last polls, at most [`MIN_LOOKS`].
     last: VecDeque<u64>,
-    /// Number of turns that the process has had. It shows whether the process had a turn between two polls.
+    /// Number of turns that the process has had, which shows whether the process had a turn between two polls.
     turns: u64,
 }
 
@@ -59,7 +59,7 @@ impl Core {
         self.give_up_occupants();
     }
 
-    /// Gives up processes that have occupied the card without a turn for as long as their tenants' limit on a turn, if
+    /// Abandons processes that have occupied the card without a turn for as long as their tenants' limit on a turn, if
     /// another tenant has a turn. The driver's limit applies if the driver is suspending the process.
     fn give_up_occupants(&mut self) {
         let exceeds = |pid: u32, limit: u64| {
@@ -84,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Gives up processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
+    /// Abandons processes of other tenants that have occupied the card throughout a tenant's turn, which has lasted
     /// `ran_ns`. Returns true if such processes exist and the tenant has not yet had its limit once more in this turn.
     pub(super) fn spares(&mut self, tenant: TenantId, ran_ns: u64) -> bool {
         if self.deadlines.is_set(Deadline::SecondLimit(tenant)) {

@@ -2,7 +2,7 @@
 //!
 //! A process can keep a piece that it has imported, whatever it reports. Therefore a piece that was given to a process
 //! is never reused for another one, not even of the same tenant, because programs of a tenant may belong to several
-//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory this takes
+//! users. On the card, a piece is released and a new one is made, which takes 15 us. In host memory, the same takes
 //! milliseconds, so the piece is kept for the next use by the same process, unless another process needs the memory. A
 //! piece that several processes have had is always released.
 
@@ -61,7 +61,7 @@ pub(super) struct Pieces {
     host: u32,
     /// Number of host pieces to make in advance.
     ready_host: u32,
-    /// Pieces of the card that tenants had and that are being released: the tenant, and whether it had reported the
+    /// Pieces of the card that tenants had and that are being released: the tenant, and true if it had reported the
     /// release.
     given_up: BTreeMap<PieceId, (TenantId, bool)>,
     /// Set if the pieces released now belong to a program whose connection has ended.
@@ -81,8 +81,8 @@ impl Pieces {
         PieceId(self.next)
     }
 
-    /// Returns a piece for a process, held once: a piece that the process already had, a piece of the stock, or a new
-    /// piece.
+    /// Returns a piece for a process, with one hold: a piece that the process already had, a piece of the stock, or a
+    /// new piece.
     pub(super) fn take(&mut self, memory: Memory, by: Receiver, actions: &mut Vec<Action>) -> PieceId {
         self.take_some(memory, by, true, actions)
     }
@@ -239,7 +239,7 @@ impl Pieces {
         }
     }
 
-    /// Returns the tenant that released a piece of the card, and whether it had reported the release. Returns each
+    /// Returns the tenant that released a piece of the card, and true if it had reported the release. Returns each
     /// release only once.
     pub(super) fn given_up(&mut self, id: PieceId) -> Option<(TenantId, bool)> {
         self.given_up.remove(&id)

@@ -1,7 +1,7 @@
 //! Moves chunks between the card and host memory: executes [`tenancy::relocation`] for processes.
 //!
 //! ```text
-//! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece given up -> Resume
+//! plan -> Quiesce -> Quiet -> copies -> Redirect -> Redirected -> move committed, old piece released -> Resume
 //! ```
 //!
 //! A process is a user of memory. This module chooses the pieces of a move and sends the messages.
@@ -183,7 +183,7 @@ impl Core {
                     let patience_us = u32::try_from(decline_ns / 1000).unwrap_or(u32::MAX);
                     self.send(user, FromOwner::Quiesce { order, patience_us });
                 }
-                // Never requested, because a process cannot be quiesced by force.
+                // This action is never requested, because a process cannot be quiesced by force.
                 Action::Force { .. } => {}
                 Action::Copy { batch, chunks, to } => {
                     let pieces = chunks.iter().map(|chunk| (chunk.from, chunk.to)).collect();
@@ -312,7 +312,7 @@ impl Core {
         }
     }
 
-    /// Gives up processes whose replies are overdue.
+    /// Abandons processes whose replies are overdue.
     pub(super) fn late_answers(&mut self) {
         self.machine.relocations.tick(self.clock);
         self.relocate();

@@ -72,7 +72,7 @@ pub(super) struct Session {
     pub(super) opened_at: u64,
     /// Limits of work in flight and of idle time, and the interval of reports, as last sent to the process.
     pub(super) told: (u32, u32, u32),
-    /// Set if the process's work can run at the same time as that of other processes.
+    /// Set if the process's work can run at the same time as the work of other processes.
     pub(super) concurrent: bool,
     /// Set once the process has reported that it is an MPS client.
     pub(super) reported_client: bool,
@@ -89,7 +89,7 @@ pub(super) struct Session {
     pub(super) reclaims: Reclaims,
     /// Time at which the driver was called to suspend the process. Unset once the driver has confirmed the suspension.
     pub(super) suspends: Option<u64>,
-    /// Set if the owner has given up the process: the process has no turn and no memory, and its messages are ignored.
+    /// Set if the owner has abandoned the process: the process has no turn and no memory, and its messages are ignored.
     pub(super) stuck: bool,
 }
 
@@ -340,7 +340,7 @@ impl Core {
     }
 
     /// Closes a process's connections, takes its turn and its memory immediately, and kills it. The state does not
-    /// depend on whether the kill succeeds.
+    /// depend on the success of the kill.
     pub(super) fn give_up(&mut self, id: SessionId, reason: Reason) {
         self.record_given_up(id, reason);
         self.record_kill(id, reason);
@@ -375,7 +375,7 @@ impl Core {
     }
 
     /// Kills processes that the driver does not suspend in time, because the driver waits for a stopped process without
-    /// a limit. Gives up processes that began to report their memory and do not continue.
+    /// a limit. Abandons processes that began to report their memory and do not continue.
     pub(super) fn late_suspensions(&mut self) {
         let (clock, patience) = (self.clock, self.config.patience_ns);
         let late = |since: u64| clock.saturating_sub(since) >= patience;

@@ -18,7 +18,7 @@ impl Core {
         self.renew_clients_of(id);
     }
 
-    /// Updates whether all programs of a tenant can run concurrently with others.
+    /// Updates the record if all programs of a tenant can run concurrently with others.
     pub(super) fn renew_concurrency(&mut self, tenant: TenantId) {
         let of_it = || self.sessions.values().filter(|session| session.tenant == Some(tenant));
         let concurrent = of_it().any(|session| session.concurrent) && of_it().all(|s| s.concurrent || !s.has_asked);

@@ -27,10 +27,10 @@ struct Own {
     named: usize,
 }
 
-/// All tokens, by tenant. A token is useless to other tenants, and does not count for them.
+/// All tokens, by tenant. A token is useless to other tenants, and does not count towards their limits.
 ///
-/// Freeing a chunk costs nothing here. Its tokens then contain a number that is no longer in use. A few of them are
-/// removed each time a new token is made.
+/// Freeing a chunk costs nothing here. The chunk's tokens then contain an unused number. Each time a new token is made,
+/// a few such tokens are removed.
 #[derive(Debug, Default)]
 pub(super) struct Shares(HashMap<TenantId, Own>);
 
@@ -45,7 +45,7 @@ impl Shares {
         self.0.get(&tenant)?.by_chunks.get(chunks).copied()
     }
 
-    /// Removes some of the tokens that contain a chunk which no longer `exist`s. Returns the number of visited chunks.
+    /// Removes some of the tokens with a chunk that no longer `exists`. Returns the number of visited chunks.
     pub(super) fn sweep(&mut self, tenant: TenantId, exists: impl Fn(&Named) -> bool) -> usize {
         let Some(own) = self.0.get_mut(&tenant) else { return 0 };
         let mut looked_at = 0;

@@ -14,7 +14,7 @@ impl Core {
         self.table.vm_bytes(tenant).unwrap_or(0) / self.table.chunk_bytes()
     }
 
-    /// Returns true if a tenant has as many chunks as its limit, or more because the limit was lowered.
+    /// Returns true if a tenant has reached its limit of chunks, or exceeds it because the limit was lowered.
     pub(super) fn is_full(&self, tenant: TenantId) -> bool {
         self.tenants.get(&tenant).is_none_or(|known| known.bodies.len() as u64 >= self.most(tenant))
     }

@@ -2,10 +2,10 @@
 //!
 //! A stopped process submits nothing and cannot reply. Its turn overruns, but the other tenants need not wait for it.
 //! The turn ends when the process has no work in flight on the card, that is, when NVML reports no work of the process
-//! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not given up
+//! between two polls after the recall. Without NVML, the turn ends at the tenant's limit. The process is not abandoned
 //! for this reason: it reads the recall when it runs again, and gets its next turn after its reply. If the process has
-//! left a kernel in flight, `occupation` finds it. If it holds memory that another tenant needs, `relocate` treats it
-//! like any unresponsive process.
+//! left a kernel in flight, `occupation` finds it. If the process holds memory that another tenant needs, `relocate`
+//! treats it like any unresponsive process.
 
 use super::Core;
 use super::given_up::Reason;
@@ -13,7 +13,7 @@ use super::types::{Action, SessionId, User};
 use std::collections::BTreeSet;
 
 impl Core {
-    /// Requests a check whether processes are stopped, for those whose turn overruns and that had no work on the card
+    /// Requests a check for stopped processes, for each process whose turn overruns and that had no work on the card
     /// since the previous poll.
     pub(super) fn look_at_idle_overruns(&mut self, users: &[User]) {
         let occupants: BTreeSet<u32> = users.iter().filter(|user| user.occupies).map(|user| user.pid).collect();

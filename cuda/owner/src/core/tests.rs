@@ -54,7 +54,7 @@ fn memory_of_ended_program_is_free_and_not_leaked() {
     world.settle();
     let two = world.connect("two");
     world.ask(two, 1, 8);
-    // `World` checks whether a piece belonged to another tenant before.
+    // `World` checks if a piece belonged to another tenant before.
     assert_eq!(world.places(two), (8, 0));
     assert!(world.programs[&two].chunks.values().all(|(_, value)| *value == 0));
 }
@@ -368,7 +368,7 @@ fn a_program_that_declines_keeps_running_and_is_asked_again() {
     world.programs.get_mut(&one).expect("there").mute = true;
     let two = world.connect("two");
     world.ask(two, 1, 4);
-    // The program does not report whether it has empty chunks either.
+    // The program does not report its empty chunks either.
     world.pass(50 * MS);
     let order = world.programs[&one].quiet.expect("the program gets an order to quiesce");
     let program = world.programs.get_mut(&one).expect("there");

@@ -1,4 +1,4 @@
-//! Turns and quanta. They decide which gates are open.
+//! Turns and quanta, which decide which gates are open.
 
 use super::Core;
 use super::types::{Action, SessionId};
@@ -18,12 +18,12 @@ const ATTENDED_US: u32 = 1000;
 /// cost the card less time. The end of a quantum, which must drain the work, costs far more anyway.
 const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 
-/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. It is long for a
-/// working program, but short compared to a change of the quantum, which idleness can cause.
+/// Idle time after which a turn ends while all other tenants wait for their quantum, in microseconds. This time is long
+/// for a working program, but short compared to a change of the quantum, which idleness can cause.
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
-/// Interval at which a program of a group reports its use, in microseconds. It is a fraction of the lag in work at
-/// which another member gets the card alone.
+/// Interval at which a program of a group reports its use, in microseconds. The interval is a fraction of the lag in
+/// work at which another member gets the card alone.
 const REPORT_INTERVAL_US: u32 = 2000;
 
 impl Core {
@@ -110,7 +110,7 @@ impl Core {
         let undisturbed = self.machine.residency.turn().is_some() && others.all(waits);
         let idle = if undisturbed { self.config.idle_us.max(IDLE_UNDISTURBED_US) } else { self.config.idle_us };
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
-        // A member that has had more than its part of the group's work leaves the card to the other members sooner.
+        // A member that has had more than its part of the group's work yields the card to the other members sooner.
         let ahead = if self.turns.turns().is_ahead(tenant) { ahead.min(urgently) } else { ahead };
         let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
@@ -184,7 +184,7 @@ impl Core {
             }
         }
         for (session, _) in sessions {
-            // A stopped process cannot reply, and is not given up for this reason.
+            // A stopped process cannot reply, and is not abandoned for this reason.
             self.actions.push(Action::LookAt { session, is_overdue: true });
         }
     }

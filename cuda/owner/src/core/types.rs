@@ -77,14 +77,14 @@ pub enum Event {
         pid: u32,
         /// User ID from the same credentials.
         uid: u32,
-        /// The tenant whose own socket the process connected to, if it did.
+        /// The tenant to whose own socket the process connected, if any.
         tenant: Option<TenantId>,
     },
     /// A process has sent a message.
     Said {
         /// The process's connection.
         session: SessionId,
-        /// The message. Each descriptor that came with it became a piece in `pieces`, in order.
+        /// The message. Each descriptor of the message became a piece in `pieces`, in order.
         message: FromTenant,
         /// Numbers that the server assigned to the message's descriptors.
         pieces: Vec<PieceId>,
@@ -117,7 +117,7 @@ pub enum Event {
         /// Set on success.
         done: bool,
     },
-    /// SIGKILL was sent to a process that was given up or has left, or could not be sent.
+    /// SIGKILL was sent to a process that was abandoned or has left, or could not be sent.
     Signalled {
         /// Tenant of the process.
         tenant: TenantId,
@@ -133,7 +133,7 @@ pub enum Event {
         /// Same as `is_overdue` in [`Action::LookAt`].
         is_overdue: bool,
     },
-    /// A process that was given up has exited.
+    /// An abandoned process has exited.
     Ended {
         /// Process ID.
         pid: u32,
@@ -153,7 +153,7 @@ pub enum Event {
     Missing {
         /// The tenant that had the piece.
         tenant: TenantId,
-        /// Set if the tenant had reported the release; otherwise its program may just be exiting.
+        /// Set if the tenant had reported the release. Otherwise, its program may just be exiting.
         sure: bool,
         /// Number of missing bytes.
         bytes: u64,
@@ -192,7 +192,7 @@ pub enum OnStranger {
     /// Report them.
     #[default]
     Report,
-    /// Kill them, if the owner is permitted to.
+    /// Kill these processes, if the owner is permitted to.
     Kill,
 }
 
@@ -236,11 +236,11 @@ pub enum Action {
         /// Memory of the destinations.
         to: Memory,
     },
-    /// Check whether a process is stopped. [`Event::Looked`] reports the result.
+    /// Check if a process is stopped. [`Event::Looked`] reports the result.
     LookAt {
         /// The process's connection.
         session: SessionId,
-        /// Set if the turn of the process has exceeded its tenant's limit. The process is then given up unless it is
+        /// Set if the turn of the process has exceeded its tenant's limit. The process is then abandoned unless it is
         /// stopped.
         is_overdue: bool,
     },
@@ -254,10 +254,10 @@ pub enum Action {
         /// Process ID.
         pid: u32,
     },
-    /// Kill a process that was given up; it has no turn and no memory. [`Event::Signalled`] reports the result, and
+    /// Kill an abandoned process, which has no turn and no memory. [`Event::Signalled`] reports the result, and
     /// [`Event::Ended`] that the process has exited.
     Kill {
-        /// The process's connection. It is closed.
+        /// The process's connection, which is closed.
         session: SessionId,
         /// Tenant of the process.
         tenant: TenantId,
@@ -273,7 +273,7 @@ pub enum Action {
         /// Duration of the polling, in ns.
         ns: u64,
     },
-    /// Start the MPS server of a group, or keep one that was to be retired. Answered by [`Event::Mps`].
+    /// Start the MPS server of a group, or keep one that was to be retired. [`Event::Mps`] reports the result.
     StartServer {
         /// Name of the group.
         group: String,
@@ -285,7 +285,7 @@ pub enum Action {
         /// Name of the group.
         group: String,
     },
-    /// Poll the clients of a group's MPS server soon. Answered by [`Event::Mps`].
+    /// Poll the clients of a group's MPS server soon. [`Event::Mps`] reports the result.
     PollServer {
         /// Name of the group.
         group: String,

@@ -1,4 +1,4 @@
-//! Unmanaged processes that use the card. They bypass the library, or do not belong to a tenant.
+//! Unmanaged processes that use the card. These processes bypass the library, or do not belong to a tenant.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -28,11 +28,11 @@ pub struct TenantView {
     pub launches: u64,
     /// Number of its programs that were killed because they did not reply.
     pub killed: u64,
-    /// Number of its programs that could not be killed. They run without a connection, turns and accounted memory.
+    /// Number of its programs that could not be killed. They run without connection, turns and accounted memory.
     pub kill_failures: u64,
     /// Number of its programs that were suspended because they did not reply.
     pub suspended: u64,
-    /// The last programs of the tenant that were given up, oldest first.
+    /// The tenant's last abandoned programs, oldest first.
     pub given_up: Vec<GivenUp>,
     /// Time for which its turn has overrun, in ns.
     pub overrun_ns: u64,
@@ -170,7 +170,7 @@ impl CardView {
         self.time_of(at).engines[&ENGINE].account.used
     }
 
-    /// Returns the number of strikes of the tenant at position `at`, and whether it is quarantined.
+    /// Returns the number of strikes of the tenant at position `at`, and true if the tenant is quarantined.
     pub(crate) fn strikes(&self, at: usize) -> (u32, bool) {
         let time = self.time_of(at);
         (time.strikes, time.quarantine != sched::Quarantine::Free)

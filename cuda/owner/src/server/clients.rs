@@ -137,7 +137,7 @@ impl Serving {
         MESSAGES_AT_ONCE
     }
 
-    /// Stores a descriptor that came with a message as a piece, until the state machine decides about it.
+    /// Stores a descriptor of a message as a piece, until the state machine decides about the piece.
     fn keep(&mut self, descriptor: OwnedFd) -> PieceId {
         let piece = self.core.piece_number();
         self.vault.receive(piece, descriptor);

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// Maximum number of connections of all tenants.
 const CONNECTIONS_MOST: usize = 2048;
 /// Time limit for a connection to send `Hello`, in ns.
-// TIMEOUT: the library sends it at once; a busy host may need a second to run the library.
+// TIMEOUT: the library sends `Hello` at once; a busy host may need a second to run the library.
 pub(super) const SILENT_NS: u64 = 5_000_000_000;
 /// Time for which no connections are accepted after the system had no descriptor left, in ns.
 // TIMEOUT: a connection may end in the meantime; to a connecting program this is like waiting for the owner.
@@ -20,12 +20,12 @@ const RESERVED_DESCRIPTORS: u64 = 128;
 /// Limits that divide the process's descriptors.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Maximum number of connections. Each uses two descriptors.
+    /// Maximum number of connections. Each connection uses two descriptors.
     pub(super) connections: usize,
-    /// Maximum number of pieces of memory. Each uses one descriptor.
+    /// Maximum number of pieces of memory. Each piece uses one descriptor.
     pub(super) pieces: usize,
-    /// Maximum number of descriptors in flight to programs. It is half of the kernel's limit for one user, to leave
-    /// some for other owners of the same user.
+    /// Maximum number of descriptors in flight to programs. The limit is half of the kernel's limit for one user, to
+    /// leave some for other owners of the same user.
     unread: usize,
 }
 
@@ -56,8 +56,8 @@ impl Limits {
         Unread { all: self.unread, tenants }
     }
 
-    /// Decides about a new connection. If all places are taken, the new connection replaces the oldest one that has not
-    /// sent `Hello`: one of its own tenant or user if that has used up its places, otherwise any.
+    /// Decides about a new connection. If no place is free, the new connection replaces the oldest one that has not
+    /// sent `Hello`: one of the same tenant or user if that one has no place left, otherwise any.
     pub(super) fn admit(
         &self,
         connections: &BTreeMap<SessionId, Connection>,

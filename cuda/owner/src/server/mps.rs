@@ -8,7 +8,7 @@ use cuda_mps::{GroupServer, MpsConfig, Report};
 use super::{Note, Notes};
 use crate::core::Event;
 
-/// Longest name of a group that is also the name of its folder: paths of sockets are short.
+/// Maximum length of a group's name that is also the name of its folder, because paths of sockets are short.
 const MAX_FOLDER_NAME: usize = 24;
 
 /// Program and folder of the servers, and the name of the card.
@@ -25,7 +25,7 @@ pub struct MpsOptions {
 /// The servers of a card, by group.
 pub(super) struct MpsServers {
     options: Option<MpsOptions>,
-    /// Each with the user of its clients.
+    /// The servers, each with the user of its clients.
     running: BTreeMap<String, (GroupServer, Option<u32>)>,
     notes: Notes,
 }
@@ -113,7 +113,7 @@ pub fn group_folder(folder: &Path, group: &str) -> PathBuf {
     if group.len() <= MAX_FOLDER_NAME && group.chars().all(is_plain) {
         return folder.join(group);
     }
-    // The 64-bit FNV-1a hash: other names have a dot, so it is not the name of another group's folder.
+    // The name is the 64-bit FNV-1a hash. It has a dot, so no other group's folder has this name.
     let hash = group
         .bytes()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

@@ -19,12 +19,12 @@ use std::sync::Arc;
 /// Maximum number of messages without descriptors that wait for one process. The process's chunks limit the number of
 /// messages with descriptors.
 const WAITING_MOST: usize = 256;
-/// Maximum number of unread descriptors of one connection. Beyond it, the next message with descriptors waits.
+/// Maximum number of unread descriptors of one connection. At this number, the next message with descriptors waits.
 const UNREAD_MOST: usize = 256;
 /// The same limit for one tenant.
 const TENANT_UNREAD_MOST: usize = 4096;
 /// Delay before a deferred message is first retried, in ns. The delay doubles with each retry.
-// TIMEOUT: a process that reads takes 256 descriptors in less time; the longest delay is a tenth of a second.
+// TIMEOUT: a process that reads receives 256 descriptors in less time; the longest delay is a tenth of a second.
 const AGAIN_NS: u64 = 1_000_000;
 /// Maximum number of times that this delay doubles.
 const DOUBLINGS_MOST: u32 = 6;
@@ -40,7 +40,7 @@ pub(super) struct Connection {
     pub(super) cause: Cause,
     /// Time at which the connection was made, in ns.
     pub(super) since: u64,
-    /// Messages about turns. They may overtake messages about chunks, because no other message depends on their order.
+    /// Messages about turns, which may overtake messages about chunks: no other message depends on their order.
     urgent: VecDeque<Packet>,
     waiting: VecDeque<Packet>,
     /// Number of messages without descriptors in `waiting`.
@@ -161,7 +161,7 @@ impl Outboxes {
                         self.readers.insert(id);
                     }
                 }
-                // The cause may be descriptors of other connections or of this one; the owner cannot tell which.
+                // The cause may be descriptors of this or of other connections; the owner cannot determine which.
                 Err(LinkError::WouldBlock | LinkError::Crowded) => {
                     connection.again = now + (AGAIN_NS << connection.tries.min(DOUBLINGS_MOST));
                     connection.tries += 1;

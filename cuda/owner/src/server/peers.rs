@@ -18,9 +18,9 @@ use vram::TenantId;
 
 /// Time between two polls of processes that have left, in ns.
 const LOOK_NS: u64 = 100_000_000;
-/// Number of polls after which a process that has left but still runs is killed, because it would keep uncounted
-/// chunks.
-// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; this is 5 s.
+/// Number of polls after which a process that has left but still runs is killed, because the process would keep
+/// uncounted chunks.
+// TIMEOUT: a program whose connection ended by accident is back within `cuda_protocol::RECONNECT_MS`; the limit is 5 s.
 const MAX_POLLS_AFTER_LEAVE: u32 = 50;
 /// Maximum number of processes that have left and may reconnect. Further processes are killed at the next poll.
 const LEFT_MOST: usize = 1024;
@@ -49,7 +49,7 @@ pub(super) enum Refused {
     /// The process cannot be signalled or identified.
     #[error("the process is in a PID namespace that the owner cannot see: run the daemon in the host's PID namespace")]
     Invisible,
-    /// The owner has given up the process, but the process still runs.
+    /// The owner has abandoned the process, but the process still runs.
     #[error("the owner has given up the process because it did not respond: end it")]
     GivenUp,
     /// The system cannot identify the process.
@@ -64,18 +64,18 @@ struct Left {
     tenant: Option<TenantId>,
     looks: u32,
     signals: u32,
-    /// Set if the owner has given up the process. The process is signalled at once, and never served again.
+    /// Set if the owner has abandoned the process. The process is signalled at once, and never served again.
     given_up: bool,
     /// Set if a failure to signal the process was reported.
     failed: bool,
 }
 
-/// Report about a process that was given up or has left.
+/// Report about a process that was abandoned or has left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum News {
     /// SIGKILL was sent to the process of this tenant, or could not be sent.
     Signalled(Option<TenantId>, bool),
-    /// A process that was given up has exited.
+    /// An abandoned process has exited.
     Ended(u32),
 }
 
@@ -100,7 +100,7 @@ impl Peer {
         let handle = match option(socket, SO_PEERPIDFD, &mut number) {
             // SAFETY: the descriptor is new and has no other owner.
             Ok(()) => unsafe { OwnedFd::from_raw_fd(number) },
-            // Before Linux 6.5, the process ID may belong to another process by now, if the first one has exited.
+            // Before Linux 6.5, the process ID may belong to another process by now, if the first process has exited.
             Err(Errno::NOPROTOOPT) => pidfd_open(pid, PidfdFlags::empty()).map_err(refused)?,
             Err(error) => return Err(refused(error)),
         };
@@ -153,7 +153,7 @@ impl Peers {
         Ok(Self { peers: BTreeMap::new(), left: Vec::new(), looked: None, ends })
     }
 
-    /// Adds a process, unless the owner has given it up.
+    /// Adds a process, unless the owner has abandoned it.
     pub(super) fn add(&mut self, session: SessionId, peer: Peer) -> Result<(), Refused> {
         if self.left.iter().any(|left| left.given_up && left.peer.pid == peer.pid && left.peer.lives()) {
             return Err(Refused::GivenUp);
@@ -188,7 +188,7 @@ impl Peers {
         self.peers.get(&session).is_some_and(Peer::lives)
     }
 
-    /// Kills a process that was given up, and closes its connection.
+    /// Kills an abandoned process, and closes its connection.
     pub(super) fn give_up(&mut self, session: SessionId, tenant: TenantId) -> Option<News> {
         let peer = self.remove(session)?;
         self.left.retain(|left| left.peer.pid != peer.pid);
@@ -205,7 +205,7 @@ impl Peers {
         // Keep one entry per process, however often it reconnects.
         if self.left.iter().all(|left| left.peer.pid != peer.pid || !left.peer.lives()) {
             let (given_up, failed) = (false, false);
-            // Each process uses one of the owner's descriptors. If there are many at a time, this is not an accident.
+            // Each process uses one of the owner's descriptors. Many such processes at a time are not an accident.
             let looks = if self.left.len() < LEFT_MOST { 0 } else { MAX_POLLS_AFTER_LEAVE };
             self.left.push(Left { peer, tenant, looks, signals: 0, given_up, failed });
         }

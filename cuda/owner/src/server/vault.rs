@@ -42,7 +42,7 @@ struct Physical {
 #[derive(Debug)]
 struct State {
     pieces: BTreeMap<PieceId, Physical>,
-    /// Descriptors of pieces that came with a message and are not mapped yet.
+    /// Descriptors of received pieces that are not mapped yet.
     received: BTreeMap<PieceId, OwnedFd>,
     /// Unmapped address ranges of a chunk's size.
     free: Vec<Address>,
@@ -90,7 +90,7 @@ impl Vault {
         &*self.driver
     }
 
-    /// Stores a descriptor that came with a message, if the limit allows. Otherwise the piece cannot be imported.
+    /// Stores a received descriptor, if the limit allows. Otherwise the piece cannot be imported.
     pub(super) fn receive(&self, piece: PieceId, descriptor: OwnedFd) {
         let mut state = self.lock();
         if state.descriptors() < self.descriptors_most {
@@ -146,7 +146,7 @@ impl Vault {
         begun.into_iter().map(end).collect()
     }
 
-    /// Makes a piece and starts to zero it, if requested.
+    /// Creates a backing, and starts to zero it if requested.
     fn begin(&self, new: New) -> Result<(Handle, Address), DriverError> {
         if self.lock().descriptors() >= self.descriptors_most {
             return Err(DriverError::Missing("descriptor for one more chunk: raise the limit of open files"));
@@ -192,8 +192,8 @@ impl Vault {
         }
     }
 
-    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards, because
-    /// the memory is still in use elsewhere, or because another process has allocated the same amount in the meantime.
+    /// Releases pieces of the card. Returns the number of their bytes that are not free on the card afterwards. Such
+    /// memory is still in use elsewhere, or another process has allocated the same amount in the meantime.
     pub(super) fn give_up(&self, pieces: &[PieceId]) -> u64 {
         let before = self.driver.free_bytes();
         pieces.iter().for_each(|piece| self.drop_piece(*piece));

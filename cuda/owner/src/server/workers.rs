@@ -23,7 +23,7 @@ const MAX_ZEROED_PER_WAIT: usize = 16;
 enum Job {
     Make(New),
     Import(PieceId),
-    /// Releases a piece. Contains the tenant that had it, and whether the tenant had reported the release.
+    /// Releases a piece. Contains the piece's tenant, and true if the tenant had reported the release.
     Drop(PieceId, Option<(TenantId, bool)>),
     Copy(BatchId, Vec<(PieceId, PieceId)>, Queue),
 }
@@ -132,7 +132,7 @@ impl Drop for Workers {
 
 fn put(worker: &Option<Sender<Job>>, job: Job) {
     if let Some(worker) = worker {
-        // A worker ends only together with all others.
+        // A worker ends only together with all other workers.
         let _ = worker.send(job);
     }
 }

@@ -1,6 +1,6 @@
-//! A CUDA program for tests. It uses pinned memory, host functions in a stream, large copies of pageable memory, the
-//! thread's own default stream and events. It checks each result and prints a checksum. With the argument `fill`, it
-//! instead allocates pinned memory until the library refuses, and prints the number of allocations.
+//! A CUDA program for tests. The program uses pinned memory, host functions in a stream, large copies of pageable
+//! memory, the thread's own default stream and events. The program checks each result and prints a checksum. With the
+//! argument `fill`, it instead allocates pinned memory until the library refuses, and prints the number of allocations.
 //!
 //! UNSAFETY: calls library functions with the signatures from NVIDIA's headers.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -15,7 +15,7 @@ use cuda_rig::Cuda;
 const WORDS: usize = 700_000;
 const BYTES: usize = WORDS * 8;
 
-/// Sum to which the host functions add their arguments. Static, because these functions have only one argument.
+/// Sum to which the host functions add their arguments. It is static, because these functions have only one argument.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: *mut c_void) {
@@ -74,7 +74,7 @@ fn fill_window(alloc: Alloc, free: Free) -> Result<usize> {
 
 fn main() -> Result<()> {
     let cuda = Cuda::open("libcuda.so.1")?;
-    // SAFETY: the library is already loaded; this adds a reference.
+    // SAFETY: the library is already loaded, and the call adds a reference.
     let library = unsafe { libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW) };
     let alloc: Alloc = function(library, "cuMemHostAlloc")?;
     let free: Free = function(library, "cuMemFreeHost")?;

@@ -53,8 +53,8 @@ enum What {
         #[arg(long)]
         mib: u64,
     },
-    /// Closes the standard descriptors, then initialises the driver and works. Writes to a file which standard
-    /// descriptors are open afterwards.
+    /// Closes the standard descriptors, then initialises the driver and works. Writes the standard descriptors that are
+    /// open afterwards to a file.
     Closed {
         /// The file.
         file: String,
@@ -413,7 +413,7 @@ fn unload() -> Result<()> {
         ensure!(init(0) == 0, "cuInit");
         libc::dlclose(library);
     }
-    // Meanwhile the library's thread tries to connect to its owner.
+    // In the meantime, the library's thread tries to connect to its owner.
     std::thread::sleep(std::time::Duration::from_millis(1500));
     let cuda = Cuda::open("libcuda.so.1")?;
     let at = cuda.alloc(3 << 20)?;

@@ -73,7 +73,7 @@ enum What {
         threads: usize,
     },
     /// Allocates and frees memory of five sizes alternately after a long kernel in a stream. Prints how often an
-    /// allocation got a previous address again.
+    /// allocation got a previous address.
     Cycle {
         /// Number of rounds.
         #[arg(long, default_value_t = 5)]
@@ -214,9 +214,9 @@ enum What {
     /// Loads a library from a file, and prints the names and the numbers of parameters of its functions.
     Names { file: std::path::PathBuf },
     /// Makes system calls in the driver's process through a kernel of the fake driver, and prints their results. Calls
-    /// are separated by `/`. Each consists of its number and up to six arguments: numbers, `last` for the result of the
-    /// previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address, and
-    /// `program` for this program's process ID.
+    /// are separated by `/`. Each call consists of its number and up to six arguments: numbers, `last` for the result
+    /// of the previous call, `text:TEXT` for the address of a text, `unix:PATH` for the address of a socket address,
+    /// and `program` for this program's process ID.
     #[command(allow_negative_numbers = true)]
     Syscalls {
         /// The calls.

@@ -2,7 +2,7 @@
 //!
 //! All processes submit the same kernels, each of which spins until its peers on the other cards run. The kernels
 //! announce their rounds in a file of one word for each process, which all processes map. Runs until standard input
-//! ends, and prints its number of rounds then.
+//! ends, and then prints its number of rounds.
 //!
 //! UNSAFETY: maps the file.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -68,7 +68,7 @@ fn main() -> Result<()> {
         cuda.finish(stream)?;
     }
     // The other processes may have submitted further rounds, which must not wait for this process.
-    // SAFETY: the mapping has a word for each process, and no other process writes this one.
+    // SAFETY: the mapping has a word for each process, and no other process writes this word.
     unsafe { (words as *mut u64).add(args.rank as usize).write_volatile(u64::MAX) };
     println!("rounds {round}");
     Ok(())

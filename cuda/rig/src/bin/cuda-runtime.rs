@@ -1,5 +1,5 @@
 //! A test program that uses NVIDIA's CUDA runtime. The program loads the given `libcudart.so`, uses each part of it,
-//! verifies all results, and prints what it did.
+//! verifies all results, and prints its actions.
 
 use std::ffi::OsString;
 

@@ -14,7 +14,7 @@ type Count = unsafe extern "C" fn(*mut usize, u64) -> c_int;
 
 /// Returns a function that the library exports, but that a driver of CUDA 13.0 does not return by name.
 fn count(name: &CStr) -> Result<Count, Failed> {
-    // SAFETY: the library is already loaded; this adds a reference. The header declares the function with these
+    // SAFETY: the library is already loaded, and the call adds a reference. The header declares the function with these
     // arguments.
     unsafe {
         let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);

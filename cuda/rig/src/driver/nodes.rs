@@ -61,9 +61,9 @@ pub(super) struct HostNode {
 /// `CUstreamCallback`.
 type StreamCallback = unsafe extern "C" fn(u64, c_int, u64);
 
-/// Sum of the arguments of all called functions. Static: a function gets only its argument.
+/// Sum of the arguments of all called functions. This value is static, because a function gets only its argument.
 static COUNTED: AtomicU64 = AtomicU64::new(0);
-/// The stream of the last callback. Static: as above.
+/// The stream of the last callback; static for the same reason.
 static CALLER: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {

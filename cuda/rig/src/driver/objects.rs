@@ -18,7 +18,7 @@ const PINNED_WORDS: usize = 1000;
 /// `CUDA_ARRAY_DESCRIPTOR`: width, height, format of one byte with one channel.
 static ARRAY: [u64; 3] = [64, 4, 1 | 1 << 32];
 
-/// Number of calls of [`count`]. Static: the function gets only its argument.
+/// Number of calls of [`count`]. This value is static, because the function gets only its argument.
 static CALLED: AtomicU64 = AtomicU64::new(0);
 
 unsafe extern "C" fn count(data: u64) {
@@ -36,7 +36,7 @@ pub struct Objects {
     streams: [u64; 2],
     event: u64,
     add: u64,
-    /// A graph that can be launched: it adds to the first buffer and calls a function. And the node that adds.
+    /// A graph that can be launched, and its node that adds. The graph adds to the first buffer and calls a function.
     exec: u64,
     node: u64,
     /// Another context with a buffer.
@@ -54,7 +54,7 @@ impl Cuda {
     /// Creates the objects.
     ///
     /// # Errors
-    /// If a call fails.
+    /// Returns an error if a call fails.
     pub fn objects(&self) -> Result<Objects, Failed> {
         let pin = function!(self, c"cuMemHostAlloc", 12_000, fn(*mut u64, usize, u32));
         let priority = function!(self, c"cuStreamCreateWithPriority", 12_000, fn(*mut u64, u32, c_int));
@@ -127,7 +127,7 @@ impl Objects {
     /// Works with all objects, and checks all results. Returns a sum of the memory's contents.
     ///
     /// # Errors
-    /// If a call fails or a result is wrong.
+    /// Returns an error if a call fails or a result is wrong.
     pub fn round(&mut self, cuda: Cuda, round: u64) -> Result<u64, Failed> {
         let set_current = function!(cuda, c"cuCtxSetCurrent", 12_000, fn(u64));
         let launch_host = function!(cuda, c"cuLaunchHostFunc", 12_000, fn(u64, unsafe extern "C" fn(u64), u64));
@@ -163,7 +163,7 @@ impl Objects {
                 self.change_exec(5, change)?;
             }
         }
-        // Pinned memory: the card writes it.
+        // Pinned memory, which the card writes.
         cuda.copy(self.pinned, self.buffers[0].0, PINNED_WORDS as u64 * 8, second)?;
         cuda.finish(second)?;
         // SAFETY: the copy has ended.
@@ -211,10 +211,10 @@ impl Objects {
         check("cuGraphExecKernelNodeSetParams", unsafe { change(self.exec, self.node, &raw const kernel) })
     }
 
-    /// Creates an object that prevents a restart, or ends those that exist.
+    /// Creates an object that prevents a restart, or ends all such objects.
     ///
     /// # Errors
-    /// If a call fails, or no such kind of object exists.
+    /// Returns an error if a call fails, or no such kind of object exists.
     pub fn obstruct(&mut self, cuda: Cuda, kind: &str) -> Result<(), Failed> {
         let create_event = function!(cuda, c"cuEventCreate", 12_000, fn(*mut u64, u32));
         let end_event = function!(cuda, c"cuEventDestroy", 12_000, fn(u64));

@@ -12,7 +12,7 @@ use super::{Cuda, Failed, check};
 pub struct Registration {
     /// Results in the order of the calls.
     pub codes: Vec<c_int>,
-    /// Types of the memory as `cuPointerGetAttribute` reports them: while it is registered, and afterwards.
+    /// Types of the memory, as `cuPointerGetAttribute` reports them during the registration and afterwards.
     pub kinds: Vec<(c_int, u32)>,
     /// True if the memory was copied to the card and back without changes.
     pub is_equal: bool,
@@ -123,7 +123,7 @@ impl Cuda {
     }
 
     /// Returns properties that programs query in each step: a stream's capture state (twice), a limit of the context,
-    /// an occupancy, and whether an address is in memory of the first card.
+    /// an occupancy, and true if an address is in memory of the first card.
     pub fn facts(&self, stream: u64, function: u64, at: u64) -> Result<[u64; 5], Failed> {
         let is_capturing = function!(self, c"cuStreamIsCapturing", 12_000, fn(u64, *mut c_int));
         let information = function!(

@@ -1,4 +1,4 @@
-//! Tests memory and time beyond the accounts. The owner must notice, charge and report them.
+//! Tests memory and time beyond the accounts. The owner must notice, charge and report both.
 
 use std::time::Duration;
 
@@ -81,7 +81,7 @@ fn chunks_with_kept_descriptors_count_until_card_frees_them() {
     for tenant in [0, 1] {
         assert_eq!(account(&view, tenant, "kept_bytes"), 0, "the neighbour is not charged: {view}");
     }
-    // This is in addition to cached chunks, and to requests that are rejected because of them.
+    // This memory is in addition to cached chunks, and to requests that are rejected because of them.
     assert_has_share(&mut serving, &mut neighbour, 1000);
     let asks = || {
         raw.say(link, FromTenant::Allocate { request: 7, card: 0, chunks: 8 }, 1);

@@ -29,7 +29,7 @@ fn serves_the_neighbour_only(serving: &mut Program, neighbour: &mut Neighbour) {
     assert_has_share(serving, neighbour, 1000);
 }
 
-/// Waits until an overrun turn of the attacker has ended. After that, the attacker is not charged any more.
+/// Waits until an overrun turn of the attacker has ended. After that, the attacker is no longer charged.
 fn until_turn_ends(serving: &mut Program) {
     let last = std::cell::Cell::new((0, 0));
     until_accounts(serving, "the attacker's turn ends", |view| {
@@ -202,7 +202,7 @@ fn program_adopted_after_lost_connection_is_not_killed() {
     let mut serving = owner(&rig, 64, &["--quanta", "off"]);
     let mut program = rig.program("a", &["live", "--mib", "8"]);
     program.steps(3);
-    // This has the same effect as a full queue: the connection ends, and both sides continue.
+    // The shutdown has the same effect as a full queue: the connection ends, and both sides continue.
     break_connection(program.child.id());
     program.steps(3);
     until_accounts(&mut serving, "the program is adopted", |view| account(view, 0, "chunks_on_card") >= 4);
@@ -273,7 +273,7 @@ const STREAMS: [&str; 5] = ["other", "default", "thread", "same", "destroyed"];
 fn work_before_a_capture_that_stays_open_is_its_own_tenants() {
     for stream in STREAMS {
         let (_rig, mut serving, mut program, mut neighbour) = capture(stream, "60000");
-        // The neighbour does not wait for the work to end: the card switches between the two, and each tenant is
+        // The neighbour does not wait for the work to end: the card switches between both tenants, and each tenant is
         // charged for half of the time.
         neighbour.works();
         until_turn_ends(&mut serving);
@@ -319,8 +319,8 @@ fn work_submitted_during_open_capture_is_charged() {
     program.say("more");
     assert_eq!(program.line(), "launched");
     let mut neighbour = Neighbour::start(&rig, "b", &[]);
-    // The neighbour does not wait for the work to end: the card switches between the two, and each tenant is charged
-    // for half of the time.
+    // The neighbour does not wait for the work to end: the card switches between both tenants, and each tenant is
+    // charged for half of the time.
     until_turn_ends(&mut serving);
     let charged = account(&accounts(&mut serving), 0, "charged_ns");
     assert!(charged >= 500_000_000, "{charged} ns");

@@ -7,7 +7,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 
 use super::{Rig, built};
 
-/// A running `cuda-loopback`. Its workers are programs of a tenant.
+/// A running `cuda-loopback`, whose workers are programs of a tenant.
 pub struct Loopback {
     child: Child,
     /// Kept open because `cuda-loopback` prints a line for each worker.
@@ -66,7 +66,7 @@ impl Loopback {
         Self { child, _output: output, socket, control }
     }
 
-    /// Makes the program of a worker continue in a new worker. Returns the new worker, or the reason against it.
+    /// Makes the program of a worker continue in a new worker. Returns the new worker, or the reason for a refusal.
     pub fn restart(&self, worker: i32) -> Result<i32, String> {
         use std::io::Write as _;
         let mut connection = std::os::unix::net::UnixStream::connect(&self.control).expect("listens");

@@ -1,7 +1,7 @@
 //! Runs hostile programs next to an honest neighbour, under the real owner, each as a separate process.
 //!
-//! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, then a hostile program of tenant `a`:
-//! a [`Raw`] client, which can send any message to the owner, or a CUDA program. The test compares the neighbour's
+//! A test starts the owner ([`super::owner`]) and a [`Neighbour`] of tenant `b`, and then a hostile program of tenant
+//! `a`: a [`Raw`] client, which can send any message to the owner, or a CUDA program. The test compares the neighbour's
 //! reports and the owner's accounts with those of a control in the same run.
 
 use std::path::PathBuf;
@@ -175,9 +175,9 @@ pub fn assert_keeps(
     }
 }
 
-/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time. Use it after an
-/// attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are granted and get
-/// replies within 100 ms, and that its connection stays open.
+/// Fails unless tenant `b` has 96 % of the turns that it is entitled to, in thousandths of the time. Use this function
+/// after an attack, or for an attack without rounds. Also checks that the neighbour works, that its requests are
+/// granted and get replies within 100 ms, and that its connection stays open.
 ///
 /// The check compares the owner's charges with the owner's clock, so a host that delays the neighbour's submissions
 /// does not affect the result.
@@ -319,7 +319,7 @@ impl Raw {
         panic!("the owner does not send the expected message");
     }
 
-    /// Returns the number of open descriptors that came with a connection's messages.
+    /// Returns the number of open descriptors that a connection's messages contained.
     pub fn descriptors(&mut self, link: usize) -> usize {
         match self.ask(&Command::Hear { link, count: 0, within_ms: 0 }) {
             Answer::Heard { descriptors, .. } => descriptors,

@@ -113,7 +113,7 @@ impl Rig {
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 
-    /// Resets a card. Its memory is lost, and so is the context of each process that has a context.
+    /// Resets a card. The card's memory is lost, and each process with a context loses it.
     pub fn reset(&self, card: u64) {
         let folder = self.card_folder(card);
         let last = std::fs::read_to_string(folder.join("number")).expect("the card was used");
@@ -250,8 +250,8 @@ pub fn describe(owner: Program) -> serde_json::Value {
     serde_json::from_str(&owner.end()).expect("JSON")
 }
 
-/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. To do
-/// so, it sends a request for tenant `b`, which no test suspends, because the owner serves this request afterwards.
+/// Same as [`describe`], but first waits until the owner has noticed the end of every program that has exited. For
+/// this, the function sends a request for tenant `b`, which no test suspends. The owner serves this request last.
 pub fn settled(rig: &Rig, owner: Program) -> serde_json::Value {
     rig.program("b", &["look"]).end();
     describe(owner)

@@ -15,7 +15,7 @@ fn begin(stream: Stream, call: impl FnOnce() -> c_int) -> c_int {
     let shim = shim();
     let card = shim.of_stream(stream);
     let stripe = card.pass();
-    // This comes first, so that each later submission is followed by a fence.
+    // This step comes first, so that each later submission is followed by a fence.
     shim.captures.begins();
     // A drain of any card looks for fences while a capture is open.
     shim.cards().for_each(|card| card.pacing.capture_begins(&shim.captures));

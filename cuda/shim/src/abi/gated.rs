@@ -33,7 +33,7 @@ fn key(index: usize, arguments: Arguments) -> u64 {
         | at::cuLaunchCooperativeKernel_ptsz => shaped(get(0), [get(1) as u32, get(2) as u32, get(3) as u32]),
         at::cuLaunchKernelEx | at::cuLaunchKernelEx_ptsz => {
             let config = get(0) as *const [u32; 3];
-            // SAFETY: `CUlaunchConfig` begins with the three sizes of the grid.
+            // SAFETY: `CUlaunchConfig` begins with the three grid dimensions.
             let grid = if config.is_null() { [0; 3] } else { unsafe { config.read_unaligned() } };
             shaped(get(1), grid)
         }

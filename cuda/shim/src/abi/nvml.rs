@@ -1,4 +1,4 @@
-//! NVML, the management library. Its calls go to the real library, but the card memory that it reports is the tenant's
+//! NVML, the management library. Calls go to the real NVML, but the card memory that NVML reports is the tenant's
 //! quota.
 //!
 //! Programs and tools that use NVML need no context and never call the driver, and a forked child may also use NVML.
@@ -176,7 +176,7 @@ fn memory(device: Device) -> Option<(u64, u64)> {
 
 fn answer(link: &Link) -> Option<FromOwner> {
     let mut poll = libc::pollfd { fd: link.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid entry.
+    // SAFETY: the pointer points to one valid entry.
     let ready = unsafe { libc::poll(&raw mut poll, 1, PATIENCE_MS) };
     (ready > 0).then(|| link.receive().ok()).flatten().map(|received| received.message)
 }

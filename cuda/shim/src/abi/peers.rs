@@ -68,7 +68,7 @@ pub fn ends(is_it: impl Fn(&Pair) -> bool) {
 }
 
 /// `cuMemPoolSetAccess`. Allocations from pools are in chunks, to which the access of the driver's pool does not apply.
-/// Access of the current device is allowed, because a pool usually has it already.
+/// The call succeeds for the current device, which usually has access to a pool already.
 unsafe extern "C" fn pool_set_access(pool: Object, access: *const Access, count: usize) -> c_int {
     if !access.is_null() {
         // SAFETY: guaranteed by the caller: the list has `count` descriptions.

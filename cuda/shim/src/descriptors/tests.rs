@@ -23,7 +23,7 @@ fn one() -> OwnedFd {
 
 /// Runs `work` in a child with its own limit on open files. Returns true if `work` succeeds.
 fn in_child(soft: u64, work: impl FnOnce() -> bool) -> bool {
-    // SAFETY: the child runs `work` and ends without running the parent's code. It shares no limit with other
+    // SAFETY: the child runs `work` and ends without running the parent's code. The child shares no limit with other
     // tests.
     unsafe {
         let child = libc::fork();

@@ -33,7 +33,7 @@ const MAX_SPARE_BYTES: u64 = 256 << 20;
 pub struct ChunkMemory {
     /// Handles of the program's own virtual memory.
     pub handles: Handles,
-    /// Memory of other processes.
+    /// Memory of other processes that this program has opened.
     pub opened: Opened,
     pub(super) regions: Vec<Region>,
     /// Other devices that may access the chunks of the regions.
@@ -418,8 +418,8 @@ impl<'a> Operations<'a> {
     }
 
     /// Reports all chunks through `tell`, in parts with a flag that is set if more parts follow, and then calls
-    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between, so from
-    /// `connected` on, the program refers only to chunks that the owner knows.
+    /// `connected`. Returns false as soon as a report fails. No chunk is allocated or freed in between. From
+    /// `connected` on, the program therefore refers only to chunks that the owner knows.
     pub fn adopted(
         self,
         mut tell: impl FnMut(Vec<Adopted>, Vec<ChunkDescriptor>, bool) -> bool,

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use super::handles::Pages;
 use crate::driver::{Access, Address, Handle, INVALID_VALUE, SUCCESS};
 
-/// A driver that tracks all mappings, and can be told to refuse mappings.
+/// A driver that tracks all mappings. A test can make this driver refuse mappings.
 #[derive(Debug, Default)]
 pub struct Model {
     /// Mappings by address, with their size in bytes, handle and access.

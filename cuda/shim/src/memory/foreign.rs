@@ -57,7 +57,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that the program has released a reference. Returns the entry if the memory has been freed by this.
+    /// Records that the program has released a reference. Returns the entry if the memory is now free.
     #[must_use]
     pub fn release(&mut self, handle: Handle) -> Option<T> {
         let known = self.known.get_mut(&handle)?;
@@ -73,7 +73,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that a range is no longer mapped. Returns the entries of the memory that was freed by this.
+    /// Records that a range is no longer mapped. Returns the entries of the freed memory.
     #[must_use]
     pub fn unmap(&mut self, at: Address, bytes: u64) -> Vec<T> {
         let starts: Vec<Address> = self.mapped.range(at..at.saturating_add(bytes)).map(|(start, _)| *start).collect();
@@ -90,8 +90,7 @@ impl<T> Foreign<T> {
         }
     }
 
-    /// Records that a target no longer has memory bound to it. Returns the entries of the memory that was freed by
-    /// this.
+    /// Records that a target no longer has memory bound to it. Returns the entries of the freed memory.
     #[must_use]
     pub fn unbind(&mut self, is_it: impl Fn(Target) -> bool) -> Vec<T> {
         let handles: Vec<Handle> = self.bound.extract_if(|target, _| is_it(*target)).flat_map(|(_, all)| all).collect();

@@ -466,7 +466,7 @@ impl Backing {
         Self { id: chunk.id, place: chunk.place, descriptor, shared: false }
     }
 
-    /// Returns the report that tells the next owner about the chunk.
+    /// Returns the report about the chunk for the next owner.
     pub fn adopted(&self, card: u8, descriptor: bool) -> Adopted {
         Adopted { card, id: self.id, place: self.place, descriptor }
     }

@@ -1,7 +1,7 @@
 //! Manages memory that programs free in the order of a stream's work (`cuMemFreeAsync`).
 //!
-//! A stream may immediately reuse memory that it has freed, because its work runs in order. This needs no driver call.
-//! Other streams get the memory when an event after the work has completed. This event is recorded only when an
+//! A stream may immediately reuse memory that it has freed, because its work runs in order. This reuse needs no driver
+//! call. Other streams get the memory when an event after the work has completed. This event is recorded only when an
 //! allocation needs memory.
 
 use foldhash::{HashMap, HashSet};
@@ -24,7 +24,7 @@ pub struct Lane {
 pub enum Behind {
     /// All of the work has already ended.
     Nothing,
-    /// Work up to this event.
+    /// The work up to this event of the driver.
     Event(u64),
     /// All work of the context.
     All,

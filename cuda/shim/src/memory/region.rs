@@ -146,8 +146,8 @@ impl Region {
         ids
     }
 
-    /// Unmaps those of the given chunks that are mapped, run by run, and releases their handles. The numbers are in
-    /// ascending order.
+    /// Unmaps the mapped ones of the given chunks, run by run, and releases their handles. The numbers are in ascending
+    /// order.
     fn take_away(&mut self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) {
         let mapped = numbers.filter(|number| self.slots.get(number).is_some_and(|slot| slot.handle.is_some()));
         for (first, count) in runs(mapped) {
@@ -247,8 +247,8 @@ impl Region {
         self.away.is_empty()
     }
 
-    /// Gives the card and its peers access to those of the given chunks that are mapped. The numbers are in ascending
-    /// order. Returns true on success.
+    /// Gives the card and its peers access to the mapped ones of the given chunks. The numbers are in ascending order.
+    /// Returns true on success.
     fn allow(&self, pages: &mut impl Pages, numbers: impl Iterator<Item = u32>) -> bool {
         let access: Vec<Access> = self.access.iter().map(|device| Access::all(*device)).collect();
         self.set_access(pages, numbers, &access)

@@ -72,7 +72,7 @@ fn load(args: &Args, link: &Link) -> Result<Driver, Failure> {
         return load_driver(&args.library);
     }
     let sandbox = Sandbox::enter(&args.restrictions()).map_err(refused)?;
-    // Initializing a driver may take long, and no other thread reads the link meanwhile. A worker that survives its
+    // Initializing a driver may take long. No other thread reads the link in the meantime. A worker that survives its
     // daemon connects to the next one, or exits, when the driver is initialized.
     if args.rejoin.is_none() {
         let watched = link.try_clone().map_err(|error| (Reason::Sandbox, error.into()))?;
@@ -94,7 +94,7 @@ fn load_driver(library: &Path) -> Result<Driver, Failure> {
 fn end_with(link: &Link) {
     let mut descriptors = [PollFd::new(link, PollFlags::empty())];
     while poll(&mut descriptors, None).is_err() {}
-    // SAFETY: exits without running any more code of this process.
+    // SAFETY: exits without running further code of this process.
     unsafe { libc::_exit(0) }
 }
 

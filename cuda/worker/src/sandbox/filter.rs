@@ -1,8 +1,8 @@
 //! The filter of a worker's system calls.
 //!
 //! Several filters are installed, and the kernel uses the strictest result. One filter returns `EPERM` for calls that
-//! libraries try and can do without. Another allows calls by name, some with conditions, and sends `SIGSYS` for all
-//! others.
+//! libraries try but do not need. Another filter allows a list of calls, some of them conditionally, and sends `SIGSYS`
+//! for all others.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use seccompiler::{
 
 use super::addresses::{Addresses, LIMIT};
 
-/// Calls without conditions. They affect only the process itself, its descriptors, and files that it may open.
+/// Calls without conditions, which affect only the process itself, its descriptors, and files that it may open.
 const ALLOWED: &[i64] = &[
     // Descriptors.
     libc::SYS_read,
@@ -136,7 +136,7 @@ const ALLOWED: &[i64] = &[
     libc::SYS_getrandom,
 ];
 
-/// Calls that fail with `EPERM`. Libraries try them, for example to create a cache or to prepare devices.
+/// Calls that fail with `EPERM`. Libraries try these calls, for example to create a cache or to prepare devices.
 const REFUSED: &[i64] = &[
     libc::SYS_fork,
     libc::SYS_vfork,

@@ -1,9 +1,9 @@
 //! Handles the signal for a forbidden system call.
 //!
 //! The filter makes the kernel send `SIGSYS` instead of executing the call. The handler executes a `connect` to a
-//! stored address, with the pointer that the filter allows. For any other call it reports the call and ends the
-//! process. A process that installs another handler gains nothing, because the call was not executed. Only the report
-//! depends on the handler.
+//! stored address, with the pointer that the filter allows. For any other call, the handler reports the call and ends
+//! the process. A process that installs another handler gains nothing, because the call was not executed. Only the
+//! report depends on the handler.
 //!
 //! UNSAFETY: a signal handler that uses only system calls and the registers of its thread.
 #![allow(unsafe_code, reason = "see UNSAFETY")]
@@ -26,7 +26,7 @@ const ARGUMENTS: [c_int; 3] = [libc::REG_RDI, libc::REG_RSI, libc::REG_RDX];
 /// Standard error.
 const STDERR: c_int = 2;
 
-/// The stored addresses. Static: a handler has no other arguments.
+/// The stored addresses, which are static because a handler has no other arguments.
 static ADDRESSES: OnceLock<Addresses> = OnceLock::new();
 /// Descriptor of the connection to the device. Static for the same reason as [`ADDRESSES`].
 static LINK: AtomicI32 = AtomicI32::new(-1);
@@ -65,7 +65,7 @@ pub(super) fn set_link(link: BorrowedFd<'_>) {
 }
 
 extern "C" fn on_forbidden_call(_signal: c_int, information: *const Information, context: *mut libc::ucontext_t) {
-    // SAFETY: the kernel passes both, and they are valid while the handler runs.
+    // SAFETY: the kernel passes both pointers, and they are valid while the handler runs.
     let (information, registers) = unsafe { (&*information, &mut (*context).uc_mcontext.gregs) };
     let addresses = ADDRESSES.get().copied().unwrap_or_default();
     let [socket, address, length] = ARGUMENTS.map(|register| registers[register as usize]);

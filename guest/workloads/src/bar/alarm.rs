@@ -16,7 +16,7 @@ use crate::tests::Facts;
 const INTERRUPTS: &str = "/proc/interrupts";
 /// Names of the driver's interrupts in `/proc/interrupts`.
 const DRIVER: [&str; 2] = ["nvkm", "nouveau"];
-/// Time from the register writes to the alarm, in ns of the card's clock. It is longer than these writes take under
+/// Time from the register writes to the alarm, in ns of the card's clock. These writes take less time, even under
 /// emulation.
 const ALARM_DELAY_NS: u32 = 50_000_000;
 /// Maximum wait for an interrupt. TIMEOUT: only an alarm that never fires takes this long.

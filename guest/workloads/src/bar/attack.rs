@@ -13,8 +13,8 @@ pub const BRAND: u32 = 0xa77a_c4ed;
 /// Value that the attacks write to our own VRAM, where it must remain.
 pub const MARKER: u32 = 0x600d_f00d;
 
-/// Offset of our own structures in VRAM. It is low: an earlier driver allocated its first buffers there, and has freed
-/// them.
+/// Offset of our own structures in VRAM. The offset is low, because an earlier driver allocated its first buffers there
+/// and has freed them.
 const OWN_BASE: u64 = 4 << 20;
 
 /// Context of the attacks: the card, our own range on it, and the findings so far.

@@ -113,9 +113,9 @@ fn first_card() -> Result<PathBuf> {
     found.into_iter().next().context("no PCI function of vendor 10de")
 }
 
-/// Wakes the function and enables its decoding. Without a driver, it may be asleep.
+/// Wakes the function and enables its decoding. Without a driver, the function may be asleep.
 fn enable(directory: &Path) -> Result<()> {
-    // Not every kernel has this file.
+    // Some kernels do not have this file.
     let _ = fs::write(directory.join("power/control"), "on");
     fs::write(directory.join("enable"), "1").with_context(|| format!("{}/enable", directory.display()))?;
     let path = directory.join("config");

@@ -42,10 +42,10 @@ pub struct Attacked {
     pub passed: u64,
 }
 
-/// Flaw of a channel.
+/// Defect of a channel, through which it uses memory outside the share.
 #[derive(Debug, Clone, Copy)]
 enum Flaw {
-    /// The channel has no flaw.
+    /// The channel has no defect.
     None,
     /// The page that the channel writes is outside the share.
     Page(u64, Aperture),
@@ -59,7 +59,7 @@ enum Flaw {
     Ring(u64),
 }
 
-/// Starts at most `most` channels with flaws: first each kind of flaw and each address once, and then the other
+/// Starts at most `most` channels with defects: first each kind of defect and each address once, and then the other
 /// combinations.
 pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attacked> {
     start_pfifo(ground);
@@ -88,8 +88,7 @@ pub fn attack(ground: &mut Ground<'_>, probes: u64, most: usize) -> Result<Attac
     Ok(attacked)
 }
 
-/// Returns all combinations of flaw and address. The first few combinations cover as many flaws and addresses as
-/// possible.
+/// Returns all combinations of defect and address. The first few cover as many defects and addresses as possible.
 fn flaws(addresses: &[u64]) -> Vec<Flaw> {
     let kinds: [fn(u64) -> Flaw; 7] = [
         |address| Flaw::Page(address, Aperture::Vram),
@@ -176,8 +175,8 @@ fn build(ground: &Ground<'_>, flaw: Flaw) {
         ground.set_page(SPACE, OUTSIDE_VA, address, aperture);
     }
 
-    // If the flaw has an address, release a semaphore there. Then release one in our own page, which shows that the
-    // first release was executed.
+    // If the defect is at an address, release a semaphore at this address. Then release one in our own page, which
+    // shows that the first release was executed.
     let mut words = Vec::new();
     let mut release = |va: u64, payload: u32| {
         let data = [(va >> 32) as u32, va as u32, payload, 0x0110_0002];

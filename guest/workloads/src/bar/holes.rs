@@ -3,9 +3,9 @@
 //! `bar hole N` tries one hole, and `bar holes` tries all of them; each prints `hole=N name=... outcome=denied
 //! contained open ...`. Denied means that an attempt was visibly refused (with a fault, or by reading all ones).
 //! Contained means that an attempt had no effect beyond the guest itself. Open means that an attempt had such an
-//! effect, and the program fails. Holes 1 to 19 are those of the reference code, in its order. Holes of its paravirtual
-//! interface are also tried with registers and tables. Holes from 20 on concern registers that the reference code does
-//! not know. Holes from 31 on concern the paravirtual interface, if the card has one.
+//! effect, and the program fails. Holes 1 to 19 are the holes of the reference code, in its order. Holes of its
+//! paravirtual interface are also tried with registers and tables. Holes from 20 on concern registers that the
+//! reference code does not know. Holes from 31 on concern the paravirtual interface, if the card has one.
 //!
 //! If `--share` is less than the VRAM that the card reports, the command must fail, because the rest then counts as a
 //! neighbour's VRAM. The attempts need exclusive use of the card: no driver may be bound. Afterwards, a driver must

@@ -29,7 +29,7 @@ struct Outcome {
 
 /// Runs `compare [--name NAME|all] [--scale N] [--count N]`: executes each workload N times with the library and N
 /// times with raw ioctls, alternately. Reports the medians of the times, from opening the device to closing it. The
-/// times include neither the check of the results, nor its computation by the CPU.
+/// times include neither the check of the results, nor the CPU's computation of the expected results.
 pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
     let name = options.text("name").unwrap_or("all");
     let names = if name == "all" { NAMES.to_vec() } else { vec![name] };
@@ -52,7 +52,7 @@ pub fn run(rig: &Rig, options: &Options) -> Result<Facts> {
             report::print_as(false, name, counts, began.elapsed().as_secs_f64(), &Ok(last.clone()));
         }
     }
-    // With several workloads, each has its own line.
+    // With several workloads, each workload has its own line.
     Ok(if names.len() > 1 { vec![("workloads", names.len().to_string())] } else { last })
 }
 

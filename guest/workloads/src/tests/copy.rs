@@ -1,4 +1,4 @@
-//! Tests one kind of copy. Every byte of the target is checked, including those around the copy.
+//! Tests one kind of copy. Every byte of the target is checked, including the bytes around the copy.
 
 use anyhow::{Result, bail};
 

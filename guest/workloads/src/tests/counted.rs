@@ -59,7 +59,7 @@ pub fn launches(rig: &Rig, options: &Options) -> Result<Facts> {
     Ok(vec![("launches", count.to_string()), ("gpu_us", gpu.backend().done().gpu_time.as_micros().to_string())])
 }
 
-/// Runs `yardstick`: measures a computation on the processor alone.
+/// Runs `yardstick`: measures a computation on the CPU alone.
 pub fn yardstick(_rig: &Rig, _options: &Options) -> Result<Facts> {
     Ok(vec![("cpu_us", workloads::yardstick().as_micros().to_string())])
 }

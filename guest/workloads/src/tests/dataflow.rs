@@ -29,7 +29,7 @@ enum From {
     Node(usize),
 }
 
-/// Levels of nodes. Each node has two inputs.
+/// Levels of nodes, each of which has two inputs.
 struct Graph {
     levels: Vec<Vec<[From; 2]>>,
     inputs: usize,

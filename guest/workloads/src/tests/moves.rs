@@ -55,7 +55,7 @@ fn by_request(rig: &Rig, channel: &Channel, helper: &Helper<'_>, size: u64, roun
     Ok(moves)
 }
 
-/// Allocates buffers for more VRAM than the card has, so that the kernel must evict some to load others.
+/// Allocates buffers for more VRAM than the card has, so that the kernel must evict some buffers to load others.
 fn under_pressure(rig: &Rig, channel: &Channel, helper: &Helper<'_>) -> Result<u64> {
     const BUFFER_BYTES: u64 = 8 << 20;
     /// Maximum amount of VRAM in bytes for this test, because guest RAM must hold the buffers that do not fit.

@@ -7,7 +7,7 @@ use crate::options::Options;
 use crate::rig::Rig;
 use gdev::nouveau::uapi::param;
 
-/// Number of readings of PTIMER. They must increase.
+/// Number of readings of PTIMER, which must increase.
 const READINGS: usize = 100;
 
 /// Queries every parameter, and checks that the clock runs.

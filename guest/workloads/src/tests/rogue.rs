@@ -98,7 +98,7 @@ fn flood(rig: &Rig, duration: Duration) -> Result<Facts> {
     Ok(vec![("submissions", submissions.to_string())])
 }
 
-/// Runs an endless series of kernels. Each is too short to be checked while it runs.
+/// Runs an endless series of kernels, each of which is too short to be checked while it runs.
 fn split(rig: &Rig, duration: Duration) -> Result<Facts> {
     let options = workloads::Options { seed: rig.seed(), rounds: Some(SPLIT_ROUNDS), ..workloads::Options::default() };
     let pieces = workloads::by_name("loop", options).context("a workload")?;
@@ -128,7 +128,7 @@ fn endless(rig: &Rig, duration: Duration) -> Result<Facts> {
 }
 
 /// Runs channels that wait for a semaphore of another channel, whose doorbell is delayed. With `yields`, the waiting
-/// channels let other channels run meanwhile. Otherwise they keep the PBDMA until their time slice is over.
+/// channels let other channels run in the meantime. Otherwise they keep the PBDMA until their time slice is over.
 fn withhold(rig: &Rig, duration: Duration, yields: bool) -> Result<Facts> {
     let semaphore = rig.buffer(Domain::Gart, COPY_BYTES)?;
     let source = rig.buffer(Domain::Gart, COPY_BYTES)?;

@@ -1,5 +1,5 @@
-//! Workloads of a single kind, timed without their setup, for benchmarks. Their results are checked at the end, so that
-//! a wrong result does not count as a fast result.
+//! Workloads of a single kind, timed without their setup, for benchmarks. The results are checked at the end, so that a
+//! wrong result does not count as a fast result.
 
 use std::time::Instant;
 
@@ -93,7 +93,7 @@ fn copies(rig: &Rig, count: u64, from: Domain, to: Domain, size: u64) -> Result<
     Ok(seconds)
 }
 
-/// Allocates buffers, uses them on the GPU, and frees them: each is mapped into the address space and unmapped.
+/// Allocates buffers, uses them on the GPU, and frees them: each buffer is mapped into the address space and unmapped.
 fn map_churn(rig: &Rig, count: u64) -> Result<f64> {
     let channel = rig.channel(&[Engine::M2mf])?;
     let helper = Helper::new(rig, Engine::M2mf)?;

@@ -1,5 +1,5 @@
-//! The papers' workloads. Each has its own device and channel, and is timed in the papers' phases; its result is
-//! compared with a result that the CPU computes.
+//! The papers' workloads. Each workload has its own device and channel, and is timed in the papers' phases. Its result
+//! is compared with a result that the CPU computes.
 
 use std::path::Path;
 use std::thread::sleep;

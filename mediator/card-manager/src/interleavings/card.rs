@@ -59,7 +59,7 @@ pub(super) struct Hardware {
     alarm: Option<u64>,
     pub(super) expired: bool,
     pub(super) signalled: bool,
-    /// Set if the interrupt was raised and is not served yet.
+    /// Set if the interrupt was raised and has not been served yet.
     raised: bool,
     pub(super) stopped: bool,
     pub(super) rings: BTreeMap<ChannelId, Ring>,

@@ -22,7 +22,7 @@ pub(crate) enum Stage {
     Queued,
     /// The submission is on the card.
     Started,
-    /// The submission is on the card and waits for a semaphore; no engine works for its channel.
+    /// The submission is on the card and waits for a semaphore; no engine executes its channel.
     Waiting,
     /// The submission is on the card, but its channel is [descheduled](super::descheduled).
     Descheduled,

@@ -1,5 +1,5 @@
-//! Placement: the choice of a card for a virtual machine that names none, and the rules that keep virtual machines
-//! apart.
+//! Placement: the choice of a card for a virtual machine without a configured card, and the rules that keep virtual
+//! machines apart.
 //!
 //! A card that this module chooses passes [`vm`](super::vm). Only that function contains the requirements; this module
 //! chooses among several suitable cards.
@@ -13,7 +13,7 @@ use super::{CardKind, CardSpec, DaemonSpec, Refusal, RefusalKind, VmSpec};
 /// First words of the refusal if no card is suitable.
 pub(crate) const NO_ROOM: &str = "no card has room";
 
-/// A policy that chooses a card for a virtual machine that names none, among the suitable cards.
+/// A policy that chooses one of the suitable cards for a virtual machine whose configuration does not name a card.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Placement {
@@ -61,7 +61,7 @@ pub fn drained(card: &CardSpec) -> Option<Refusal> {
     card.drained.then_some(Refusal { kind: RefusalKind::Conflict, field: "card", what })
 }
 
-/// Returns true if the card has a virtual machine that `vm` has an affinity to.
+/// Returns true if the card has a virtual machine to which `vm` has an affinity.
 fn is_near(vm: &VmSpec, card: &CardSpec, others: &[&VmSpec]) -> bool {
     let there = others.iter().filter(|other| other.card == card.name && other.name != vm.name);
     there.into_iter().any(|other| vm.near.iter().any(|label| label.is_among(&other.labels)))
@@ -94,8 +94,8 @@ fn both(first: Refusal, second: Refusal) -> Refusal {
     Refusal { kind, field, what: format!("{what}; {}: {}", second.field, second.what) }
 }
 
-/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the card that the
-/// virtual machine names.
+/// Chooses one of `cards` for a virtual machine, given `others`, with the daemon's policy. Ignores the virtual
+/// machine's configured card.
 #[must_use]
 pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], others: &[&VmSpec]) -> Option<&'a CardSpec> {
     let fits = |card: &&CardSpec| against(vm, card, daemon, cards, others).is_none();
@@ -110,8 +110,8 @@ pub fn chosen<'a>(vm: &VmSpec, daemon: &DaemonSpec, cards: &'a [CardSpec], other
     }
 }
 
-/// Returns the reason why no card is suitable for a virtual machine that names none, with the reason for each card;
-/// `None` if a card is suitable.
+/// Returns the reason why no card is suitable for a virtual machine without a configured card, with the reason for each
+/// card; `None` if a card is suitable.
 #[must_use]
 pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Option<Refusal> {
     let mut kind = RefusalKind::Invalid;
@@ -132,7 +132,7 @@ pub fn nowhere(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&
 }
 
 impl VmSpec {
-    /// Assigns a virtual machine that names no card to the suitable card that the policy chooses, given `others`.
+    /// Assigns a virtual machine without a card to the suitable card that the policy chooses, given `others`.
     #[must_use]
     pub fn placed(mut self, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpec]) -> Self {
         if self.card.is_empty()

@@ -3,7 +3,7 @@
 use super::super::check::Mistake;
 use super::super::check::place::NO_ROOM;
 
-/// Keys that affect the checks of sizes. Each may change how much is left for others, in this table and in other
+/// Keys that affect the checks of sizes. Each key may change the remainder for others, in this table and in other
 /// tables.
 const AMOUNTS: [&str; 7] = ["vram_mib", "reserve_mib", "chunk_kib", "memory", "overcommit", "cuda", "passthrough"];
 /// Keys of `[daemon]` that affect the checks of sockets' paths.

@@ -33,7 +33,7 @@ impl Host {
         Self { root: root.to_owned() }
     }
 
-    /// Returns the location of a path of the host. It is below the folder even if the path is absolute.
+    /// Returns the location of a path of the host. The location is below the folder even if the path is absolute.
     pub(super) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
         let path = path.as_ref();
         self.root.join(path.strip_prefix("/").unwrap_or(path))

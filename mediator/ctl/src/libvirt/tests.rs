@@ -81,7 +81,7 @@ fn a_vgpu_comes_and_goes_with_its_domain() {
         site.hook("web", operation, when, &domain).unwrap();
         assert_eq!(site.vms(), ["web"], "{operation} {when}");
     }
-    // The hook's VM is removed, independent of the current description.
+    // The hook's VM is removed, regardless of the current description.
     site.hook("web", "release", "end", &site.domain("vm='other' profile='sliver'", "other")).unwrap();
     assert_eq!(site.vms(), Vec::<String>::new());
     site.hook("web", "release", "end", &domain).unwrap();

@@ -28,7 +28,7 @@ pub fn duration(ns: u64) -> String {
     }
 }
 
-/// Renders the scheduling state of a virtual machine: if it is quarantined, and until when.
+/// Renders the scheduling state of a virtual machine: a quarantine, and its end.
 #[must_use]
 pub fn state(vm: &VmShare) -> String {
     match vm.quarantine {

@@ -100,7 +100,7 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             "run",
             "card bind",
             "card unbind",
-            // These need another card as a target: see the tests of `moving`.
+            // These commands need another card as a target: see the tests of `moving`.
             "vm move",
             "card drain",
             // This needs a VM whose programs use CUDA: see `functions` of `cuda-rig`.
@@ -108,9 +108,9 @@ fn commands_exit_0_on_success_5_without_daemon_2_on_bad_option() {
             // These need files: see the tests of `saving`.
             "vm save",
             "vm restore",
-            // This needs a daemon in a process: see `guest upgrade`.
+            // This command needs a daemon in a process: see `guest upgrade`.
             "daemon upgrade",
-            // These need a folder: see the tests of `firmware`.
+            // These commands need a folder: see the tests of `firmware`.
             "card firmware list",
             "card firmware import",
             "card firmware approve",

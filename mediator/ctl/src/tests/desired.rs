@@ -61,7 +61,7 @@ fn apply_changes_named_keys_and_keeps_unnamed_ones() {
     let ran = with_file(&served, TWO, &["apply"]);
     assert_eq!(ran.out, "card card0 matches the file\nVM web matches the file\nVM build matches the file\n");
 
-    // Only the named keys change: the weight of `web` stays, and so does `build`.
+    // Only the named keys change: the weight of `web` stays, and the VM `build` also stays.
     let text = "[[vm]]\nname = \"web\"\ntime = { class = \"interactive\" }\n";
     let ran = with_file(&served, text, &["apply"]);
     assert_eq!(ran.out, "VM web is changed\n  time.class: \"normal\" -> \"interactive\"\n");

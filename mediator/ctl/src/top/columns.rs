@@ -15,7 +15,7 @@ pub(super) enum Kind {
     Text,
     /// Numbers with their unit, aligned to the right and never truncated.
     Number,
-    /// A picture, which only terminals show. It is never truncated.
+    /// A picture, which only terminals show, and which is never truncated.
     Picture,
 }
 
@@ -59,7 +59,7 @@ pub(super) fn fit(columns: &[Column], rows: &[Vec<String>], width: usize) -> Vec
     kept
 }
 
-/// Shortens words to a width, with a mark for the omitted words. Never truncates a number, but omits it.
+/// Shortens words to a width, with a mark for the omitted words. Numbers are never truncated, but omitted.
 pub(super) fn shortened(text: &str, width: usize) -> String {
     if text.chars().count() <= width {
         return text.to_owned();

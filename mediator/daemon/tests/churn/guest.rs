@@ -413,7 +413,7 @@ impl<'a> Guest<'a> {
     /// Checks that the card no longer writes to a removed VM's RAM.
     fn check_untouched(&self, files: &[OwnedFd]) {
         files.iter().for_each(fill_file);
-        // This request takes so long that outstanding work of the card runs in the meantime.
+        // This request takes long enough for the card to run outstanding work.
         let _: api::Card = self.admin.get("/v1/cards/card0").unwrap();
         assert!(files.iter().all(is_filled), "the card wrote RAM of a VM that had been removed");
     }

@@ -75,8 +75,8 @@ fn a_working_set_of_four_times_the_card_is_right() {
     two(&card(8, 2 * MIB, Chaos::default()), "memory", options);
 }
 
-/// Tests the smallest card that works. In the second guest, memory returns to the card during its first kernels, whose
-/// channel is held by an engine but by no PBDMA: the context must not be saved to the memory's old location.
+/// Tests the smallest card that works. In the second guest, memory returns to the card during its first kernels. An
+/// engine holds their channel, but no PBDMA does: the context must not be saved to the memory's old location.
 #[test]
 fn a_card_of_one_mebibyte_is_enough_for_two_guests() {
     for _ in 0..12 {

@@ -40,7 +40,7 @@ impl Ranges {
         let Range { offset, size } = range;
         let Some(end) = offset.checked_add(size).filter(|&end| end <= self.window_bytes) else { return false };
         let is_whole = offset.is_multiple_of(PAGE_BYTES) && size.is_multiple_of(PAGE_BYTES) && size != 0;
-        // Parts do not overlap, so only the last part that starts before `end` can overlap this one.
+        // Parts do not overlap, so only the last part that starts before `end` can overlap this part.
         let before = self.used.range(..end).next_back();
         let overlaps = before.is_some_and(|(&first, &size)| first.saturating_add(size) > offset);
         if !is_whole || overlaps {

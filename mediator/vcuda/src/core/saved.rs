@@ -148,7 +148,7 @@ impl Core {
     /// Restores a saved state.
     ///
     /// # Errors
-    /// If a value is invalid.
+    /// Returns an error if a value is invalid.
     pub fn restored(limits: Limits, saved: SavedCore) -> Result<Self, Invalid> {
         let SavedCore { contexts, resources, workers, last_worker, last_serial } = saved;
         let bounded =

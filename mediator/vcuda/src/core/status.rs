@@ -7,11 +7,11 @@ use super::{Context, Core, Service, WorkerId};
 pub struct ProgramStatus {
     /// Name of the program, if the guest's kernel sends it.
     pub name: String,
-    /// The program's process ID in the guest, if its library has sent the ID. Not checked.
+    /// The program's process ID in the guest, if its library has sent the ID. The ID is not checked.
     pub pid: Option<u32>,
     /// Process ID of the program's worker on this host, while the worker runs.
     pub worker: Option<u32>,
-    /// Bytes of the window that the program uses.
+    /// Number of bytes of the window that the program uses.
     pub window_bytes: u64,
     /// Number of commands that wait for a word.
     pub waits: usize,
@@ -30,7 +30,7 @@ impl Core {
         self.contexts.values().filter_map(worker).collect()
     }
 
-    /// Returns true if a worker serves a program, and need not end.
+    /// Returns true if a worker serves a program and need not end.
     #[must_use]
     pub(crate) fn is_serving(&self, id: WorkerId) -> bool {
         self.workers.get(&id).is_some_and(|worker| worker.context.is_some() && !worker.killed)

@@ -11,8 +11,8 @@ use crate::core::WorkerId;
 use crate::restart::{Restart, RestartRequest};
 use crate::worker::Worker;
 
-/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of them while its worker is
-/// restarted.
+/// Maximum size of the memory and the images of one program, in bytes. The host has a copy of both while the program's
+/// worker is restarted.
 const MAX_STATE_BYTES: u64 = 8 << 30;
 
 /// Phase of a restart.
@@ -52,7 +52,7 @@ impl Executor {
         for RestartRequest { pid, counts, results } in requests {
             let mut programs = self.core.served();
             programs.retain(|(_, of, _)| pid.is_none() || *of == pid);
-            // The client may have gone.
+            // The requester may no longer wait.
             let _ = counts.send(programs.len());
             for (id, pid, name) in programs {
                 if let Err(why) = self.begin_restart(id, pid, &name, &results) {
@@ -84,7 +84,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced. The function cannot be handed over meanwhile.
+    /// Returns true if a worker is being replaced. In the meantime, the function cannot be handed over.
     pub(super) fn is_restarting(&self) -> bool {
         !self.restarting.is_empty()
     }
@@ -111,7 +111,7 @@ impl Executor {
             Ok(()) => tracing::info!(program = ?name, pid, "a CUDA program continues in a new worker"),
             Err(why) => tracing::info!(program = ?name, pid, why, "a CUDA program's worker is not restarted"),
         }
-        // The client may have gone.
+        // The requester may no longer wait.
         let _ = results.send(Restart { name, pid, result: result.map(|()| begin.elapsed()) });
     }
 

@@ -63,7 +63,7 @@ impl Executor {
             self.ready.extend(answer.map(|answer| (ticket, answer)));
         }
         let processes: BTreeMap<_, _> = processes.iter().map(|process| (process.worker, process.id)).collect();
-        // TIMEOUT: a worker tries to connect for as long as it continues without a daemon, and then ends. Its time
+        // TIMEOUT: a worker tries to connect for as long as it continues without a daemon, and then ends. This time
         // began at the end of the earlier daemon, so only a stopped worker remains after this time.
         let limit = self.launcher.rejoin().map_or(Duration::ZERO, |rejoin| rejoin.limit);
         let until = self.now().saturating_add(u64::try_from(limit.as_nanos()).unwrap_or(u64::MAX));
@@ -248,7 +248,7 @@ impl Executor {
     /// Saves the function, whose thread is stopped, with its descriptors: the window first, then the links of workers.
     ///
     /// # Errors
-    /// If the function cannot be handed over. The error contains the reason.
+    /// Returns an error if the function cannot be handed over. The error contains the reason.
     pub(crate) fn save(&mut self) -> Result<(SavedFunction, Vec<OwnedFd>), String> {
         let shared = Arc::clone(&self.shared);
         if shared.state.lock().adoption.is_some() {

@@ -66,7 +66,7 @@ impl Registers {
     /// Restores saved registers.
     ///
     /// # Errors
-    /// If a register has an invalid value.
+    /// Returns an error if a register has an invalid value.
     pub(crate) fn restored(saved: SavedRegisters) -> Result<Self, Invalid> {
         let SavedRegisters {
             device_feature_select,

@@ -19,7 +19,7 @@ use worker_link::{FromWorker, LinkError, Obstacle, Rejoin, ToWorker};
 
 /// Bytes of the guest's memory.
 pub const RAM: u64 = 4 << 20;
-/// Bytes of the window.
+/// Size of the window in bytes.
 pub const WINDOW: u64 = vcuda::MIN_WINDOW_BYTES;
 /// Number of entries of the queue.
 const ENTRIES: u64 = 64;

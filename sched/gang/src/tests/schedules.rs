@@ -1,7 +1,7 @@
 //! Checks gangs with random sets of cards under random schedules. Cards share no memory, so a schedule is an order of
-//! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random;
-//! the other half chooses by priorities that change at a few points (PCT), so that a message can be delayed by any
-//! number of steps.
+//! messages, submissions, ends of kernels, ticks and failures. Half of the schedules choose the next step at random.
+//! The other half uses priorities that change at a few points (PCT), so that a message can be delayed by any number of
+//! steps.
 
 use super::super::*;
 use super::world::{Gate, MS, Tenant, World, gang};
@@ -10,7 +10,7 @@ use sched::sim::Random;
 /// Number of schedules in each run. A full-scale run has more.
 const SCHEDULES: u64 = 2_000;
 const ALL_SCHEDULES: u64 = 100_000;
-/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth as many.
+/// Number of steps after which a schedule counts as endless. The longest schedule takes a tenth of this number.
 const MAX_STEPS: u64 = 50_000;
 /// Number of points at which priorities change, and the number of steps from which these points are drawn.
 const CHANGES: usize = 5;

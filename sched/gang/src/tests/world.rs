@@ -192,7 +192,7 @@ impl World {
         self.check(card);
     }
 
-    /// Checks that at most one tenant has an open gate on a card, except tenants whose end the others do not wait for.
+    /// Checks that at most one tenant has an open gate on a card, except tenants for whose end no other tenant waits.
     fn check(&self, card: u32) {
         let turns = &self.cards[&card];
         let open = self.programs.iter().filter(|(tenant, program)| {
@@ -270,7 +270,7 @@ impl World {
             let now = Nanos(self.now);
             self.card(to).lost(CardId(from), now);
         }
-        // Messages that the two cards send to each other in the meantime are lost, too.
+        // Messages that the two cards send to each other in the meantime are also lost.
         for card in [one, two] {
             self.follow(card);
         }

@@ -8,7 +8,7 @@ use saved_state::{Invalid, ascend};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 
-/// All units of one memory, by number.
+/// All units of the card's or the host's memory, indexed by number.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedStock {
     pub(crate) states: Vec<SavedPiece>,

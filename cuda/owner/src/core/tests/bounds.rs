@@ -10,7 +10,7 @@ const CHUNKS: u64 = (192 << 30) / CHUNK;
 /// `cuda-protocol`).
 const EVENT_MOST: u64 = WORK_AT_ONCE as u64 + 64;
 
-/// A core without simulated programs. The test decides when pieces are made.
+/// A core without simulated programs, for which the test decides when pieces are made.
 struct Bare {
     core: Core,
     answers: Vec<(SessionId, FromOwner)>,
@@ -136,7 +136,7 @@ fn all_of_the_card_as_fixed_memory_takes_linear_work_in_parts() {
     let (card, kind) = (0, FixedKind::Driver);
     let begin = bare.core.steps();
     bare.say(one, FromTenant::Fix { request: 1, card, kind, bytes });
-    // Requests that arrive while the first one is in progress get their replies after it, in order.
+    // Requests that arrive while the first request is in progress get their replies later, in order.
     bare.say(one, FromTenant::Fix { request: 2, card, kind, bytes: 1 });
     bare.say(one, FromTenant::Fix { request: 3, card, kind: FixedKind::Host, bytes });
     bare.settle();

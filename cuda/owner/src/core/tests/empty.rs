@@ -117,7 +117,7 @@ fn host_memory_of_program_is_not_reused_by_other_of_its_tenant() {
     world.settle();
     let second = world.connect("one");
     world.ask(second, 1, 6);
-    // `World` checks whether a piece belonged to another program before.
+    // `World` checks if a piece belonged to another program before.
     assert!(world.programs[&second].chunks.values().all(|(_, value)| *value == 0));
     assert_eq!(world.places(second), (2, 4));
     world.leave(first);

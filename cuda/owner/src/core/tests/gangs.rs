@@ -218,7 +218,7 @@ impl Host {
         }
     }
 
-    /// Checks that one tenant at most uses a card, except tenants whose end the others do not wait for.
+    /// Checks that at most one tenant uses a card, except tenants for whose end no other tenant waits.
     fn check(&self) {
         for (card, core) in self.cores.iter().enumerate().filter(|(card, _)| !self.dead.contains(card)) {
             let open = self.programs.iter().filter(|program| {
@@ -230,7 +230,7 @@ impl Host {
         }
     }
 
-    /// Ends the owner of a card. Its peers lose their connections; programs on the card run without an owner.
+    /// Ends the owner of a card. The owner's peers lose their connections; programs on the card run without an owner.
     fn kill_owner(&mut self, card: usize) {
         self.dead.insert(card);
         self.links.retain(|(_, from, to, _)| *from != card && *to != card);
@@ -286,7 +286,7 @@ fn gangs_and_single_tenants_of_two_cards_get_their_weights() {
     let part = |at: usize, of: &[usize]| done[at] as f64 / of.iter().map(|&at| done[at]).sum::<u64>() as f64;
     assert!((part(0, &[0, 1]) - 0.75).abs() < 0.08, "{done:?}");
     assert!((part(2, &[2, 3]) - 0.5).abs() < 0.05, "{done:?}");
-    // A single tenant has a third of its card, and gangs lose a part of theirs.
+    // A single tenant has a third of its card, and gangs lose a part of their time.
     assert!(done[2] > 900 && done[0] + done[1] > 1200, "{done:?}");
     for card in 0..2 {
         let view = host.view(card, "a");

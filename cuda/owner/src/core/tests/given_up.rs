@@ -1,4 +1,4 @@
-//! Tests programs that the owner gives up. Neither they nor the system can affect the state of their turns and memory.
+//! Tests programs that the owner abandons. Neither these programs nor the system can affect their turns and memory.
 
 use super::world::*;
 use super::*;
@@ -168,7 +168,7 @@ fn tenant_whose_work_exceeds_its_limit_is_quarantined() {
     let mut world = two(16, true);
     let other = world.connect("two");
     world.say(other, FromTenant::Waiting { card: 0 });
-    // Give up three programs of a tenant for work that does not end. The default limit is three strikes.
+    // Abandon three programs of a tenant for work that does not end. The default limit is three strikes.
     for strikes in 1..=3 {
         let one = world.connect("one");
         world.say(one, FromTenant::Waiting { card: 0 });

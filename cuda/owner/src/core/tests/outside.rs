@@ -155,7 +155,7 @@ fn guarantee_is_granted_after_memory_of_others_has_moved() {
     world.settle();
     world.pass(100 * MS);
     let told = world.told;
-    // This is longer than the minimum stay of a moved chunk.
+    // This time is longer than the minimum stay of a moved chunk.
     world.pass(1_000 * MS);
     assert_eq!((world.places(one), world.told), ((2, 6), told), "no memory returns before the guarantee is given");
     world.core.change_tenant(id, &promised(6)).expect("enough memory is free");
@@ -241,7 +241,7 @@ fn program_without_slice_pays_for_delaying_another_tenant() {
     assert_eq!((past, held_up), (1, 2), "the tenant's own work gets its limit once more, but no longer");
 }
 
-/// Returns the time until a program is given up that occupies the card at every poll while another tenant works, as a
+/// Returns the time until a program is abandoned that occupies the card at every poll while another tenant works, as a
 /// multiple of the limit on a turn. The program has a turn after each poll if `has_turns` is set.
 fn given_up_after(has_turns: bool) -> Option<u64> {
     let mut world = World::new(16, 16);

@@ -261,7 +261,7 @@ fn lost_server_is_reported_with_its_programs() {
     let (one, two) = (client(&mut world, "one"), client(&mut world, "two"));
     want(&mut world, &[one, two]);
     let pids = [pid(&world, one), pid(&world, two)];
-    // One of them is gone before the owner learns the reason.
+    // One of the programs has exited before the owner learns the reason.
     world.leave(two);
     report(&mut world, Report::Lost { clients: BTreeSet::from(pids), why: "it ended".to_owned() });
     report(&mut world, Report::Unavailable { why: "it ended; it is started again".to_owned() });

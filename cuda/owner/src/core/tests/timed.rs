@@ -50,7 +50,7 @@ enum Hand {
     Program(SessionId),
 }
 
-/// A program that requests its memory in parts. It requests a part as soon as its work on the previous part may run.
+/// A program that requests its memory in parts, each as soon as its work on the previous part may run.
 #[derive(Debug)]
 struct Fill {
     left: u32,
@@ -260,8 +260,8 @@ fn quantum_change_moves_memory_at_about_link_speed() {
     let changes = (timed.copies[&Memory::Device] - before[&Memory::Device]) / 384;
     assert!(changes >= 7, "{:?}", timed.copies);
     let lost = (timed.now - start - (timed.ran() - ran)) / changes;
-    // The link takes most of the time because both directions are in use. The last batch returns after the last one was
-    // evicted.
+    // A change takes little longer than the copies in one direction, because both directions of the link are in use.
+    // The last batch of returns ends after the last batch of evictions.
     assert!(lost <= 384 * COPY * 11 / 10, "a change takes {} us, and the link {} us", lost / US, 384 * COPY / US);
 }
 
@@ -301,7 +301,7 @@ fn memory_filled_during_quantum_is_on_card() {
     let took = wait(&mut timed, &|timed: &Timed| timed.is_full(two));
     let copied = |memory| timed.copies.get(&memory).unwrap_or(&0) - before.get(&memory).unwrap_or(&0);
     assert_eq!((copied(Memory::Device), on_card(&timed, 1)), (0, 512), "no memory was used over the link at first");
-    // Both have 512 chunks, and the card has 640. Evictions run 64 chunks ahead of the last part.
+    // Both tenants have 512 chunks, and the card has 640. Evictions run 64 chunks ahead of the last part.
     let excess = 2 * 512 - 640;
     assert!((excess - 16..=excess + 80).contains(&copied(Memory::Host)), "{} chunks", copied(Memory::Host));
     assert!(took <= alone + excess * COPY * 4 / 3, "{} ms, {} ms alone", took / MS, alone / MS);

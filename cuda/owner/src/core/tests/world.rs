@@ -27,7 +27,7 @@ pub(super) struct Program {
     pub(super) answers: VecDeque<FromTenant>,
     pub(super) ended: Option<End>,
     pub(super) killed: bool,
-    /// The program's empty chunks. It returns them on request.
+    /// The program's empty chunks, which the program returns on request.
     pub(super) empty: Vec<ChunkId>,
     /// Pieces that the program returned just before it quiesced.
     returned: BTreeSet<PieceId>,

@@ -20,8 +20,8 @@ enum Addresses {
     Two,
     /// Addresses that are not arguments.
     Any,
-    /// None: a kernel reaches other cards only through peer access, and the nodes of a graph were handled when they
-    /// were made.
+    /// No addresses: a kernel reaches other cards only through peer access, and the nodes of a graph were handled when
+    /// they were made.
     None,
 }
 

@@ -239,7 +239,7 @@ unsafe extern "C" fn mem_get_info(free: *mut usize, total: *mut usize) -> c_int 
     if let Answer::Memory(free_bytes, total_bytes) =
         memory.link.request(|request| FromTenant::AskMemory { request, card })
     {
-        // SAFETY: the driver has written to both.
+        // SAFETY: the driver has written to both pointers.
         unsafe {
             *free = free_bytes.saturating_add(memory.spare(card)).min(total_bytes) as usize;
             *total = total_bytes as usize;

@@ -100,7 +100,7 @@ unsafe fn described(descriptor: *const c_void, dimensions: usize) -> u64 {
     if descriptor.is_null() {
         return 0;
     }
-    // SAFETY: guaranteed by the caller: extents are 64-bit numbers, followed by the two others as 32-bit numbers.
+    // SAFETY: guaranteed by the caller: extents are 64-bit numbers, followed by the two other fields as 32-bit numbers.
     unsafe {
         let extents = std::slice::from_raw_parts(descriptor.cast::<u64>(), dimensions);
         let rest = descriptor.cast::<u64>().add(dimensions).cast::<u32>();

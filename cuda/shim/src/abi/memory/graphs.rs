@@ -98,8 +98,8 @@ macro_rules! launched {
                 let result = gated(at::$real_launch, graph, stream);
                 if known {
                     // While another graph runs, this graph may take more memory than it would take alone. The driver
-                    // has reserved this memory now. It is counted when the owner allows it, and no graph that allocates
-                    // is launched before.
+                    // has reserved this memory now. The memory is counted when the owner allows it, and no graph that
+                    // allocates is launched before.
                     count_graphs();
                 }
                 result

@@ -322,7 +322,7 @@ unsafe extern "C" fn get_granularity(bytes: *mut usize, property: *const c_void,
         && let Some((card, _)) = ours()
         && let Some(terms) = card.link.terms()
     {
-        // SAFETY: the driver has written to it.
+        // SAFETY: the driver has written to the pointer.
         unsafe { *bytes = (*bytes).max(terms.chunk_bytes as usize) };
     }
     result

@@ -10,7 +10,7 @@ use super::{Device, INSUFFICIENT_SIZE, INVALID_ARGUMENT, NO_FUNCTION, NOT_FOUND,
 use crate::abi::shim;
 use crate::symbols::{at, real};
 
-/// Maximum number of cards to examine, and of devices in a list. A machine has fewer.
+/// Maximum number of cards to examine, and of devices in a list. A machine has fewer cards.
 const MAX_CARDS: u32 = 256;
 
 /// Returns the tenant's cards in the tenant's order, each with the position of its owner's socket and its UUID. The

@@ -35,7 +35,7 @@ fn serve(mut connection: &UnixStream, programs: &Programs) {
         Ok(result) => result.recv().unwrap_or_else(|_| Err("the worker has ended".to_owned())),
         Err(error) => Err(format!("{error:#}")),
     };
-    // The client may have gone.
+    // The client may have disconnected.
     let _ = match reply {
         Ok(process) => writeln!(connection, "worker {process}"),
         Err(reason) => writeln!(connection, "refused: {reason}"),

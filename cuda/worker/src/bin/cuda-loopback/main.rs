@@ -3,8 +3,8 @@
 //!
 //! The workers inherit this program's environment: the owner's socket, the tenant's name, and the driver's location.
 //!
-//! With `--control`, it listens on a second socket for lines `restart PID`: the program of this worker continues in a
-//! new worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
+//! With `--control`, the program listens on a second socket for lines `restart PID`: the program of this worker
+//! continues in a new worker. The reply is `worker PID`, with the new worker, or `refused`, with the reason.
 
 mod control;
 mod programs;
@@ -29,7 +29,7 @@ use programs::Programs;
 
 #[derive(Parser)]
 struct Args {
-    /// The socket. It must not exist yet.
+    /// Path of the socket, which must not exist yet.
     #[arg(long)]
     socket: PathBuf,
     /// The program `cuda-worker`; by default the one in the same folder as this program.
@@ -38,14 +38,14 @@ struct Args {
     /// The driver's library for the workers.
     #[arg(long)]
     library: Option<PathBuf>,
-    /// Size of each program's window in GiB, for pinned memory. Costs memory only when used.
+    /// Size of each program's window in GiB, for pinned memory. The window costs memory only when used.
     #[arg(long, default_value_t = 64)]
     window_gib: u64,
-    /// Socket for restarts of workers. It must not exist yet.
+    /// Path of the socket for restarts of workers, which must not exist yet.
     #[arg(long)]
     control: Option<PathBuf>,
     /// Maximum size of a program's memory on the card and of its code, in MiB, for a restart. The host has a copy of
-    /// them meanwhile.
+    /// both in the meantime.
     #[arg(long, default_value_t = 8192)]
     restart_mib: u64,
     #[command(flatten)]

@@ -19,10 +19,10 @@ fn worker(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, to)
 }
 
-/// 3: an instance block is rewritten after it was activated.
+/// Hole 3: an instance block is rewritten after it was activated.
 pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, to) = worker(lab, 1);
-    // This is another of our own address spaces. It maps `va::C`, which the channel's address space does not map.
+    // This address space is another of our own. It maps `va::C`, which the channel's address space does not map.
     let other = lab.space();
     let page = lab.take(1);
     lab.card.vram_write(page, BRAND);
@@ -61,7 +61,7 @@ pub fn instance_rewritten(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 4: instances are written directly into FECS and the copy engines.
+/// Hole 4: instances are written directly into FECS and the copy engines.
 pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (hidden, to) = worker(lab, 2);
     let mut addresses = lab.outside(PAGE);
@@ -86,7 +86,7 @@ pub fn unknown_instances(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 5: target bits in all entries and registers that contain addresses.
+/// Hole 5: target bits in all entries and registers that contain addresses.
 pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let mut channel = lab.channel(3);
@@ -133,7 +133,7 @@ pub fn pointer_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<(
     Ok(())
 }
 
-/// 12: runlists that list other VMs' channels or channels that do not exist, that never end, or that are outside
+/// Hole 12: runlists that list other VMs' channels or channels that do not exist, that never end, or that are outside
 /// memory.
 pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, _) = worker(lab, 4);
@@ -161,7 +161,7 @@ pub fn runlist_entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 13: channel numbers of 128 and above.
+/// Hole 13: channel numbers of 128 and above.
 pub fn channel_numbers(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (channel, to) = worker(lab, 5);
     let pointer = 0x4000_0000 | instance_pointer(channel.instance, 0);
@@ -186,7 +186,7 @@ pub fn channel_numbers(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 19: channels without a page directory.
+/// Hole 19: channels without a page directory.
 pub fn no_directory(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let zeros = lab.take(16);

@@ -239,7 +239,7 @@ impl<'a> Lab<'a> {
         }
         card.write(reg::BAR1_INSTANCE, instance_pointer(self.bar1_instance, 0));
         self.flush();
-        // This is more than the number of faults that can follow the first fault.
+        // The limit exceeds the number of faults that can follow the first fault.
         for _ in 0..1000 {
             self.acknowledge();
             if self.error().is_none() {
@@ -268,7 +268,7 @@ impl<'a> Lab<'a> {
         at
     }
 
-    /// Releases all pages except those of the aperture, and clears them.
+    /// Releases all pages except the pages of the aperture, and clears them.
     pub fn release(&mut self) {
         let first = self.bar1_instance + PAGE;
         self.card.vram_zero(first, self.next - first);

@@ -1,7 +1,7 @@
-//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are those of the reference code's
-//! holes.
+//! Holes 31 to 38: requests through the paravirtual interface. Numbers in parentheses are the numbers of the reference
+//! code's holes.
 //!
-//! If the card does not have the interface, no hole is tried.
+//! If the card does not have the interface, the program skips these holes.
 
 use std::collections::BTreeSet;
 use std::fs::{self, OpenOptions};
@@ -111,7 +111,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     }
 }
 
-/// 31 (13): channels, directories and instance blocks that do not exist.
+/// Hole 31 (13): channels, directories and instance blocks that do not exist.
 pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let share = lab.share;
@@ -150,7 +150,7 @@ pub fn channels(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for memory that is not ours.
+/// Hole 32 (14, 18): indices and counts beyond a table, including sums that wrap, and entries for others' memory.
 pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 6)?;
@@ -220,7 +220,7 @@ pub fn entries(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 33 (15): tables of one type that are used as another; types, handles and bits without meaning.
+/// Hole 33 (15): tables of one type that are used as another; types, handles and bits without meaning.
 pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, _) = channel(lab, queue, 7)?;
@@ -264,7 +264,7 @@ pub fn types(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are created again; limits.
+/// Hole 34 (16, 17): tables whose handles are destroyed while a channel uses them; tables that are recreated; limits.
 pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.ram()?.gpa;
@@ -317,7 +317,7 @@ pub fn freed_in_use(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 35 (18): batches with invalid headers, and mutations of a valid batch.
+/// Hole 35 (18): batches with invalid headers, and mutations of a valid batch.
 pub fn malformed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 9)?;
@@ -406,7 +406,7 @@ fn cleared(lab: &mut Lab<'_>, queue: &mut Queue<'_>) -> Result<()> {
     lab.renew()
 }
 
-/// 36: rings and descriptors with invalid contents or arbitrary addresses, and impossible configurations.
+/// Hole 36: rings and descriptors with invalid contents or arbitrary addresses, and impossible configurations.
 pub fn rings(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let command =
@@ -503,8 +503,8 @@ fn fails(queue: &mut Queue<'_>, verdict: &mut Verdict, what: &str) {
     verdict.check(&format!("{what}: {reply:x?} of an interface that has failed"), reply.status == u32::MAX);
 }
 
-/// 37: rings, descriptors and a batch that change while the device reads them. The doorbell is a posted write, so the
-/// device reads while we write.
+/// Hole 37: rings, descriptors and a batch that change while the device reads them. The doorbell is a posted write, so
+/// the device reads while we write.
 pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let own = lab.take(1);
@@ -547,7 +547,7 @@ pub fn raced(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     })
 }
 
-/// 38: segments of other VMs, and segments that do not exist; sizes and permissions that no segment has.
+/// Hole 38: segments of other VMs, and segments that do not exist; sizes and permissions that no segment has.
 pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     with_queue(lab, verdict, |lab, verdict, queue| {
         let (mut work, own) = channel(lab, queue, 10)?;
@@ -558,7 +558,7 @@ pub fn segments(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
                 must_refuse(queue, verdict, &Ops::new().control(id, command, 0), 0, Status::NoObject);
             }
         }
-        // Test keys of another group, or of none.
+        // Test keys of another group, and keys without a group.
         let group = queue.read(register::FEATURES) & feature::SHARE_ABROAD != 0;
         let abroad = if group { Status::NoObject } else { Status::Unsupported };
         for key in [ANY_KEY, 1, u64::MAX] {

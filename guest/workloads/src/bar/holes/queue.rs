@@ -9,7 +9,7 @@ use super::super::layout::PAGE;
 use super::lab::RamPage;
 use gdev::mapping::{Mapping, Width};
 
-/// Number of entries. It is so small that all rings fit into one page.
+/// Number of entries, which is so small that all rings fit into one page.
 pub const ENTRIES: u16 = 16;
 /// Offset of the available ring in its page.
 pub const AVAILABLE: usize = 0x400;
@@ -105,7 +105,7 @@ impl<'a> Queue<'a> {
     /// Makes arbitrary bytes available as a batch, with `room` bytes for the answer, and rings the doorbell.
     ///
     /// # Panics
-    /// If the bytes exceed a page.
+    /// Panics if the bytes exceed a page.
     pub fn post(&mut self, batch: &[u8], room: u32) {
         let head = self.next % (ENTRIES / 2) * 2;
         self.request.bytes.write(0, batch);

@@ -14,7 +14,7 @@ use gdev::mapping::Width;
 /// Distance between two writes of the sweep in bytes. The offset within a stride varies.
 const STRIDE: u32 = 0x200;
 
-/// Writes both values to each register. The card only has to survive this.
+/// Writes both values to each register. The card must continue to work afterwards.
 fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item = u32>) {
     for register in registers {
         lab.card.write(register, u32::MAX);
@@ -23,7 +23,7 @@ fn write_all(lab: &Lab<'_>, verdict: &mut Verdict, registers: impl Iterator<Item
     }
 }
 
-/// 6: microcode, resets, clocks, the PCI mirror, interrupts, and all undeclared registers.
+/// Hole 6: microcode, resets, clocks, the PCI mirror, interrupts, and all undeclared registers.
 pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -55,7 +55,7 @@ pub fn unclaimed(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 20: flushes of directories that are not ours.
+/// Hole 20: flushes of directories that are not ours.
 pub fn foreign_flush(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for target in 0..4 {
@@ -69,7 +69,7 @@ pub fn foreign_flush(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 21: the engines' PBDMAs, and the scheduler's enable registers.
+/// Hole 21: the engines' PBDMAs, and the scheduler's enable registers.
 pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let masks = [0x2200, 0x2204, 0x2208, 0x220c, 0x2210, 0x2218, 0x2224, 0x2310, 0x2628, 0x262c, 0x2a30, 0x2a34];
     for register in masks {
@@ -98,7 +98,7 @@ pub fn scheduler_masks(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 22: the contexts of the graphics engine, and indirect ways to access them.
+/// Hole 22: the contexts of the graphics engine, and indirect ways to access them.
 pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x409b00, 0x409b04, 0x409500, 0x409a10, 0x409a14, 0x400784, 0x41a800] {
@@ -116,20 +116,20 @@ pub fn graph_contexts(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 23: the clock that all VMs share, of which a guest may only set its own view.
+/// Hole 23: the clock that all VMs share, of which a guest may only set its own view.
 pub fn timer(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for value in [0, u32::MAX, 1, 0x1234_5678] {
         for register in [reg::PTIMER_LOW, reg::PTIMER_HIGH, 0x9200, 0x9210, 0x9220, 0x9420, 0x9100, 0x9140] {
             lab.card.write(register, value);
         }
-        // We may change our own view. The end of the attempt checks that the clock runs.
+        // We may change our own view. The attempt ends with a check that the clock runs.
         verdict.note("the time", false, false);
     }
     lab.card.write(0x9140, 0);
     Ok(())
 }
 
-/// 24: fuses, and the unit counts that follow from them.
+/// Hole 24: fuses, and the unit counts that follow from them.
 pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let counts = [0x22430, 0x22434, reg::FBP_COUNT, 0x22500, reg::FBP_DISABLED, reg::FBP_MIB];
     let before = counts.map(|register| lab.card.read(register));
@@ -140,7 +140,7 @@ pub fn fuses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 25: the PMU's microcode, DMA and queues.
+/// Hole 25: the PMU's microcode, DMA and queues.
 pub fn pmu(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for at in [lab.share, own, 0] {
@@ -160,7 +160,7 @@ pub fn pmu(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 26: the display, whose instance memory and surfaces could be any VRAM.
+/// Hole 26: the display, whose instance memory and surfaces could be any VRAM.
 pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for at in lab.outside(PAGE) {
         for register in [0x610010, 0x619f04, 0x610490, 0x640000, 0x640084] {
@@ -172,7 +172,7 @@ pub fn display(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 27: interrupts that are re-armed endlessly, or raised by software.
+/// Hole 27: interrupts that are re-armed endlessly, or raised by software.
 pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     for _ in 0..500 {
         lab.card.write(0x88704, u32::MAX);
@@ -185,7 +185,7 @@ pub fn msi_rearm(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 28: accesses of all sizes at unaligned offsets.
+/// Hole 28: accesses of all sizes at unaligned offsets.
 pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let registers = lab.card.region(0)?;
     let window = reg::PRAMIN as usize;
@@ -220,7 +220,7 @@ pub fn crooked_accesses(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on their
+/// Hole 29: configuration space. Restores the kernel's values; does not move BARs, because the kernel depends on their
 /// addresses.
 pub fn pci_configuration(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let config = lab.card.config_path();

@@ -15,7 +15,7 @@ fn holder(lab: &mut Lab<'_>, id: u32) -> (Channel, u64) {
     (channel, page)
 }
 
-/// Makes a copy engine read from `va` and write to it. Both must fault, and our own page must not change.
+/// Makes a copy engine read from `va` and write to it. Both accesses must fault, and our own page must not change.
 fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Channel, page: u64, va: u64) {
     lab.flush();
     lab.card.vram_write(page, MARKER);
@@ -26,7 +26,7 @@ fn must_fault(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, channel: &mut Ch
     verdict.must_fault(&format!("writing {what}"), ran, va);
 }
 
-/// 7: memory of other cards; memory kinds and compression tags.
+/// Hole 7: memory of other cards; memory kinds and compression tags.
 pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 7);
     for address in [0, lab.share, 1 << 32] {
@@ -50,7 +50,7 @@ pub fn peer_kind_tag(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 8: large pages of RAM that is partly missing.
+/// Hole 8: large pages of RAM that is partly missing.
 pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 8);
     let entry = lab.large(channel.space);
@@ -77,7 +77,7 @@ pub fn large_page_of_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 9: pages that were unmapped and flushed, before and during work.
+/// Hole 9: pages that were unmapped and flushed, before and during work.
 pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     let (mut channel, page) = holder(lab, 9);
@@ -111,7 +111,7 @@ pub fn stale_dma(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 11: entries for memory that does not exist.
+/// Hole 11: entries for memory that does not exist.
 pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 11);
     for address in [0x2000_0000, 0xb000_0000, 0xfec0_0000, 0xfee0_0000, 1 << 33, 1 << 39, (1 << 40) - PAGE] {
@@ -127,7 +127,7 @@ pub fn entry_without_ram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()>
     Ok(())
 }
 
-/// 15: tables that are used as other kinds of tables, and tables that the card itself rewrites.
+/// Hole 15: tables that are used as other kinds of tables, and tables that the card itself rewrites.
 pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     let foreign = page_entry(share, Aperture::Vram);
@@ -169,7 +169,7 @@ pub fn confusion(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 16: directories and tables that are reused for another purpose while they are linked.
+/// Hole 16: directories and tables that are reused for another purpose while they are linked.
 pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let foreign = page_entry(lab.share, Aperture::Vram);
     for (number, fill) in [[0, 0], foreign, [0x5eed_5eed, 0x5eed_5eed], [u32::MAX; 2]].into_iter().enumerate() {
@@ -180,8 +180,8 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
         lab.start(&mut channel);
         let ran = lab.go(&mut channel, &copies(&[(va::A, va::B)]), true);
         verdict.check(&format!("it works before: {ran:x?}"), ran == Ran::Done);
-        // Overwrite the table's entries below 4 MiB. They map everything that the channel uses, except its contexts,
-        // which are a separate hole.
+        // Overwrite the table's entries below 4 MiB. These entries map everything that the channel uses, except its
+        // contexts, which are a separate hole.
         let image = va::IMAGE / PAGE..va::IMAGE / PAGE + IMAGE_PAGES;
         for index in (0..1024).filter(|index| !image.contains(index)) {
             lab.set(channel.space.table + index * 8, fill);
@@ -202,7 +202,7 @@ pub fn reused(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
 /// per channel of the card, and page numbers in this range.
 const IMAGES: (u64, u64, [u64; 3]) = (0xff_f800_0000, 128 << 10, [4, 5, 6]);
 
-/// 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: these
+/// Hole 30: context images. When PGRAPH's firmware loads a context, it writes the registers that the image lists: these
 /// writes could disable engines or the scheduler, or remove channels. The card uses the mediator's copy of the image,
 /// which work must not be able to reach.
 pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
@@ -236,7 +236,7 @@ pub fn context_images(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     Ok(())
 }
 
-/// 18: numbers close to the limits of their ranges.
+/// Hole 18: numbers close to the limits of their ranges.
 pub fn overflow(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let (mut channel, page) = holder(lab, 18);
     for address in [(1u64 << 40) - PAGE, (1 << 32) - PAGE, 1 << 32] {

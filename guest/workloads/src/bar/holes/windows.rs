@@ -9,7 +9,7 @@ use gdev::mapping::Width;
 /// An offset in an aperture outside USERD.
 const OFFSET: u64 = 0x40_0000;
 
-/// Reads through an aperture before and after a write, and records whether any data was visible.
+/// Reads through an aperture before and after a write, and records if any data was visible.
 fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     let before = lab.card.read(register);
     lab.card.write(register, BRAND);
@@ -18,7 +18,7 @@ fn look(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, register: u32) {
     verdict.note(&format!("{what}: {before:#x}, then {after:#x}"), before == u32::MAX && after == u32::MAX, gained);
 }
 
-/// 1: the PRAMIN window beyond VRAM.
+/// Hole 1: the PRAMIN window beyond VRAM.
 pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.take(1);
     lab.card.vram_write(own, MARKER);
@@ -39,7 +39,7 @@ pub fn pramin_beyond_vram(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 2: the PRAMIN window on host memory.
+/// Hole 2: the PRAMIN window on host memory.
 pub fn pramin_target_bits(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for address in [own, 0, 1 << 20, 0xfee0_0000, 1 << 32, 1 << 39] {
@@ -82,7 +82,7 @@ fn look_through(lab: &Lab<'_>, verdict: &mut Verdict, what: &str, bar: usize, of
     verdict.note(&what, before == u32::MAX && after == u32::MAX, lab.tells(before) || lab.tells(after));
 }
 
-/// 10: entries for RAM. They must reach our RAM and not VRAM, or no memory if we do not have this RAM.
+/// Hole 10: entries for RAM. The entries must reach our RAM and not VRAM, or no memory if we do not have this RAM.
 pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let own = lab.ram()?.gpa;
     for (bar, space, _) in apertures(lab) {
@@ -112,7 +112,7 @@ pub fn aperture_ram_entry(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()
     Ok(())
 }
 
-/// 14: offsets and indices beyond the limit, the table, or the memory.
+/// Hole 14: offsets and indices beyond the limit, the table, or the memory.
 pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let share = lab.share;
     for (bar, space, instance) in apertures(lab) {
@@ -135,7 +135,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
             lab.set(space.table + 0x100_0000 / PAGE * 8, page_entry(own, Aperture::Vram));
             look_through(lab, verdict, "behind a shortened table", bar, 0x100_0000);
         }
-        // Test the first page outside the share of a table that extends beyond it.
+        // Test the first page outside the share, with a table that extends beyond the share.
         for (table, offset) in [(share - PAGE, 512 * PAGE), (share, 0), ((1 << 40) - PAGE, 512 * PAGE)] {
             lab.card.vram_write(space.directory + 4, (table >> 8) as u32 | 1);
             lab.flush();
@@ -145,7 +145,7 @@ pub fn aperture_indexes(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> 
     Ok(())
 }
 
-/// 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
+/// Hole 17: VRAM that we have never used, and the USERD of a new channel, contain no data of other tenants.
 pub fn residue(lab: &mut Lab<'_>, verdict: &mut Verdict) -> Result<()> {
     let mut told = None;
     for _ in 0..4096 {

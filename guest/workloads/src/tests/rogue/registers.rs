@@ -1,5 +1,5 @@
-//! Attacks through the card's registers while the driver is bound: writes, as fast as possible, registers that the
-//! driver writes only occasionally.
+//! Attacks through the card's registers while the driver is bound. Writes registers that the driver writes only
+//! occasionally, as fast as possible.
 //!
 //! The kernel's driver does not know of the attack. The program's own channels may suffer: a channel that is lost
 //! during the attack is counted and replaced.

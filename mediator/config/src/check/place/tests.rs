@@ -90,7 +90,7 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     ] {
         assert_eq!(placed(&near(labels, 64), Placement::Room, &cards(), &others), expected, "{labels:?}");
     }
-    // If that card has no room, the VM is not placed on another one.
+    // If that card has no room, the VM is not placed on another card.
     let large = near(&["app=db"], 480);
     assert_eq!(placed(&large, Placement::Room, &cards(), &others), "");
     let beside: Vec<&VmSpec> = others.iter().collect();
@@ -100,7 +100,7 @@ fn vm_goes_where_one_is_that_it_is_to_be_near_to() {
     let mut drained = cards();
     drained[2].drained = true;
     assert_eq!(placed(&large, Placement::Room, &drained, &others), "b");
-    // A VM that names a card is placed on that card.
+    // A VM with a configured card is placed on that card.
     let named = VmSpec { card: "b".to_owned(), ..near(&["app=db"], 64) };
     assert_eq!(check::vm(&named, &daemon(Placement::Room), &cards(), &beside), []);
 }

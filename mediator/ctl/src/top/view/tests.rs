@@ -272,7 +272,7 @@ fn numbers_are_whole_at_every_width() {
         for line in screens.lines().filter(|line| line.contains("MiB") || line.contains('%')) {
             assert!(line.chars().count() <= usize::from(width), "{width}: {line}");
         }
-        // Each page shows each of these sizes and shares at every width, untruncated.
+        // These sizes and shares appear untruncated at every width.
         for whole in ["81559 MiB", "256 MiB", "30.5 %"] {
             assert!(screens.contains(whole), "{width}: {whole} in\n{screens}");
         }
