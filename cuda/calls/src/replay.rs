@@ -1,6 +1,6 @@
 //! Treatment of each call when a program continues in another worker: the calls that the next worker executes again.
 //!
-//! The description determines the treatment of calls that create or destroy an object with a handle. [`RULES`] has the
+//! The description determines the treatment of calls that create or destroy an object with a handle. `RULES` has the
 //! other treatments. A test fails for a call without a treatment, so that a new call is not forgotten.
 
 use crate::describe::{Arg, Call, Kind, Treatment};

@@ -1,7 +1,7 @@
 //! Bounds the work in flight of a program that is alone; its work is not measured.
 //!
 //! The next tenant waits for this backlog, and the program is killed if its backlog exceeds the run limit. Therefore,
-//! an event, called a *mark*, follows every few submissions in their stream. A stream with [`MAX_MARKS_PER_STREAM`]
+//! an event, called a *mark*, follows every few submissions in their stream. A stream with `MAX_MARKS_PER_STREAM`
 //! marks in flight accepts no more submissions until one of the marks completes. The number of submissions between two
 //! marks depends on their length, so that about 0.1 s of work, or at least four submissions, can be in flight. The
 //! queue of a real card is also bounded, but only at a thousand submissions of any length.
