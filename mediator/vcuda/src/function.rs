@@ -12,7 +12,7 @@ use locks::{Mutex, rank};
 
 use crate::core::ProgramStatus;
 use crate::executor::Executor;
-use crate::restart::{RESTART_LIMIT, Restart, RestartError, RestartRequest};
+use crate::restart::{Restart, RestartError, RestartRequest};
 use crate::saved::SavedFunction;
 use crate::shared::{Shared, stop};
 
@@ -156,15 +156,17 @@ impl CudaFunction {
     /// guest. Returns the result for each program; the list is empty without programs.
     ///
     /// # Errors
-    /// Returns an error if no result exists. A worker that responds later still restarts.
-    pub fn restart(&self, pid: Option<u32>) -> Result<Vec<Restart>, RestartError> {
+    /// Returns an error if a result does not exist within `limit`. A worker that responds later still restarts, unless
+    /// the function has been handed over in the meantime.
+    pub fn restart(&self, pid: Option<u32>, limit: Duration) -> Result<Vec<Restart>, RestartError> {
         let begin = Instant::now();
+        let until = begin.checked_add(limit).unwrap_or(begin);
         let ((counts, count), (results, result)) = (channel(), channel());
-        self.0.shared.state.lock().restarts.push(RestartRequest { pid, counts, results });
+        self.0.shared.state.lock().restarts.push(RestartRequest { pid, begin, until, counts, results });
         self.0.shared.wake.wake();
-        let rest = || RESTART_LIMIT.saturating_sub(begin.elapsed());
+        let rest = || until.saturating_duration_since(Instant::now());
         let failed = |error| match error {
-            RecvTimeoutError::Timeout => RestartError::TimedOut,
+            RecvTimeoutError::Timeout => RestartError::TimedOut(limit),
             RecvTimeoutError::Disconnected => RestartError::NotServed,
         };
         let count = count.recv_timeout(rest()).map_err(failed)?;

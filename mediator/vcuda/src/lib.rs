@@ -54,6 +54,6 @@ mod worker;
 pub use crate::core::{Limits, ProgramStatus};
 pub use device::{BuildError, CudaDevice, MIN_WINDOW_BYTES, irqs};
 pub use function::{CudaFunction, SuspendedFunction};
-pub use restart::{Restart, RestartError};
+pub use restart::{RESTART_LIMIT, Restart, RestartError};
 pub use saved::{ProcessId, SavedFunction};
 pub use worker::{Launcher, Process, ProgramLauncher, Started};

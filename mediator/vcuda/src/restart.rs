@@ -1,12 +1,12 @@
 //! Restarts of workers, as the daemon requests them.
 
 use std::sync::mpsc::Sender;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Time limit for all restarts of a request.
+/// Usual time limit for the restarts of a request.
 // TIMEOUT: a worker waits for the work of its program for at most 10 s, and copies its memory to the host and back. A
 // worker that is under the guest's control may not respond at all.
-pub(crate) const RESTART_LIMIT: Duration = Duration::from_secs(120);
+pub const RESTART_LIMIT: Duration = Duration::from_secs(120);
 
 /// Result of the restart of one program's worker.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,6 +24,10 @@ pub struct Restart {
 pub(crate) struct RestartRequest {
     /// Process ID of the program in the guest; all programs if `None`.
     pub(crate) pid: Option<u32>,
+    /// Time of the request.
+    pub(crate) begin: Instant,
+    /// Time until which the requester waits, and the restarts prevent a handover.
+    pub(crate) until: Instant,
     /// Receives the number of restarts, and then the result of each.
     pub(crate) counts: Sender<usize>,
     pub(crate) results: Sender<Restart>,
@@ -36,6 +40,6 @@ pub enum RestartError {
     #[error("its CUDA function is not served now")]
     NotServed,
     /// The workers have not responded in time.
-    #[error("a worker has not responded within {} s", RESTART_LIMIT.as_secs())]
-    TimedOut,
+    #[error("a worker has not responded within {0:?}")]
+    TimedOut(Duration),
 }

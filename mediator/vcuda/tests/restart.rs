@@ -3,6 +3,7 @@
 mod support;
 
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use support::{BEHAVIOUR, Event, Guest, behaviour, blob, destroy, doorbell, map, wait};
 use vm_memory::{Bytes, VolatileMemory};
@@ -33,7 +34,7 @@ fn state(guest: &Guest) -> u64 {
 
 /// Restarts the only program, and returns the reason against the restart.
 fn restart(guest: &Guest) -> Option<String> {
-    let mut restarts = guest.function.restart(None).unwrap();
+    let mut restarts = guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap();
     let restart = restarts.pop().unwrap();
     assert!(restarts.is_empty());
     assert_eq!(restart.name, "prog");
@@ -69,7 +70,7 @@ fn program_continues_with_its_blobs_in_the_next_worker() {
     assert_eq!(slots, [1, 2], "the wait from before is answered");
     guest.done(&destroy(3));
     guest.until(|guest| guest.events.try_iter().any(|event| event == Event::Ended));
-    assert!(guest.function.restart(None).unwrap().is_empty(), "no program");
+    assert!(guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap().is_empty(), "no program");
 }
 
 #[test]
@@ -85,7 +86,7 @@ fn worker_that_refuses_continues_its_program() {
     assert!(!guest.events.try_iter().any(|event| event == Event::Ended));
     store(&guest, CONTROL + BEHAVIOUR, behaviour::SAVES);
     assert_eq!(restart(&guest), None);
-    assert!(guest.function.restart(Some(5)).unwrap().is_empty(), "no program has this number");
+    assert!(guest.function.restart(Some(5), vcuda::RESTART_LIMIT).unwrap().is_empty(), "no program has this number");
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn worker_that_fails_during_a_restart_ends_only_its_program() {
         guest.until(|guest| load(guest, 0x40_0000) == 1);
         store(&guest, 0x40_0000 + BEHAVIOUR, behaviour::REFUSES);
         store(&guest, CONTROL + BEHAVIOUR, behaviour);
-        let restarts = guest.function.restart(None).unwrap();
+        let restarts = guest.function.restart(None, vcuda::RESTART_LIMIT).unwrap();
         let reasons: Vec<_> = restarts.into_iter().map(|restart| restart.result.unwrap_err()).collect();
         assert_eq!(reasons.len(), 2);
         assert!(reasons.iter().any(|found| found.contains(reason)), "{reasons:?}");
@@ -114,4 +115,17 @@ fn worker_that_fails_during_a_restart_ends_only_its_program() {
         store(&guest, 0x40_0000 + BEHAVIOUR, behaviour::SAVES);
         assert_eq!(restart(&guest), None);
     }
+}
+
+#[test]
+fn worker_that_does_not_respond_does_not_prevent_an_upgrade() {
+    let mut guest = guest();
+    store(&guest, CONTROL + BEHAVIOUR, behaviour::IS_SILENT);
+    let limit = Duration::from_millis(50);
+    assert_eq!(guest.function.restart(None, limit).unwrap_err(), vcuda::RestartError::TimedOut(limit));
+    guest.upgrade(|_| ());
+    let before = load(&guest, CONTROL);
+    guest.done(&doorbell(3));
+    guest.until(|guest| load(guest, CONTROL) > before);
+    assert_ne!(state(&guest), cuda_ring::state::LOST);
 }

@@ -191,7 +191,7 @@ impl crate::Daemon {
         drop(state);
         let backend = backend.ok_or_else(|| DaemonError::Busy(name.to_owned(), "added"))?;
         let function = backend.cuda().ok_or_else(|| failed("it has no table `cuda`"))?;
-        let restarts = function.restart(pid).map_err(|error| failed(&error.to_string()))?;
+        let restarts = function.restart(pid, vcuda::RESTART_LIMIT).map_err(|error| failed(&error.to_string()))?;
         if let (true, Some(pid)) = (restarts.is_empty(), pid) {
             return Err(failed(&format!("no program with process ID {pid} in the guest uses CUDA")));
         }

@@ -34,6 +34,8 @@ pub(super) struct Restarting {
     name: String,
     pid: Option<u32>,
     begin: Instant,
+    /// Time until which the restart prevents a handover.
+    until: Instant,
     results: Sender<Restart>,
 }
 
@@ -49,13 +51,14 @@ impl Executor {
     /// Begins the restarts that the daemon has requested.
     pub(super) fn begin_restarts(&mut self) {
         let requests = std::mem::take(&mut self.shared.state.lock().restarts);
-        for RestartRequest { pid, counts, results } in requests {
+        for request in requests {
+            let RestartRequest { pid, counts, results, .. } = &request;
             let mut programs = self.core.served();
-            programs.retain(|(_, of, _)| pid.is_none() || *of == pid);
+            programs.retain(|(_, of, _)| pid.is_none() || of == pid);
             // The requester may no longer wait.
             let _ = counts.send(programs.len());
             for (id, pid, name) in programs {
-                if let Err(why) = self.begin_restart(id, pid, &name, &results) {
+                if let Err(why) = self.begin_restart(id, pid, &name, &request) {
                     let _ = results.send(Restart { name, pid, result: Err(why) });
                 }
             }
@@ -67,7 +70,7 @@ impl Executor {
         id: WorkerId,
         pid: Option<u32>,
         name: &str,
-        results: &Sender<Restart>,
+        request: &RestartRequest,
     ) -> Result<(), String> {
         if self.restarting.contains_key(&id) {
             return Err("another restart of its worker is in progress: retry".to_owned());
@@ -78,15 +81,17 @@ impl Executor {
         if !worker.send_save(file.as_fd()) {
             return Err("its worker does not read its messages: retry".to_owned());
         }
-        let (phase, begin) = (Phase::Saving, Instant::now());
-        let restarting = Restarting { phase, file, name: name.to_owned(), pid, begin, results: results.clone() };
+        let (phase, name) = (Phase::Saving, name.to_owned());
+        let RestartRequest { begin, until, ref results, .. } = *request;
+        let restarting = Restarting { phase, file, name, pid, begin, until, results: results.clone() };
         self.restarting.insert(id, restarting);
         Ok(())
     }
 
-    /// Returns true if a worker is being replaced. In the meantime, the function cannot be handed over.
+    /// Returns true if a worker is being replaced. In the meantime, the function cannot be handed over. A worker that
+    /// has not responded in time does not count, so that it cannot prevent upgrades.
     pub(super) fn is_restarting(&self) -> bool {
-        !self.restarting.is_empty()
+        self.restarting.values().any(|restart| Instant::now() < restart.until)
     }
 
     /// Handles the report of a worker that its state is saved.

@@ -119,6 +119,8 @@ pub mod behaviour {
     pub const NEXT_ENDS: u64 = 3;
     /// Reports that it has restored a state, which it cannot have, and does not save any.
     pub const LIES: u64 = 4;
+    /// Does not reply, and continues.
+    pub const IS_SILENT: u64 = 5;
 }
 
 impl Launcher for Threads {
@@ -216,6 +218,7 @@ fn work(
                 let reply = match behaviour {
                     behaviour::REFUSES => FromWorker::Refused { obstacle: Obstacle::Capture },
                     behaviour::LIES => FromWorker::Restored,
+                    behaviour::IS_SILENT => continue,
                     _ => FromWorker::Saved,
                 };
                 if reply == FromWorker::Saved && behaviour != behaviour::ENDS {
