@@ -237,6 +237,11 @@ fn interactive_tenant_waits_long_only_beyond_its_share() {
         // The minimum time of the other turn, and its two kernels in flight.
         assert!(wait <= 6 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
     }
+    for rest in [10, 5, 1] {
+        // A rest counts from the next charge of the other tenant on, so a debt of one submission may remain.
+        let (wait, share) = run(1, rest * MS);
+        assert!(wait <= 15 * MS && share < 0.45, "{wait} ns for a share of {share}, after {rest} ms");
+    }
     let (wait, share) = run(20, MS / 10);
     assert!((10 * MS..=30 * MS).contains(&wait) && (share - 0.5).abs() < 0.05, "{wait} ns for a share of {share}");
 }
