@@ -73,14 +73,17 @@ impl Threads {
 pub struct Thread {
     id: u64,
     ended: OwnedFd,
-    socket: OwnedFd,
+    socket: Socket,
     killed: Arc<AtomicBool>,
 }
 
+/// The socket of a thread's current link, which a kill shuts down.
+type Socket = Arc<Mutex<OwnedFd>>;
+
 impl Thread {
     fn again(&self) -> Self {
-        let [ended, socket] = [&self.ended, &self.socket].map(|fd| fd.try_clone().unwrap());
-        Self { id: self.id, ended, socket, killed: Arc::clone(&self.killed) }
+        let (socket, killed) = (Arc::clone(&self.socket), Arc::clone(&self.killed));
+        Self { id: self.id, ended: self.ended.try_clone().unwrap(), socket, killed }
     }
 }
 
@@ -91,7 +94,7 @@ impl Process for Thread {
 
     fn kill(&mut self) {
         self.killed.store(true, Ordering::Release);
-        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = rustix::net::shutdown(&*self.socket.lock().unwrap(), rustix::net::Shutdown::Both);
     }
 
     fn reap(&mut self) {}
@@ -151,15 +154,15 @@ impl Threads {
             gate.recv().map_err(|error| error.to_string())?;
         }
         let (link, theirs) = worker_link::Link::pair().unwrap();
-        let socket = theirs.as_fd().try_clone_to_owned().unwrap();
+        let socket: Socket = Arc::new(Mutex::new(theirs.as_fd().try_clone_to_owned().unwrap()));
         let (ended, keep) = rustix::pipe::pipe().unwrap();
         let events = self.events.clone();
         let _ = events.send(Event::Started);
         let rejoin = self.rejoin.as_ref().map(|rejoin| (rejoin.socket.clone(), Arc::clone(&self.are_stopped)));
         let killed = Arc::new(AtomicBool::new(false));
-        let is_killed = Arc::clone(&killed);
+        let (is_killed, current) = (Arc::clone(&killed), Arc::clone(&socket));
         std::thread::spawn(move || {
-            work(theirs, window, state, &events, rejoin, &is_killed);
+            work(theirs, window, state, &events, rejoin, &current, &is_killed);
             let _ = events.send(Event::Ended);
             drop(keep);
         });
@@ -177,6 +180,7 @@ fn work(
     state: Option<OwnedFd>,
     events: &Sender<Event>,
     rejoin: Option<(PathBuf, Arc<AtomicBool>)>,
+    socket: &Mutex<OwnedFd>,
     killed: &AtomicBool,
 ) {
     let region = MmapRegion::<()>::from_file(FileOffset::new(File::from(window), 0), WINDOW as usize).unwrap();
@@ -190,8 +194,14 @@ fn work(
             Err(LinkError::Closed) => match &rejoin {
                 Some((path, is_stopped)) if !killed.load(Ordering::Acquire) => {
                     std::thread::sleep(Duration::from_millis(1));
-                    if !is_stopped.load(Ordering::Acquire) {
-                        link = worker_link::Link::connect(path).unwrap_or(link);
+                    if !is_stopped.load(Ordering::Acquire)
+                        && let Ok(next) = worker_link::Link::connect(path)
+                    {
+                        link = next;
+                        *socket.lock().unwrap() = link.as_fd().try_clone_to_owned().unwrap();
+                        if killed.load(Ordering::Acquire) {
+                            return;
+                        }
                     }
                     continue;
                 }
