@@ -178,7 +178,8 @@ def decoding_with_graphs(run: Run) -> None:
 def peers(run: Run) -> None:
     """Compares the parts of a process that uses both cards."""
     native, tenant = run.pair("peers", CARDS[:1])
-    run.result["peer_access"] = {one.name: one.ask({"do": "look"}, ANSWER_S)[0]["peer_access"] for one in (native, tenant)}
+    run.result["peer_access"] = {one.name: one.ask({"do": "look"}, ANSWER_S)[0]["peer_access"]
+                                 for one in (native, tenant)}
     run.result["figures"], rights = {}, [len(set(run.result["peer_access"].values())) == 1]
     for part in ("copies", "kernels", "pipeline"):
         command = {"do": "part", "name": part}
@@ -290,7 +291,8 @@ def gang_next_to_singles(run: Run) -> None:
     found = {kind: run.result[kind]["shares"] for kind in ("native", "tenant")}
     lost = {kind: 1 - of["gang"] - min(of["first"], of["second"]) for kind, of in found.items()}
     run.result["figures"] = {
-        "gang_share": found["tenant"]["gang"], "lost": round(lost["tenant"], 4), "native_lost": round(lost["native"], 4),
+        "gang_share": found["tenant"]["gang"], "lost": round(lost["tenant"], 4),
+        "native_lost": round(lost["native"], 4),
         "off_share": round(max(abs(found["tenant"]["gang"] / (found["tenant"]["gang"] + found["tenant"][single]) - 0.5)
                                for single in ("first", "second")), 4)}
 
@@ -347,7 +349,8 @@ def spread_programs(run: Run) -> None:
         run.result[kind] = {"alone": round(alone, 2), "before": [round(rate / alone, 4) for rate in before],
                             "after": [round(rate / alone, 4) for rate in after]}
     run.result["figures"] = {f"{prefix}{when}": round(sum(run.result[kind][when]), 4)
-                             for kind, prefix in (("tenant", ""), ("native", "native_")) for when in ("before", "after")}
+                             for kind, prefix in (("tenant", ""), ("native", "native_"))
+                             for when in ("before", "after")}
 
 
 @dataclass(frozen=True)
@@ -446,7 +449,8 @@ def attempt(look: Callable[[], dict]) -> dict:
 
 def shown(result: dict) -> dict:
     """Returns the part of a result that is printed."""
-    return {key: result[key] for key in ("figures", "right", "missed", "error", "case_s") if result.get(key) not in (None, [])}
+    keys = ("figures", "right", "missed", "error", "case_s")
+    return {key: result[key] for key in keys if result.get(key) not in (None, [])}
 
 
 def card_facts() -> list[str]:
@@ -454,8 +458,8 @@ def card_facts() -> list[str]:
     query = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     free = [int(line) for line in subprocess.run(query, capture_output=True, text=True, check=True).stdout.split()]
     if len(free) < len(CARDS) or min(free[: len(CARDS)]) < NEEDED_MIB:
-        sys.exit(f"this measurement needs {len(CARDS)} cards with {NEEDED_MIB} MiB of free memory each, and the cards here "
-                 f"have {free}")
+        sys.exit(f"this measurement needs {len(CARDS)} cards with {NEEDED_MIB} MiB of free memory each, and the cards "
+                 f"here have {free}")
     links = subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False).stdout
     return [line.rstrip() for line in links.splitlines()[: len(CARDS) + 1]]
 

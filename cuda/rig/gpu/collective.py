@@ -263,6 +263,8 @@ class Decoding:
 
     def _captured(self) -> Callable[[], None]:
         """Returns a function that replays the step as a graph."""
+        # A new stream does not wait for the stream that has filled the weights.
+        self._place.wait()
         stream = torch.cuda.Stream()
         with torch.inference_mode(), torch.cuda.stream(stream):
             for _ in range(3):

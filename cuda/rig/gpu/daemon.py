@@ -182,8 +182,8 @@ def is_served(tenant: dict) -> bool:
 class Program:
     """Processes that execute the same commands."""
 
-    def __init__(self, name: str, processes: list[Process]):
-        self.name, self.processes = name, processes
+    def __init__(self, name: str, processes: list[Process], tenant: str | None):
+        self.name, self.processes, self.tenant = name, processes, tenant
         self.ready: list[dict] = []
 
     def say(self, command: dict) -> None:
@@ -238,7 +238,8 @@ def threads(pid: int) -> list[str]:
     found = []
     for task in Path(f"/proc/{pid}/task").glob("*"):
         try:
-            name, status = (task / "comm").read_text().strip(), (task / "stat").read_text().rpartition(")")[2].split()[0]
+            name = (task / "comm").read_text().strip()
+            status = (task / "stat").read_text().rpartition(")")[2].split()[0]
             wait = (task / "wchan").read_text().strip() or "-"
         except OSError:
             continue
@@ -274,7 +275,7 @@ class Session:
                     raise Gone("no daemon was started for the tenants of this case")
                 command, environment = self.daemon.command(tenant, command), self.daemon.environment()
             processes.append(Process(command, environment, self._logs / f"{name}-{rank}.log", die_with_parent))
-        self.programs.append(Program(name, processes))
+        self.programs.append(Program(name, processes, tenant))
         return self.programs[-1]
 
     def await_ready(self) -> None:
@@ -296,11 +297,15 @@ class Session:
         return found
 
     def warnings(self) -> dict:
-        """Returns the ends of logs that are not empty."""
+        """Returns the ends of logs that are not empty. Of the daemon's log, only warnings and errors count."""
         logs = {process.log.stem: process.said() for program in self.programs for process in program.processes}
+        # The daemon reports programs without the library, because it does not manage them.
+        known = tuple(f" pid={process.child.pid} " for program in self.programs if program.tenant is None
+                      for process in program.processes)
         if self.daemon is not None:
             logs["daemon"] = "\n".join(line for line in self.daemon.process.said().splitlines()
-                                       if " WARN " in line or " ERROR " in line or "panicked" in line)
+                                       if (" WARN " in line or " ERROR " in line or "panicked" in line)
+                                       and not any(pid in line for pid in known))
         return {name: tail(text, 400) for name, text in logs.items() if text.strip()}
 
     def end(self) -> None:
