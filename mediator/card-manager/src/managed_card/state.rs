@@ -1,4 +1,4 @@
-//! Queries and changes of a card's state from other modules.
+//! Queries and changes of a card's state for other modules.
 
 use super::CardState;
 use crate::work::usage::SchedulerUsage;
@@ -16,7 +16,7 @@ use vram::{Done, TenantId};
 
 /// Memory of the card.
 impl CardState {
-    /// Returns the card's memory: the VMs' shares, its division, and memory lent to it.
+    /// Returns the card's memory: the VMs' shares, its division, and memory lent to the card.
     #[must_use]
     pub fn memory(&self) -> &Memory {
         &self.memory
@@ -27,7 +27,7 @@ impl CardState {
         &mut self.memory
     }
 
-    /// Returns guests' memory in all locations.
+    /// Returns guest memory in all locations.
     #[must_use]
     pub fn vram(&self) -> &CardVram {
         self.memory.vram()
@@ -38,7 +38,7 @@ impl CardState {
         self.memory.vram_mut()
     }
 
-    /// Returns memory and physical channels, both mutable.
+    /// Returns mutable references to the memory and to the physical channels.
     pub fn parts(&mut self) -> (&mut CardVram, &mut Channels) {
         (self.memory.vram_mut(), self.work.channels_mut())
     }
@@ -46,12 +46,12 @@ impl CardState {
     /// Sets the amount of RAM that a VM may lend from now on. RAM that is already lent stays lent.
     ///
     /// # Errors
-    /// Returns an error if the guaranteed part is not available; in this case, the state is unchanged.
+    /// Returns an error if the guaranteed part is unavailable; the state is then unchanged.
     pub fn set_ram(&mut self, vm: TenantId, share: RamShare) -> Result<(), Shortage> {
         self.memory.iova_mut().set_share(vm, share).map_err(|most| Shortage::of_ram(share.guarantee, most))
     }
 
-    /// Returns how the memory is currently allocated.
+    /// Returns the current allocation of the memory.
     #[must_use]
     pub fn holdings(&self) -> Holdings {
         self.memory.holdings(self.now_ns())
@@ -81,13 +81,13 @@ impl CardState {
         self.memory.plan_own(now)
     }
 
-    /// Returns the moves that are necessary to guarantee `chunks` more chunks of the card.
+    /// Returns the moves needed to guarantee `chunks` more card chunks.
     pub(super) fn plan_promise(&mut self, chunks: u32) -> Plan {
         let now = self.now_ns();
         self.memory.plan_promise(now, chunks)
     }
 
-    /// Returns random moves for tests, if they are due.
+    /// Returns random moves for tests, if due.
     pub(super) fn inject_random_moves(&mut self) -> Plan {
         self.memory.inject_random_moves()
     }
@@ -97,8 +97,8 @@ impl CardState {
         self.memory.next_plan()
     }
 
-    /// Records a scan of the mover: `waiting` waited for memory during the whole scan, and memory was moved for
-    /// `served`. Returns the VMs that are waiting now.
+    /// Records a scan by the mover: `waiting` are the VMs that waited for memory during the whole scan, and `served`
+    /// those for which memory was moved. Returns the VMs that are waiting now.
     pub(super) fn looked(&mut self, waiting: &BTreeSet<TenantId>, served: &BTreeSet<TenantId>) -> BTreeSet<TenantId> {
         let now = self.now_ns();
         self.memory.looked(now, waiting, served)
@@ -111,13 +111,13 @@ impl CardState {
         self.hold(holds);
     }
 
-    /// Records moves of memory.
+    /// Records memory moves.
     pub(super) fn has_moved(&mut self, vm: TenantId, done: &Relocated) {
         let now = self.now_ns();
         self.memory.has_moved(now, vm, done);
     }
 
-    /// Stops VMs during another VM's quantum, or lets them run again.
+    /// Stops VMs during another VM's quantum, or resumes them.
     fn hold(&mut self, holds: Vec<(TenantId, bool)>) {
         for (vm, waits) in holds {
             self.work.channels_mut().pause(self.memory.card_mut(), vm, Pause::Turn, waits);
@@ -127,7 +127,7 @@ impl CardState {
         self.compete();
     }
 
-    /// Makes the holder of a quantum compete for time with the settings of all members.
+    /// Makes a quantum's holder compete for time with the settings of all members.
     fn compete(&mut self) {
         let changed = self.memory.divider().machine().changed_competitors(self.work.schedule().scheduler());
         self.feeder().feed(changed.into_iter().map(|(vgpu, params)| Event::Competes { vgpu, params }));
