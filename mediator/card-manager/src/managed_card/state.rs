@@ -159,13 +159,13 @@ impl CardState {
         self.memory.worked(now, vm);
     }
 
-    /// Returns the nanoseconds since the card was taken over, in the host's clock.
+    /// Returns the time since the card was taken over, by the host's clock, in ns.
     #[must_use]
     pub fn now_ns(&self) -> u64 {
         self.clock.host_ns()
     }
 
-    /// Measures how far the card's clock is ahead of the host's clock.
+    /// Measures the offset of the card's clock from the host's clock.
     pub(super) fn set_clock(&mut self) {
         self.clock.set(&**self.memory.vram().memory.card());
     }
@@ -177,20 +177,20 @@ impl CardState {
         self.guest_alarms.arm(vm, now, in_ns);
     }
 
-    /// Returns the number of interrupts without a completion that a VM has caused, and the number of times that its
-    /// channels were paused because of them.
+    /// Returns the number of interrupts without a completion that a VM has caused, and how often its channels were
+    /// paused because of them.
     #[must_use]
     pub fn noise_of(&self, vm: TenantId) -> (u64, u64) {
         self.work.noise().interrupts_and_pauses(vm)
     }
 
-    /// Returns the VM's share of the card's time if all VMs have work, in millionths.
+    /// Returns the VM's share of the card's time while all VMs have work, in millionths.
     #[must_use]
     pub fn time_share(&self, vm: TenantId) -> u64 {
         self.work.time_share(vm)
     }
 
-    /// Returns the scheduler's usage data, including the uses of the last `recent_ns` nanoseconds.
+    /// Returns the scheduler's usage data, including usage in the last `recent_ns` nanoseconds.
     #[must_use]
     pub fn scheduler_usage(&self, recent_ns: u64) -> SchedulerUsage {
         let mut usage = self.work.usage(self.card_time(), recent_ns);
@@ -209,32 +209,32 @@ impl CardState {
         usage
     }
 
-    /// Starts a record of the scheduler of at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
-    /// record is already running, or the scheduler's current state does not fit.
+    /// Starts recording the scheduler, in at most `limit` bytes; `names` are the VMs' names. Returns `false` if a
+    /// recording is already running, or if the scheduler's current state does not fit.
     pub fn start_record(&mut self, names: &BTreeMap<TenantId, String>, limit: usize) -> bool {
         let at = self.card_time();
         self.work.start_record(at, names, limit)
     }
 
-    /// Adds a move of a VM's memory to the record of the scheduler.
+    /// Adds a move of a VM's memory to the scheduler recording.
     pub(super) fn note_move(&mut self, moved: MemoryMove) {
         self.work.note_move(moved);
     }
 
-    /// Starts to record how often a VM's memory is accessed. Returns `false` if the VM does not exist or already has a
-    /// record.
+    /// Starts recording how often a VM's memory is accessed. Returns `false` if the VM does not exist or is already
+    /// being recorded.
     pub fn start_accesses(&mut self, vm: TenantId) -> bool {
         let now = self.now_ns();
         self.memory.start_accesses(now, vm)
     }
 
-    /// Ends the record of accesses and returns it; `None` if no record is running, for example after the VM's removal.
+    /// Ends an access record and returns it; `None` if none is running, for example after the VM's removal.
     pub fn end_accesses(&mut self, vm: TenantId) -> Option<Accesses> {
         let now = self.now_ns();
         self.memory.end_accesses(now, vm)
     }
 
-    /// Ends the record of the scheduler and returns it; `None` if no record is running.
+    /// Ends the scheduler recording and returns it; `None` if none is running.
     pub fn end_record(&mut self) -> Option<Vec<u8>> {
         self.work.end_record()
     }
