@@ -44,7 +44,7 @@ fn events_are_a_table_with_author_and_can_be_selected() {
     assert_eq!((page.events.len(), kinds(&served, &["--after", &cursor])), (1, Vec::new()));
     // An earlier daemon's cursor yields all events, after a line about the unknown cursor.
     let other = ctl(&served, &["events", "--after", "1f-3"]).out;
-    assert!(other.starts_with("-- the cursor is of a daemon that has ended"), "{other}");
+    assert!(other.starts_with("-- the cursor is from a daemon that has exited"), "{other}");
     for wrong in [["--after", "x"], ["--kind", "burnt"]] {
         let ran = ctl(&served, &["events", wrong[0], wrong[1]]);
         assert_eq!(ran.code, Code::Usage, "{}", ran.err);
