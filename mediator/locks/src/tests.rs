@@ -21,7 +21,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
     drop(held);
     let both = (vm.lock(), card.lock());
     assert_eq!((*both.0, *both.1), (1, 2));
-    // Locks may be released in any order.
+    // Locks can be released in any order.
     let (first, second) = both;
     drop(first);
     drop(second);
@@ -31,7 +31,7 @@ fn a_lock_out_of_order_panics_before_it_is_waited_for() {
 #[test]
 fn a_lock_that_is_tried_counts_as_held() {
     let (vm, card) = (Mutex::<Vm, _>::new(()), Mutex::<Card, _>::new(()));
-    let held = card.try_lock().expect("nobody holds it");
+    let held = card.try_lock().expect("no thread holds it");
     assert!(message(|| drop(vm.lock())).contains("while Card is held"));
     drop(held);
     drop(vm.lock());
