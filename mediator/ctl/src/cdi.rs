@@ -151,7 +151,7 @@ mod tests {
         assert!(device.container_edits.env.contains(&socket), "{:?}", device.container_edits.env);
         // Removing a missing file succeeds too.
         let client = Client::new("/nonexistent".into()).unwrap();
-        assert!(cdi.run(&client, Form::Table).unwrap().contains("is removed"));
+        assert!(cdi.run(&client, Form::Table).unwrap().contains("removed"));
     }
 
     #[test]

@@ -43,7 +43,7 @@ pub enum ClientError {
     Differs { other: usize, events: usize, first: usize },
     #[error("{} does not describe a valid state: {what}", path.display())]
     Desired { path: PathBuf, what: String },
-    #[error("tenant `{tenant}` is out of service: card `{card}`: {reason}")]
+    #[error("tenant `{tenant}` is not served: card `{card}`: {reason}")]
     NotServed { tenant: String, card: String, reason: String },
     #[error("no report is available: {0}")]
     Report(String),

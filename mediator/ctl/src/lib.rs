@@ -582,7 +582,7 @@ impl ClientError {
             Self::Exists { .. } => "nothing was saved",
             Self::Desired { .. } => "pass a file in the format of `mediatorctl export`",
             Self::NotServed { .. } => {
-                "check with `nvidia-smi` that the driver works; see also `mediatorctl card show` and the daemon's log"
+                "check with `nvidia-smi` that the driver works, and see `mediatorctl card show` and the daemon's log"
             }
             Self::Report(_) => "choose another --since or --window",
             Self::Terminal(_) => "use --once, which prints the table",

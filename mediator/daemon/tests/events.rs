@@ -90,7 +90,7 @@ fn follower_misses_nothing_over_upgrade_and_is_told_of_restart() {
     place.ctl_json(&["sched", "set-vm", "web", "--weight", "9"]);
     follower.events.clear();
     follower.until("changed", "web");
-    assert!(follower.notes[0].starts_with("the cursor is of a daemon that has ended"), "{:?}", follower.notes);
+    assert!(follower.notes[0].starts_with("the cursor is from a daemon that has exited"), "{:?}", follower.notes);
     assert!(follower.events.iter().all(|event| event["number"].as_u64().unwrap() > last));
 }
 

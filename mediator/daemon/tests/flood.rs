@@ -28,7 +28,7 @@ fn place() -> Place {
 
 /// Returns the number of events that the log reports as suppressed.
 fn held_back(log: &str) -> usize {
-    let counts = log.lines().filter(|line| line.contains("log events were held back"));
+    let counts = log.lines().filter(|line| line.contains("log events were suppressed"));
     counts.filter_map(|line| line.split("count=").nth(1)?.split(' ').next()?.parse::<usize>().ok()).sum()
 }
 

@@ -227,7 +227,7 @@ fn a_record_of_a_run_is_replayed_to_the_same_decisions() {
     let text = fs::read_to_string(&file).unwrap();
     assert!(text.contains("start") && text.contains("configured") && text.lines().count() > 50, "{text}");
     let told = good(place.ctl(&["sched", "replay", &path]));
-    assert!(told.contains("all decisions are as recorded") && told.contains("vm0"), "{told}");
+    assert!(told.contains("all decisions match the recording") && told.contains("vm0"), "{told}");
     let told = good(place.ctl(&["--json", "sched", "replay", &path, "--policy", "fifo"]));
     let told: serde_json::Value = serde_json::from_str(&told).unwrap();
     assert_eq!((&told["policy"], &told["recorded"]), (&"fifo".into(), &false.into()));

@@ -122,7 +122,7 @@ fn domain_with_invalid_vgpu_fails_to_start_without_leftovers() {
     let site = Site::new();
     let cases = [
         (site.domain("profile='none'", "a"), "there is no profile `none`"),
-        (site.domain("vram-mib='4096'", "a"), "no card has room"),
+        (site.domain("vram-mib='4096'", "a"), "no card has enough free capacity"),
         (site.domain("vram-mib='many'", "a"), "vram-mib: `many`, expected a number"),
         (site.domain("colour='red'", "a"), "the element `vgpu` has no `colour`"),
         (site.domain("vram-mib='16' user='nobody-here'", "a"), "a.sock"),

@@ -43,7 +43,7 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
     let ran = ctl(&served, &["vm", "add", "d", "--profile", "whole"]);
     assert_eq!(ran.code, Code::Conflict);
     assert!(
-        ran.err.contains("VM `d`: card: no card has room: `card0` (vram_mib: 120 MiB, expected at most 0"),
+        ran.err.contains("VM `d`: card: no card has enough free capacity: `card0` (vram_mib: 120 MiB, expected at most 0"),
         "{}",
         ran.err
     );
@@ -116,5 +116,5 @@ fn exported_state_with_profiles_matches_applied_state() {
     std::fs::write(&file, "[[vm]]\nname = \"c\"\nprofile = \"whole\"\n").unwrap();
     let ran = ctl(&served, &["apply", "-f", path]);
     assert_eq!(ran.code, Code::Conflict);
-    assert!(ran.err.contains("VM `c`: card: no card has room"), "{}", ran.err);
+    assert!(ran.err.contains("VM `c`: card: no card has enough free capacity"), "{}", ran.err);
 }

@@ -93,7 +93,7 @@ fn invalid_saved_vm_is_rejected_and_vm_keeps_running() {
         ("a", "cut.vm", Code::Conflict, "it was truncated"),
         ("a", "long.vm", Code::Conflict, "bytes follow"),
         ("a", "m.toml", Code::Failed, "cannot be read"),
-        ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, and this VM has 32"),
+        ("b", "a.vm", Code::Conflict, "`vram_mib` = 16, but this VM has 32"),
         ("z", "a.vm", Code::NotFound, "there is no VM `z`"),
     ] {
         let ran = ctl(&served, &["vm", "restore", vm, &path(file)]);

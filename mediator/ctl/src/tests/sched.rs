@@ -135,7 +135,7 @@ fn invalid_sched_command_exits_with_code_and_cause() {
         (&["sched", "show", "card1"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "p", "--weight", "3"], Code::Conflict, "its part of the card is fixed"),
         (&["sched", "set-vm", "a", "--weight", "0"], Code::Usage, "weight = 0 is not between 1 and 10000"),
-        (&["sched", "set-vm", "a", "--cap", "101"], Code::Usage, "expected percent from 0 to 100"),
+        (&["sched", "set-vm", "a", "--cap", "101"], Code::Usage, "expected a number from 0 to 100"),
         (&["sched", "set-vm", "a", "--copy-cap", "101"], Code::Usage, "such as 12.5; or `compute`"),
         (&["sched", "set-vm", "a", "--class", "best"], Code::Usage, "expected one of `interactive`"),
         (&["sched", "set-vm", "b", "--weight", "3"], Code::NotFound, "there is no VM `b`"),

@@ -43,7 +43,7 @@ fn panic_under_card_lock_fails_card_and_notifies_vms() {
         panic!("injected");
     }));
     let why = rig.host.failure().expect("the card has failed").to_owned();
-    assert!(why.contains("half changed"), "{why}");
+    assert!(why.contains("while it changed the card"), "{why}");
     wait_told(&rig, &victim.guest);
     // No thread may use the partially changed state.
     assert!(panics(|| drop(rig.host.lock())));

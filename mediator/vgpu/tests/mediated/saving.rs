@@ -130,7 +130,7 @@ fn restore_into_different_vm_or_client_is_rejected_with_cause() {
     let card = card(64);
     let (mut one, saved) = sample(&card);
     let mut larger = card.guest_with(2, &free_settings(32));
-    refused(larger.restore(&card, 102, &saved), "`vram_mib` = 16, and this VM has 32");
+    refused(larger.restore(&card, 102, &saved), "`vram_mib` = 16, but this VM has 32");
     let paravirtual = vgpu::PvSettings { table_bytes: 4 << 20, segment_bytes: 0, group: None };
     let knowing = Settings { paravirtual: Some(paravirtual), ..free_settings(16) };
     let mut knowing = card.guest_with(3, &knowing);

@@ -127,7 +127,7 @@ fn kill_quarantine_and_connection_are_found_without_an_author() {
     assert!(connected.text.contains("VMM, user "), "{connected:?}");
     copy(&mut guest, &mut channel);
     let killed = awaited(&client, EventKind::Killed, "a");
-    assert_eq!(killed.text, "a submission was killed: it ran beyond its limit");
+    assert_eq!(killed.text, "a submission was killed for exceeding the time limit");
     let quarantined = awaited(&client, EventKind::Quarantined, "a");
     assert!(quarantined.text.contains("`mediatorctl sched release a`"), "{quarantined:?}");
     awaited(&client, EventKind::Overran, "a");
