@@ -457,7 +457,8 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
     }
     if vm.passthrough {
         if vm.paravirtual != Paravirtual::default() {
-            let what = "expected no such table with passthrough = true, because passthrough bypasses the mediator".to_owned();
+            let what =
+                "expected no such table with passthrough = true, because passthrough bypasses the mediator".to_owned();
             say(RefusalKind::Invalid, "paravirtual", what);
         }
         if vm.memory != VmMemory::default() {
@@ -475,8 +476,7 @@ pub fn vm(vm: &VmSpec, daemon: &DaemonSpec, cards: &[CardSpec], others: &[&VmSpe
             say(RefusalKind::Invalid, "time", what);
         }
         if let Some(other) = beside.first() {
-            let what =
-                format!("VM `{}` uses card `{}`, expected an unused card for passthrough", other.name, vm.card);
+            let what = format!("VM `{}` uses card `{}`, expected an unused card for passthrough", other.name, vm.card);
             say(RefusalKind::Conflict, "passthrough", what);
         }
         return refusals;

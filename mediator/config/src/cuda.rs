@@ -344,7 +344,8 @@ pub fn memory(card: &CardSpec) -> Vec<(&'static str, String)> {
     let memory = &card.memory;
     let mut wrong = memory.check(card.cuda().chunk_mib << 10, card.vram_mib);
     if memory.reserve_mib != 0 {
-        let what = format!("{}, expected 0 on a CUDA card; `memory.low_water_mib` keeps memory free", memory.reserve_mib);
+        let what =
+            format!("{}, expected 0 on a CUDA card; `memory.low_water_mib` keeps memory free", memory.reserve_mib);
         wrong.push(("memory.reserve_mib", what));
     }
     if memory.chaos_every != 0 {

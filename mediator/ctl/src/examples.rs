@@ -138,7 +138,11 @@ mod tests {
     fn each_command_has_two_examples_that_parse() {
         let mut names = Vec::new();
         leaves(&command(), "", &mut names);
-        assert_eq!(names.len(), EXAMPLES.len() + TOP.len(), "an example without a command, or a command without an example");
+        assert_eq!(
+            names.len(),
+            EXAMPLES.len() + TOP.len(),
+            "an example without a command, or a command without an example"
+        );
         for (name, help) in names {
             let examples: Vec<_> = help.lines().filter(|line| line.starts_with("  mediatorctl ")).collect();
             assert_eq!(examples.len(), 2, "{name}");

@@ -128,7 +128,9 @@ fn refused(error: StoreError) -> ClientError {
         StoreError::Image { .. } => (ErrorCode::Invalid, "the file is damaged: get a new copy"),
         StoreError::Changed { .. } => (ErrorCode::Conflict, "remove the image and import it again"),
         StoreError::Which { .. } => (ErrorCode::NotFound, "see `mediatorctl card firmware list`"),
-        StoreError::Full => (ErrorCode::Conflict, "remove images that are no longer needed, see `mediatorctl card firmware list`"),
+        StoreError::Full => {
+            (ErrorCode::Conflict, "remove images that are no longer needed, see `mediatorctl card firmware list`")
+        }
     };
     AskError::Refused(api::Error { code, error: error.to_string(), what_to_do: what_to_do.to_owned() }).into()
 }

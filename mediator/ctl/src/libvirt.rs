@@ -177,7 +177,9 @@ impl Hook {
                 let vm = &note.vm;
                 Err(wrong(
                     format!("a VMM still uses the VM `{vm}`, so it was not removed"),
-                    &format!("see `mediatorctl vm show {vm}`; stop that process, then run `mediatorctl vm remove {vm}`"),
+                    &format!(
+                        "see `mediatorctl vm show {vm}`; stop that process, then run `mediatorctl vm remove {vm}`"
+                    ),
                 ))
             }
         }
@@ -195,15 +197,15 @@ impl Hook {
         let path = format!("/v1/vms/{}", client::segment(vm));
         match client.get::<api::Vm>(&path) {
             Ok(there) if there.state == api::VmState::Connected => {
-                return Err(wrong(
-                    format!("a VMM uses the VM `{vm}`"),
-                    "choose another VM name in the element `vgpu`",
-                ));
+                return Err(wrong(format!("a VMM uses the VM `{vm}`"), "choose another VM name in the element `vgpu`"));
             }
             Ok(there) if read_note(&note).is_some_and(|note| note.is_of(&there)) => client.delete(&path)?,
             Ok(_) => {
                 let what = format!("the existing VM `{vm}` was not created by this hook");
-                return Err(wrong(what, "omit the element `vgpu` to use this VM, or choose another VM name in the element"));
+                return Err(wrong(
+                    what,
+                    "omit the element `vgpu` to use this VM, or choose another VM name in the element",
+                ));
             }
             Err(ClientError::Ask(AskError::Refused(error))) if error.code == ErrorCode::NotFound => {}
             Err(error) => return Err(error),
@@ -226,7 +228,9 @@ impl Hook {
                 let what = format!("none of its devices uses the socket {shown} of its vGPU");
                 return Err(wrong(
                     what,
-                    &format!("copy the element `qemu:commandline` from `mediatorctl vm launch-args {vm} --vmm libvirt`"),
+                    &format!(
+                        "copy the element `qemu:commandline` from `mediatorctl vm launch-args {vm} --vmm libvirt`"
+                    ),
                 ));
             }
             self.hand_over(&socket, user.as_deref()).map_err(file(&socket))
@@ -248,7 +252,9 @@ impl Hook {
             lines.find_map(|mut fields| (fields.next()? == name).then(|| fields.nth(1)?.parse::<u32>().ok())?)
         };
         let uid = match user {
-            Some(user) => number(user).ok_or_else(|| std::io::Error::other(format!("the user `{user}` does not exist")))?,
+            Some(user) => {
+                number(user).ok_or_else(|| std::io::Error::other(format!("the user `{user}` does not exist")))?
+            }
             // Without such a user, QEMU runs as root.
             None => USERS.into_iter().find_map(number).unwrap_or(0),
         };

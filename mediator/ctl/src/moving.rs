@@ -65,9 +65,7 @@ pub(super) fn undrain(client: &Client, form: Form, name: &str) -> Result<String,
 
 fn moved(moved: &Moved) -> String {
     let Moved { vm, from, to, pause_ms, pause: _, memory_mib, total_ms } = moved;
-    format!(
-        "VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, paused for {pause_ms} ms\n"
-    )
+    format!("VM {vm} has moved from {from} to {to}: {memory_mib} MiB in {total_ms} ms, paused for {pause_ms} ms\n")
 }
 
 fn report(report: &DrainReport) -> String {

@@ -318,9 +318,7 @@ pub(super) fn answer(client: &Client, form: Form, command: SchedCommand) -> Resu
         }
         SchedCommand::Release { vm } => {
             client.request(Method::POST, &format!("/v1/vms/{}/release", client::segment(&vm)), Default::default())?;
-            form.render(&serde_json::json!({ "released": vm }), |_| {
-                format!("VM {vm} released, strikes cleared\n")
-            })
+            form.render(&serde_json::json!({ "released": vm }), |_| format!("VM {vm} released, strikes cleared\n"))
         }
         SchedCommand::Report(wanted) => {
             let Report { card, since, window, engine, stacked, out } = wanted;

@@ -37,8 +37,8 @@ impl WindowMemory {
     /// # Errors
     /// Returns an error if the host has too little memory, or if the card has no I/O addresses left.
     pub fn new(host: &ManagedCard, name: &str, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let file =
-            region_memory(name, end).map_err(|error| ManagerError::host("no memory file is available for an aperture", error))?;
+        let file = region_memory(name, end)
+            .map_err(|error| ManagerError::host("no memory file is available for an aperture", error))?;
         Self::mapped(Arc::new(file), start, end)?.placed(host)
     }
 
@@ -106,9 +106,9 @@ impl WindowMemory {
 
     /// Returns the memory in a file, not yet mapped for a card.
     fn mapped(file: Arc<OwnedFd>, start: u64, end: u64) -> Result<Self, ManagerError> {
-        let own = file
-            .try_clone()
-            .map_err(|error| ManagerError::host("no file descriptor is available for an aperture's memory file", error))?;
+        let own = file.try_clone().map_err(|error| {
+            ManagerError::host("no file descriptor is available for an aperture's memory file", error)
+        })?;
         let refused = |error| ManagerError::host("an aperture's memory cannot be mapped", error);
         let size = usize::try_from(end - start).map_err(|error| refused(io::Error::other(error)))?;
         let region = MmapRegion::from_file(FileOffset::new(File::from(own), start), size)

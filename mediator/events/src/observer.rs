@@ -186,8 +186,7 @@ fn changes(subject: &Subject, before: &Sight, now: &Sight) -> Vec<NewEvent> {
     }
     if now.overran >= LONG_OVERRUN && (before.overran < LONG_OVERRUN || now.overran < before.overran) {
         let seconds = now.overran.as_secs_f64();
-        let text =
-            format!("its turn continued for {seconds:.1} s beyond its slice while other tenants share the card");
+        let text = format!("its turn continued for {seconds:.1} s beyond its slice while other tenants share the card");
         events.push(event(EventKind::Overran, text));
     }
     let strikes = increase(before.strikes, now.strikes);

@@ -11,7 +11,9 @@ pub enum Error {
     #[error("the other process violates the protocol: {0}")]
     Protocol(String),
     /// The other process uses a different protocol version.
-    #[error("the other process uses version {0} of the protocol, this one {1}: upgrade through an intermediate version")]
+    #[error(
+        "the other process uses version {0} of the protocol, this one {1}: upgrade through an intermediate version"
+    )]
     Version(u32, u32),
     /// The other process rejected the package.
     #[error("the next process did not take over: {0}")]

@@ -66,7 +66,9 @@ pub(crate) fn unsealed(file: &OwnedFd, bytes: u64) -> Result<Vec<u8>, Error> {
     let seals = fcntl_get_seals(file).map_err(failed())?;
     let length = u64::try_from(fstat(file).map_err(failed())?.st_size).unwrap_or(u64::MAX);
     if !seals.contains(SEALS) || length != bytes || bytes > FILE_MAX {
-        return Err(Error::Protocol(format!("a file of {length} bytes that was announced with {bytes}, or that can change")));
+        return Err(Error::Protocol(format!(
+            "a file of {length} bytes that was announced with {bytes}, or that can change"
+        )));
     }
     let mut data = vec![0; usize::try_from(bytes).unwrap_or(usize::MAX)];
     let mut done = 0;

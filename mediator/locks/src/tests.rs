@@ -14,7 +14,10 @@ fn message(act: impl FnOnce()) -> String {
 fn a_lock_out_of_order_panics_before_it_is_waited_for() {
     let (vm, card) = (Mutex::<Vm, _>::new(1), Mutex::<Card, _>::new(2));
     let held = card.lock();
-    assert_eq!(message(|| drop(vm.lock())), "lock order: Vm is taken while Card is held; see the order in `locks::rank`");
+    assert_eq!(
+        message(|| drop(vm.lock())),
+        "lock order: Vm is taken while Card is held; see the order in `locks::rank`"
+    );
     // Taking two different locks of the same rank also counts as a deadlock.
     let other = Mutex::<Card, _>::new(3);
     assert!(message(|| drop(other.lock())).starts_with("lock order: Card is taken while Card"));

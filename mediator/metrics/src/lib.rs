@@ -34,9 +34,12 @@ const CARD: [Metric<Card>; 9] = [
     ("gpu_mediator_card_failed", "gauge", "1 for a card that is out of service with its VMs", |card| {
         one(card.error.is_some())
     }),
-    ("gpu_mediator_card_drained", "gauge", "1 for a card that accepts no new VMs and tenants", |card| {
-        one(card.drained)
-    }),
+    (
+        "gpu_mediator_card_drained",
+        "gauge",
+        "1 for a card that accepts no new VMs and tenants",
+        |card| one(card.drained),
+    ),
     ("gpu_mediator_card_vram_bytes", "gauge", "VRAM of a card, by `use`: `assigned`, `free`, `reserved`", |card| {
         let uses =
             [("assigned", card.vram_assigned_mib), ("free", card.vram_free_mib), ("reserved", card.vram_reserved_mib)];
@@ -110,18 +113,13 @@ const VM: [Metric<Vm>; 13] = [
     }),
     // Guests choose the names and process IDs of their programs, so using these as labels would cause an unbounded
     // number of series.
-    (
-        "gpu_mediator_vm_cuda_programs",
-        "gauge",
-        "Guest programs that use CUDA, by `state`: `served`, `lost`",
-        |vm| {
-            if vm.mode != VmMode::Cuda {
-                return Vec::new();
-            }
-            let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
-            vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
-        },
-    ),
+    ("gpu_mediator_vm_cuda_programs", "gauge", "Guest programs that use CUDA, by `state`: `served`, `lost`", |vm| {
+        if vm.mode != VmMode::Cuda {
+            return Vec::new();
+        }
+        let count = |lost| vm.programs.iter().filter(|program| program.lost == lost).count() as u64;
+        vec![("state=\"served\"".to_owned(), count(false)), ("state=\"lost\"".to_owned(), count(true))]
+    }),
     (
         "gpu_mediator_vm_cuda_window_bytes",
         "gauge",

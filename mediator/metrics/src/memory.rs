@@ -46,9 +46,7 @@ const CARD: [OfCard; 14] = [
         "Measured rate of copies between a card and the host; 0 before the first copy",
         |card| one(card.copy_bytes_per_second),
     ),
-    ("card_memory_chunk_bytes", "gauge", "Chunk size of a card's memory", |card| {
-        one(card.chunk_bytes)
-    }),
+    ("card_memory_chunk_bytes", "gauge", "Chunk size of a card's memory", |card| one(card.chunk_bytes)),
     ("card_turns_total", "counter", "Quanta that VMs had on a card's memory", |card| one(card.turns)),
     ("card_turn_members", "gauge", "VMs that currently alternate in quanta", |card| {
         one(card.turn.as_ref().map_or(0, |turn| turn.members.len() as u64))

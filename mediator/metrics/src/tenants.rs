@@ -85,9 +85,12 @@ const TENANT: [Metric<Tenant, String>; 17] = [
             parts.map(|(part, bytes)| (format!("part=\"{part}\""), bytes.to_string())).into()
         },
     ),
-    ("gpu_mediator_tenant_quarantined", "gauge", "1 while a tenant is quarantined, and gets no slices until it is released", |tenant| {
-        one(u8::from(tenant.quarantined))
-    }),
+    (
+        "gpu_mediator_tenant_quarantined",
+        "gauge",
+        "1 while a tenant is quarantined, and gets no slices until it is released",
+        |tenant| one(u8::from(tenant.quarantined)),
+    ),
     (
         "gpu_mediator_tenant_gang_turns_total",
         "counter",

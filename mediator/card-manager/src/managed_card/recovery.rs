@@ -206,7 +206,11 @@ impl CardState {
             // The engine must not schedule any work between the check and the reset.
             card.write32(pfifo::SCHED_DISABLE::OFFSET, disabled | 1 << unit);
             if holds(&*card, unit, physical) {
-                tracing::error!(channel = physical.0, engine = unit, "an engine does not release a channel and is reset");
+                tracing::error!(
+                    channel = physical.0,
+                    engine = unit,
+                    "an engine does not release a channel and is reset"
+                );
                 if let Err(error) = restart_engine(&*card, &self.firmware, unit) {
                     tracing::error!(engine = unit, %error, "an engine does not start after a reset");
                 }

@@ -186,7 +186,11 @@ impl<'a, C: CardView> Feeder<'a, C> {
                 self.handle_overrun(vgpu, physical, engine, ran_ns, &mut told);
             }
             Decision::Quarantined { vgpu, until } => {
-                tracing::warn!(vm = vgpu.0, ?until, "a VM is quarantined: too many of its submissions ran for too long");
+                tracing::warn!(
+                    vm = vgpu.0,
+                    ?until,
+                    "a VM is quarantined: too many of its submissions ran for too long"
+                );
             }
             Decision::Released { vgpu } => tracing::info!(vm = vgpu.0, "a VM was released from quarantine"),
         }

@@ -197,7 +197,9 @@ impl SavedWork {
         Invalid::unless(stray.is_none(), || format!("the scheduler has work that does not exist: {stray:?}"))?;
         for (channel, vm, _) in descheduled {
             let bound = channels.by_physical(ChannelId(*channel)).map(|(vm, _)| vm.0);
-            Invalid::unless(bound == Some(*vm), || format!("channel {channel} is descheduled, but does not belong to VM {vm}"))?;
+            Invalid::unless(bound == Some(*vm), || {
+                format!("channel {channel} is descheduled, but does not belong to VM {vm}")
+            })?;
         }
         let rest: BTreeSet<u8> = resting.iter().copied().collect();
         let resting_are = descheduled.iter().filter(|(.., why)| *why == SavedWhy::Rests).map(|(channel, ..)| *channel);

@@ -39,7 +39,10 @@ fn a_virtual_machine_without_a_card_is_where_most_room_is() {
     // The cards have 448 and 960 MiB left at first, then 448 and 512, and then 448 and 64.
     assert_eq!(config.vms.iter().map(|vm| vm.card.as_str()).collect::<Vec<_>>(), ["two", "two", "one"]);
     let error = read(&(text + &vm("d", "profile = \"half\""))).unwrap_err();
-    assert!(error.contains("vm[3].card: no card has enough free capacity: `one` (memory.guarantee_mib: 448 MiB"), "{error}");
+    assert!(
+        error.contains("vm[3].card: no card has enough free capacity: `one` (memory.guarantee_mib: 448 MiB"),
+        "{error}"
+    );
     assert!(
         error.contains("expected at most 0: card `one`") && error.contains("`two` (memory.guarantee_mib"),
         "{error}"
@@ -53,10 +56,7 @@ fn profiles_that_cannot_be_are_refused() {
         ("[[profile]]\nname = \"small\"\nvram_mib = 16\n", "profile[2].name: `small` is also the name of profile[1]"),
         ("[[profile]]\nname = \"a b\"\nvram_mib = 16\n", "profile[2].name: \"a b\" is not a name"),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\nweight = 0\n", "profile[2]: no card can run it"),
-        (
-            "[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n",
-            "profile[2]: no card can run it",
-        ),
+        ("[[profile]]\nname = \"c\"\nvram_mib = 8192\nmemory.guarantee_mib = 8192\n", "profile[2]: no card can run it"),
         ("[[profile]]\nname = \"c\"\nvram_mib = 16\ncolour = 1\n", "profile[2].colour: unknown key `colour`"),
         (
             "[[vm]]\nname = \"a\"\nprofile = \"none\"\n",

@@ -88,7 +88,9 @@ fn cuda(card: &CardSpec, patient: &Patient<'_>) -> Vec<Finding> {
         let version = version.as_deref().and_then(|text| text.lines().next());
         findings.push(match version {
             Some(version) => Finding::good("nvidia", version.split_whitespace().collect::<Vec<_>>().join(" ")),
-            None => Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "run `modprobe nvidia nvidia-uvm`"),
+            None => {
+                Finding::missing("nvidia", "NVIDIA's kernel module is not loaded", "run `modprobe nvidia nvidia-uvm`")
+            }
         });
         let absent: Vec<_> = ["dev/nvidiactl", "dev/nvidia-uvm"]
             .into_iter()

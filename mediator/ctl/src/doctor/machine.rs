@@ -56,7 +56,9 @@ fn aio(patient: &Patient<'_>) -> Finding {
                 "raise `fs.aio-max-nr` (`sysctl -w fs.aio-max-nr=1048576`, and permanently in /etc/sysctl.d)",
             )
         }
-        (Some(_), Some(most)) => Finding::good("aio", format!("the kernel supports {most} asynchronous I/O operations")),
+        (Some(_), Some(most)) => {
+            Finding::good("aio", format!("the kernel supports {most} asynchronous I/O operations"))
+        }
         _ => Finding::needed(
             needed,
             "aio",

@@ -202,9 +202,7 @@ fn a_cuda_card_needs_nvidias_driver_and_the_library() {
     let (code, findings, text) = looked(&root, "/nonexistent/admin.sock");
     assert_eq!(code, Code::Failed);
     let nvidia = told(&findings, "nvidia");
-    for line in
-        ["libcuda.so.1 is missing", "kernel module is not loaded", "nodes: /dev/nvidiactl, /dev/nvidia-uvm"]
-    {
+    for line in ["libcuda.so.1 is missing", "kernel module is not loaded", "nodes: /dev/nvidiactl, /dev/nvidia-uvm"] {
         assert!(nvidia.contains(line), "{nvidia}");
     }
     assert!(told(&findings, "library").contains("/usr/lib/gpu-mediator/cuda/libcuda.so.1 is missing"), "{text}");
@@ -257,7 +255,10 @@ fn cuda_in_vms_needs_worker_sandbox_rights_and_memory() {
     assert!(told(&findings, "sandbox").starts_with("note: the kernel does not support Landlock"), "{text}");
     assert!(told(&findings, "hmm").contains("uvm_disable_hmm=1"), "{text}");
     assert!(told(&findings, "window").starts_with("missing: windows of 4096 MiB in total, with 1024 MiB"), "{text}");
-    assert!(told(&findings, "versions").contains("library has version 575.57, but its kernel module has version 580.1"), "{text}");
+    assert!(
+        told(&findings, "versions").contains("library has version 575.57, but its kernel module has version 580.1"),
+        "{text}"
+    );
 
     write(&root, "etc/gpu-mediator.toml", &format!("{card}{vm}"));
     let (_, findings, text) = looked(&root, "/nonexistent/admin.sock");
@@ -297,7 +298,8 @@ fn libvirt_needs_its_hook_and_rights() {
         "{text}"
     );
     assert!(
-        told(&findings, "apparmor").contains("note: /etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator is missing"),
+        told(&findings, "apparmor")
+            .contains("note: /etc/apparmor.d/abstractions/libvirt-qemu.d/gpu-mediator is missing"),
         "{text}"
     );
     assert!(

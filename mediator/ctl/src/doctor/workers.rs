@@ -65,7 +65,9 @@ fn users(patient: &Patient<'_>, card: &CardSpec, needed: bool) -> Finding {
     let Some(held) = held else {
         return Finding::note(
             "worker-users",
-            format!("card `{name}`: users {first} to {last}; the daemon is not running, so its capabilities are unknown"),
+            format!(
+                "card `{name}`: users {first} to {last}; the daemon is not running, so its capabilities are unknown"
+            ),
             "start it and check again",
         );
     };
@@ -90,7 +92,10 @@ fn sandbox(patient: &Patient<'_>, cards: &[&CardSpec], needed: bool) -> Finding 
     if let Some(card) = cards.iter().find(|card| !card.cuda().sandbox) {
         return Finding::note(
             "sandbox",
-            format!("card `{}`: workers are not sandboxed, so a guest can do anything that the daemon's user can", card.name),
+            format!(
+                "card `{}`: workers are not sandboxed, so a guest can do anything that the daemon's user can",
+                card.name
+            ),
             "remove `cuda.sandbox = false`",
         );
     }
@@ -160,7 +165,10 @@ fn driver_versions(patient: &Patient<'_>, card: &CardSpec) -> Option<Finding> {
     }
     Some(Finding::missing(
         "versions",
-        format!("card `{}`: NVIDIA's library has version {library}, but its kernel module has version {module}", card.name),
+        format!(
+            "card `{}`: NVIDIA's library has version {library}, but its kernel module has version {module}",
+            card.name
+        ),
         "load the new module: stop all programs on the card, then run `rmmod nvidia_uvm nvidia` and `modprobe nvidia-uvm`; or reboot",
     ))
 }

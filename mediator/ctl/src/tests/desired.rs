@@ -156,7 +156,11 @@ fn apply_of_impossible_file_reports_remedy_and_changes_nothing() {
         assert_eq!(asserted, if matches!(code, Code::Conflict) { Code::Failed } else { code }, "{text}");
     }
     let ran = ctl(&served, &["apply", "-f", "/nonexistent/file"]);
-    assert!(ran.code == Code::Usage && ran.err.contains("/nonexistent/file does not describe a valid state"), "{}", ran.err);
+    assert!(
+        ran.code == Code::Usage && ran.err.contains("/nonexistent/file does not describe a valid state"),
+        "{}",
+        ran.err
+    );
 }
 
 #[test]

@@ -43,7 +43,8 @@ fn a_vm_is_made_from_a_profile_where_most_room_is() {
     let ran = ctl(&served, &["vm", "add", "d", "--profile", "whole"]);
     assert_eq!(ran.code, Code::Conflict);
     assert!(
-        ran.err.contains("VM `d`: card: no card has enough free capacity: `card0` (vram_mib: 120 MiB, expected at most 0"),
+        ran.err
+            .contains("VM `d`: card: no card has enough free capacity: `card0` (vram_mib: 120 MiB, expected at most 0"),
         "{}",
         ran.err
     );

@@ -101,7 +101,10 @@ fn move_rejection_names_obstacle() {
     let (_, what) = refused("a", Some("card1"), None);
     assert!(what.contains("apart_from: `app=web` is a label of VM `b` on card `card1`"), "{what}");
     let (_, what) = refused("a", None, None);
-    assert!(what.starts_with("VM `a` cannot move to another card: no card has enough free capacity: `card1` (apart_from"), "{what}");
+    assert!(
+        what.starts_with("VM `a` cannot move to another card: no card has enough free capacity: `card1` (apart_from"),
+        "{what}"
+    );
     assert!(refused("a", Some("card1"), Some("0-0")).1.starts_with("revision conflict"), "another operator");
     assert!(matches!(daemon.drain_if("card0", Some("0-0")), Err(DaemonError::Changed { .. })));
     assert!(!daemon.card("card0").unwrap().drained);

@@ -62,7 +62,9 @@ impl PinnedPool {
         file: Option<File>,
     ) -> Result<Self, ManagerError> {
         let SavedSlots { base, slots: count, filled, kept } = saved;
-        let len = u64::from(count).checked_mul(slot_bytes).ok_or_else(|| Invalid::new("the size of host memory overflows"))?;
+        let len = u64::from(count)
+            .checked_mul(slot_bytes)
+            .ok_or_else(|| Invalid::new("the size of host memory overflows"))?;
         let within = |numbers: &[u32]| ascend(numbers) && numbers.iter().all(|number| *number < count);
         let sound = within(&filled) && within(&kept) && kept.iter().all(|number| filled.binary_search(number).is_ok());
         Invalid::unless(sound, || "nonexistent slots of host memory have memory".into())?;
@@ -100,7 +102,9 @@ fn checked(file: File, len: u64) -> Result<Arc<File>, ManagerError> {
     let look = |error| ManagerError::host("the state of a host memory file cannot be read", error);
     let (seals, bytes) = (fcntl_get_seals(&file).map_err(look)?, fstat(&file).map_err(look)?.st_size);
     Invalid::unless(seals.contains(SEALS) && u64::try_from(bytes) == Ok(len), || {
-        format!("host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be truncated")
+        format!(
+            "host memory of {len:#x} bytes was handed over in a file of {bytes:#x}, or in one that can be truncated"
+        )
     })?;
     Ok(Arc::new(file))
 }

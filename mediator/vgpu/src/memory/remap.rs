@@ -279,7 +279,8 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use = || ManagerError::host("an aperture that has pages, or a different size", io::ErrorKind::ResourceBusy);
+        let in_use =
+            || ManagerError::host("an aperture that has pages, or a different size", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 

@@ -119,11 +119,7 @@ fn cleared(rig: &Rig) -> u64 {
 
 #[test]
 fn kernels_find_nothing_of_another_vms() {
-    assert_eq!(
-        found(&rig(false)),
-        [true; 2],
-        "the card keeps the data, so it is found unless the card clears it"
-    );
+    assert_eq!(found(&rig(false)), [true; 2], "the card keeps the data, so it is found unless the card clears it");
     let rig = rig(true);
     assert_eq!(found(&rig), [false; 2]);
     assert_eq!(cleared(&rig), 2, "for the first, and between the two");
