@@ -52,7 +52,7 @@ impl Work {
         &self.channels
     }
 
-    /// Same as [`Self::channels`], mutable.
+    /// Like [`Self::channels`], but mutable.
     pub(crate) fn channels_mut(&mut self) -> &mut Channels {
         &mut self.channels
     }
@@ -62,7 +62,7 @@ impl Work {
         &self.schedule
     }
 
-    /// Same as [`Self::schedule`], mutable.
+    /// Like [`Self::schedule`], but mutable.
     pub(crate) fn schedule_mut(&mut self) -> &mut Schedule {
         &mut self.schedule
     }
@@ -72,7 +72,7 @@ impl Work {
         &self.departures
     }
 
-    /// Same as [`Self::departures`], mutable.
+    /// Like [`Self::departures`], but mutable.
     pub(crate) fn departures_mut(&mut self) -> &mut Departures {
         &mut self.departures
     }
@@ -82,7 +82,7 @@ impl Work {
         &self.noise
     }
 
-    /// Same as [`Self::noise`], mutable.
+    /// Like [`Self::noise`], but mutable.
     pub(crate) fn noise_mut(&mut self) -> &mut InterruptRateLimit {
         &mut self.noise
     }

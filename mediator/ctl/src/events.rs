@@ -143,7 +143,7 @@ impl Events {
                 Err(Stop::Closed) => return Ok(Code::Good),
                 Err(Stop::Protocol(what)) => return Err(ClientError::protocol(what)),
                 Err(Stop::Ask(error @ (AskError::Refused(_) | AskError::Forbidden { .. }))) => return Err(error.into()),
-                // The daemon has ended, or is not available yet.
+                // The daemon has exited, or is not available yet.
                 Ok(()) | Err(Stop::Ask(_)) => std::thread::sleep(RETRY_PAUSE),
             }
         }

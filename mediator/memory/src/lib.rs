@@ -113,7 +113,7 @@ impl Memory {
         &self.vram
     }
 
-    /// Same as [`Self::vram`], mutable.
+    /// Like [`Self::vram`], but mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         &mut self.vram
     }
@@ -128,7 +128,7 @@ impl Memory {
         &self.iova
     }
 
-    /// Same as [`Self::iova`], mutable.
+    /// Like [`Self::iova`], but mutable.
     pub fn iova_mut(&mut self) -> &mut IovaSpace {
         &mut self.iova
     }

@@ -57,7 +57,7 @@ counts! {
         interrupts: "interrupts",
         /// Channels bound on the card.
         binds: "channel_binds",
-        /// Channels whose bind was refused.
+        /// Channels whose bind was rejected.
         binds_refused: "channel_binds_refused",
         /// Runlists that the guest submitted.
         runlists: "runlists",
@@ -196,7 +196,7 @@ impl VmBackend {
         self.memory.grants().remap()
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], but mutable.
     pub(super) fn remap_mut(&mut self) -> &mut Remap {
         self.memory.grants_mut().remap_mut()
     }
@@ -206,7 +206,7 @@ impl VmBackend {
         self.pv.as_deref()
     }
 
-    /// Same as [`Self::pv`], mutable.
+    /// Like [`Self::pv`], but mutable.
     pub(super) fn pv_mut(&mut self) -> Option<&mut Interface> {
         self.pv.as_deref_mut()
     }

@@ -86,7 +86,7 @@ impl Memory {
         &self.grants
     }
 
-    /// Same as [`Self::grants`], mutable. The caller must remove revoked memory from the address spaces.
+    /// Like [`Self::grants`], but mutable. The caller must remove revoked memory from the address spaces.
     pub(crate) fn grants_mut(&mut self) -> &mut Grants {
         &mut self.grants
     }

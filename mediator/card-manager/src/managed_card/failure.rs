@@ -30,7 +30,7 @@ impl<'a> StateGuard<'a> {
         if let Some(why) = host.failure().filter(|_| !unwinding) {
             drop(state);
             if host.is_given_away() {
-                // This is not a bug, so the thread ends without a message.
+                // This is not a bug, so the thread exits without a message.
                 std::panic::resume_unwind(Box::new("the card was given away"));
             }
             // PANIC: the state under the lock is inconsistent. Every thread that reaches this code catches panics.

@@ -182,7 +182,7 @@ impl ManagedCard {
     /// request.
     ///
     /// # Errors
-    /// Same as [`Self::suspend`].
+    /// Returns the same errors as [`Self::suspend`].
     pub fn halt(self: &Arc<Self>, vm: TenantId, limit: Duration) -> Result<Halted, ManagerError> {
         let halted = Halted { host: Arc::clone(self), vm, stays: false };
         if let Some(why) = self.failure() {

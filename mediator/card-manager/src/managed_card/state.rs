@@ -22,7 +22,7 @@ impl CardState {
         &self.memory
     }
 
-    /// Same as [`Self::memory`], mutable.
+    /// Like [`Self::memory`], but mutable.
     pub fn memory_mut(&mut self) -> &mut Memory {
         &mut self.memory
     }
@@ -33,7 +33,7 @@ impl CardState {
         self.memory.vram()
     }
 
-    /// Same as [`Self::vram`], mutable.
+    /// Like [`Self::vram`], but mutable.
     pub fn vram_mut(&mut self) -> &mut CardVram {
         self.memory.vram_mut()
     }
@@ -142,7 +142,7 @@ impl CardState {
         self.work.channels()
     }
 
-    /// Same as [`Self::channels`], mutable.
+    /// Like [`Self::channels`], but mutable.
     pub fn channels_mut(&mut self) -> &mut Channels {
         self.work.channels_mut()
     }

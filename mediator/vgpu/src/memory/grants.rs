@@ -76,7 +76,7 @@ impl Grants {
         &self.ram
     }
 
-    /// Same as [`Self::ram`], mutable.
+    /// Like [`Self::ram`], but mutable.
     pub(crate) fn ram_mut(&mut self) -> &mut RamMap {
         &mut self.ram
     }
@@ -86,7 +86,7 @@ impl Grants {
         &self.remap
     }
 
-    /// Same as [`Self::remap`], mutable.
+    /// Like [`Self::remap`], but mutable.
     pub(crate) fn remap_mut(&mut self) -> &mut Remap {
         &mut self.remap
     }
@@ -96,7 +96,7 @@ impl Grants {
         self.tables.as_ref()
     }
 
-    /// Same as [`Self::tables`], mutable.
+    /// Like [`Self::tables`], but mutable.
     pub(crate) fn tables_mut(&mut self) -> Option<&mut pv::Tables> {
         self.tables.as_mut()
     }
