@@ -122,7 +122,7 @@ pub struct Sharing {
     pub division: Division,
     /// Time settings of the card.
     pub scheduler: sched::Config,
-    /// Clears residue of one VM's kernels in PGRAPH before another VM's kernels run.
+    /// Clears residual data of one VM's kernels from PGRAPH before another VM's kernels run.
     pub clear: bool,
     /// Uses the copy engines to zero memory between owners, for cards whose memory is slow to access from the CPU.
     pub engines_zero: bool,

@@ -141,7 +141,7 @@ pub struct TenantSpec {
     /// Group of the socket, as a group name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Labels for placement software, shown with the tenant.
+    /// Labels for orchestrators, shown with the tenant.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
 }

@@ -1,4 +1,4 @@
-//! Labels: metadata from placement software, shown with each virtual machine or tenant.
+//! Labels: metadata from orchestrators, shown with each virtual machine or tenant.
 //!
 //! A key is also a label name in the metrics, so it is limited to the characters that Prometheus allows there. The
 //! daemon itself uses labels only for affinity between virtual machines ([`LabelMatch`]).
@@ -17,7 +17,7 @@ const MAX_KEY: usize = 32;
 /// Maximum length of a value, in bytes, which fits the names of Kubernetes objects.
 const MAX_VALUE: usize = 253;
 
-/// A `labels` table: keys and values for placement software.
+/// A `labels` table: keys and values for orchestrators.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Labels(pub BTreeMap<String, String>);

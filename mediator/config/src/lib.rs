@@ -116,7 +116,7 @@ pub struct DaemonSpec {
     pub state_dir: Option<PathBuf>,
     /// Policy that chooses cards for virtual machines without a configured card.
     pub placement: Placement,
-    /// Automatic moves of virtual machines from full cards to empty ones. By default, there are none.
+    /// Automatic moves of virtual machines from busy cards to idle ones. Disabled by default.
     pub rebalance: Option<RebalanceSpec>,
 }
 
@@ -153,7 +153,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Policy for residue of one virtual machine's kernels in PGRAPH before another virtual machine's kernels run there.
+/// Policy for residual data of one virtual machine's kernels in PGRAPH before kernels of another one run there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Residue {
@@ -172,7 +172,7 @@ pub struct CardSpec {
     pub name: String,
     /// Kind of the card.
     pub kind: CardKind,
-    /// Accepts no further virtual machine or tenant; present ones stay.
+    /// Accepts no further virtual machine or tenant; existing ones stay.
     #[serde(default)]
     pub drained: bool,
     /// PCI address of a card behind VFIO.
@@ -208,7 +208,7 @@ pub struct CardSpec {
     /// Division of the card's memory.
     #[serde(default)]
     pub memory: CardMemory,
-    /// Policy for residue of one virtual machine's kernels in PGRAPH's registers and shared memory.
+    /// Policy for residual data of one virtual machine's kernels in PGRAPH's registers and shared memory.
     #[serde(default)]
     pub residue: Residue,
     /// Division of the card's time.
@@ -349,7 +349,7 @@ pub struct VmSpec {
     /// Group of the socket, as a group name or ID.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// Labels for placement software, shown with the virtual machine.
+    /// Labels for orchestrators, shown with the virtual machine.
     #[serde(default, skip_serializing_if = "Labels::is_empty")]
     pub labels: Labels,
     /// Labels, as `KEY` or `KEY=VALUE`. Without `card`, the card of a virtual machine with one of these labels is

@@ -1,8 +1,8 @@
-//! The `[daemon.rebalance]` table: automatic moves of virtual machines from full cards to empty ones.
+//! The `[daemon.rebalance]` table: automatic moves of virtual machines from busy cards to idle ones.
 
 use serde::{Deserialize, Serialize};
 
-/// A `[daemon.rebalance]` table. Without it, virtual machines do not move automatically.
+/// A `[daemon.rebalance]` table. Without it, virtual machines are not moved automatically.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RebalanceSpec {

@@ -120,7 +120,7 @@ impl Events {
     /// Shows events as they occur, until the output is closed.
     ///
     /// # Errors
-    /// Returns an error for the reasons in [`ClientError`]. The end of a daemon is not an error once it has responded.
+    /// Returns an error for the reasons in [`ClientError`]. A daemon that exits after it has responded is not an error.
     pub fn follow(&self, client: &Client, form: Form, out: &mut dyn Write) -> Result<Code, ClientError> {
         let mut shown = Shown { form, out };
         let first = self.all(client)?;

@@ -363,8 +363,8 @@ fn wanted(text: &str, domain: &str) -> Result<Option<Wanted>, String> {
     Ok(found.map(|found| Wanted { passed, ..found }))
 }
 
-/// Returns true if an element is in our name space: the element or an enclosing one declares the name space. This test
-/// suffices for a unique word.
+/// Returns true if an element is in our namespace, declared by the element itself or an enclosing one. The namespace is
+/// unique, so a text search is sufficient.
 fn is_ours(element: &BytesStart<'_>, text: &str) -> Result<bool, String> {
     let own = attributes(element)?.iter().any(|(key, value)| key.starts_with("xmlns") && value == NAMESPACE);
     Ok(own || text.contains(NAMESPACE))

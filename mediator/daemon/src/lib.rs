@@ -2,12 +2,12 @@
 //!
 //! Parts: `backend` (the interface to a virtual machine's device), `cards` (the cards of a configuration), `vm` (a
 //! virtual machine's thread), `endpoint` (a socket or a Xen domain), `show` (a virtual machine's status for operators),
-//! `scheduling` (shares of the cards' time, and their changes), `draining` (cards that are emptied), `moving` (moves
-//! from one card to another), `rebalancing` (automatic moves), `leases` (limits that end with a process), `upgrade`
-//! (another daemon takes over everything), `desired` (all changeable settings in one document; the crate `overrides`
-//! stores them, and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates
-//! `vgpu` and `passthrough` as backends), `admin` (the admin API), `serving` (the daemon from readiness to its end),
-//! `program` (the process from its arguments to its end), `fixture` (feature `test-rig`).
+//! `scheduling` (shares of the cards' time, and their changes), `draining` (drained cards), `moving` (moves from one
+//! card to another), `rebalancing` (automatic moves), `leases` (limits that last until a process exits), `upgrade` (a
+//! takeover by another daemon), `desired` (all changeable settings in one document; the crate `overrides` stores them,
+//! and the crate `listening` opens the sockets), `account` (users and groups), `error`, `devices` (crates `vgpu` and
+//! `passthrough` as backends), `admin` (the admin API), `serving` (the main loop of a ready daemon), `program` (startup
+//! and exit of the process), `fixture` (feature `test-rig`).
 //!
 //! Each virtual machine has one thread, which runs its vfio-user server. The admin API runs on another thread. Virtual
 //! machines are added and removed one at a time. This can be slow because memory is scrubbed, but readers never wait.

@@ -61,7 +61,8 @@ impl Daemon {
         }
     }
 
-    /// Saves a vGPU in a file of this process. Also returns the size of its memory in MiB. Needs `changing`.
+    /// Saves a vGPU to a temporary file of this process. Returns the file, and the size of the memory in MiB. The
+    /// caller must hold `changing`.
     fn save_here(
         &self,
         name: &str,

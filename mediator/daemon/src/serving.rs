@@ -93,7 +93,7 @@ async fn look_around(daemon: Arc<Daemon>) {
     }
 }
 
-/// Calls `tell` at least twice per `limit` while the daemon is responsive. Blocked requests do not delay the calls.
+/// Calls `tell` at least twice per `limit` while the daemon is responsive, even if requests are blocked.
 pub(crate) async fn watch(daemon: Arc<Daemon>, limit: Duration, mut tell: impl FnMut()) {
     let mut turns = tokio::time::interval((limit / 3).max(Duration::from_millis(1)));
     loop {

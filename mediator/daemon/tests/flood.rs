@@ -51,8 +51,8 @@ fn client_with_repeated_garbage_does_not_flood_log() {
     assert!(held_back(&log) > TIMES / 2, "the log contains the number of suppressed events:\n{log}");
 }
 
-/// Number of hostile VMMs, and number of different files that each of them tries to lend. The total exceeds the number
-/// of files that the daemon may open.
+/// Number of hostile VMMs, and number of files that each of them tries to lend. The total exceeds the number of files
+/// that the daemon may open.
 const FILES: u64 = 600;
 const LENDERS: usize = 4;
 /// Error number of ENOSPC.

@@ -4,8 +4,8 @@
 //! card's lock and bus bandwidth. Therefore, each VM has a page budget, which suffices for starting a driver. Once the
 //! budget is exhausted, the guest's next move waits in the VM's own thread, without a lock.
 
-/// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times. This is enough
-/// for several starts of a driver.
+/// Number of pages that a VM may move in a burst: all of its apertures, and the window about 60 times, which is
+/// sufficient for several starts of a driver.
 const BURST_PAGES: u64 = 1 << 16;
 /// Growth of the budget in pages per second. It permits 64 moves of the window per second, each with 256 pages out and
 /// 256 pages in.

@@ -179,8 +179,7 @@ impl GuestLimit {
         passes
     }
 
-    /// Takes the suppressed events since the last call: their number by call site and virtual machine, and the number
-    /// of the rest.
+    /// Takes the counts of events suppressed since the last call: by call site and virtual machine, and for the rest.
     fn take_held_back(&self) -> (Vec<Bucket>, u64) {
         let books = &mut *self.books.lock();
         let mut rest = std::mem::take(&mut books.unknown);

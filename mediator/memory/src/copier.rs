@@ -271,7 +271,7 @@ impl Copier {
         Ok(copies)
     }
 
-    /// Returns true if a copy has ended, and `None` if it never will.
+    /// Returns true if a copy has completed, or `None` if it never will.
     #[must_use]
     pub fn has_ended(&self, copy: CopyId) -> Option<bool> {
         match (self.left.contains_key(&copy), self.broken) {

@@ -4,7 +4,7 @@
 //! - [`shortage`]: limits and their messages
 //! - `vram`: guest memory, on the card and in host memory; [`pinned`]: host memory for chunks
 //! - `accesses`: records of accesses to guest memory; `pages`: allocation of host memory; [`iova`]: I/O addresses
-//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: refused requests
+//! - [`balance`]: division among the VMs; [`holdings`]: the operator's view of it; [`refusals`]: denied requests
 //! - `wants`: VMs that wait, and the mediator's own needs; `moved`: planned and completed moves; `saved`: saved state
 //! - `wakeup`: wakes the thread that moves memory
 //! - `zeroing`: zeroes free memory for its next owner; `zeroed`: progress of zeroing

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A number that is unique among all states of all runs of the daemon.
+/// Number that is unique among all states of all daemon runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revision {
     /// Startup time of the daemon, in ns since 1970.

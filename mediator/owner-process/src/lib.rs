@@ -32,7 +32,7 @@ use listening::folders;
 // TIMEOUT: a working owner responds immediately; an unresponsive one is stuck in the driver.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Time limit for providing a guarantee by evicting other tenants' memory.
-// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can move in this time.
+// TIMEOUT: programs quiesce within 2 s each, and 60 GiB can be moved in this time.
 pub const GUARANTEE_TIMEOUT: Duration = Duration::from_secs(6);
 /// Interval between attempts to provide a guarantee that needs evictions.
 pub const GUARANTEE_RETRY_INTERVAL: Duration = Duration::from_millis(50);

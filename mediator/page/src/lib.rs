@@ -25,7 +25,7 @@ use base64::Engine;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use sha2::{Digest, Sha256};
 
-/// Contents of the page.
+/// HTML source of the page.
 const PAGE: &str = include_str!("page.html");
 /// Maximum number of connections waiting to be accepted.
 const BACKLOG: i32 = 64;

@@ -11,7 +11,7 @@ const VM: TenantId = TenantId(3);
 fn checked(trace: &Value) -> BTreeMap<String, Vec<Value>> {
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
     let mut named: BTreeSet<(String, u64)> = BTreeSet::new();
-    // Parse the text, because readers get the text.
+    // Parse the output, because viewers read it as text.
     let trace: Value = serde_json::from_str(&trace.to_string()).unwrap();
     assert_eq!(trace["displayTimeUnit"], "ms");
     let mut last = 0.0;

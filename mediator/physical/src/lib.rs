@@ -157,7 +157,7 @@ impl HaltedCard<'_> {
         self.0.save().map(WrittenCard).ok_or_else(|| Unusable::new("the software card does not become idle"))
     }
 
-    /// Leaves the card halted in this process, because it continues in another daemon.
+    /// Leaves the card halted in this process, because another daemon resumes it.
     pub fn leave(self) {
         std::mem::forget(self);
     }

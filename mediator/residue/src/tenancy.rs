@@ -226,7 +226,8 @@ mod tests {
     const A: TenantId = TenantId(1);
     const B: TenantId = TenantId(2);
 
-    /// Executes one step for a tenant. The flags are true if the tenant works, and if the tenant has left.
+    /// Returns the next step for PGRAPH's tenant. `works` is true if the tenant works, and `left` if it has left
+    /// PGRAPH.
     fn step(tenancy: &mut Tenancy, now: u64, works: bool, left: bool) -> Step {
         tenancy.next(now, works, left)
     }

@@ -78,8 +78,7 @@ pub struct Channel {
     put: u32,
     /// Number of ring entries known to be free.
     free: u32,
-    /// Half of the push buffer that receives new segments. The next field contains, for each half, the fence after its
-    /// last segment.
+    /// Half of the push buffer for new segments. The next field contains the fence after the last segment of each half.
     half: u64,
     halves: [u32; 2],
     /// Number of submissions so far, and the fence value once all of them have completed.

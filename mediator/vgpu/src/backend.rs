@@ -1,4 +1,4 @@
-//! One VM's use of the card. Combines the VM's memory, its work, and its waits.
+//! Use of the card by one VM: combines the VM's memory, work and waits.
 //!
 //! Modules:
 //! - `registers`: effects of the vGPU's registers on the card

@@ -14,7 +14,7 @@ impl MediatedVm {
     /// Polls doorbells under mapped apertures. Returns true if a doorbell has rung, or `None` if none exist.
     fn poll(&self) -> Option<bool> {
         let core = &mut *self.core();
-        // The guest rang the deferred doorbell before any doorbell that this poll finds.
+        // The guest rang the deferred doorbell before any doorbell found by this poll.
         core.complete_deferred();
         // After a handover of the card, its new owner polls.
         core.polls = self.host().failure().is_none() && core.backend.work().polled().next().is_some();

@@ -66,7 +66,7 @@ impl Departures {
         self.0.entry(channel).or_insert(new).charged |= charged;
     }
 
-    /// Returns true if a channel is tracked: it departs, has left, or stays on the card.
+    /// Returns true if a channel is tracked: it is departing, has left, or stays on the card.
     pub(crate) fn contains(&self, channel: ChannelId) -> bool {
         self.0.contains_key(&channel)
     }

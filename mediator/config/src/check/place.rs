@@ -25,8 +25,8 @@ pub enum Placement {
     Spread,
 }
 
-/// MiB that are not guaranteed to any virtual machine. For equal values, the smaller sum of the memory that virtual
-/// machines see has priority.
+/// Memory that is not guaranteed to any virtual machine, in MiB. Ties are broken by the smaller total size of VRAM
+/// visible to virtual machines.
 type Room = (u64, u64);
 
 fn room(card: &CardSpec, others: &[&VmSpec]) -> Room {

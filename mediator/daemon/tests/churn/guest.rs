@@ -17,7 +17,8 @@ use crate::{Crowd, MAX_CHANNELS_PER_VM, VM_MIB, until_told};
 type Driver = AnyDriver<RemoteGuest>;
 
 const MIB: u64 = 1 << 20;
-/// Guest RAM of a VM, in two regions. A VMM takes the second region back while the card uses it.
+/// Size of the guest RAM of a VM in bytes. The RAM has two regions, and a VMM takes back the second one while the card
+/// uses it.
 const RAM: u64 = MIB;
 const MORE_RAM: (u64, u64) = (16 * MIB, MIB);
 /// Size of a buffer in pages.

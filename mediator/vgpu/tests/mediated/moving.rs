@@ -274,7 +274,7 @@ fn nothing_is_left_on_the_card_that_a_vm_leaves() {
 #[test]
 fn vm_after_failed_move_continues_on_its_card() {
     let here = card(64);
-    // Another VM uses almost all of the card, which has no host memory.
+    // Another VM uses almost all memory of the card, which has no host memory.
     let there = Rig::made(&Config { vram_mib: 48, ..Config::default() }, &sharing(), |card| card);
     let other = there.guest_with(0, &settings(24, 8));
     fill(&other, 0x11);
