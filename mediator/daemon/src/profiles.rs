@@ -58,8 +58,8 @@ impl Daemon {
         all.find(|profile| profile.spec.name == name).ok_or_else(|| DaemonError::NoProfile(name.to_owned()))
     }
 
-    /// Computes the number of further instances of a profile by adding instances to a copy of the state until every
-    /// card rejects one. The result is limited to the number of instances that a daemon supports.
+    /// Computes the number of further users of a profile: adds users to a copy of the state until every card rejects
+    /// one. The number is limited to the maximum number of users that a daemon supports.
     fn capacity(
         &self,
         profile: &ProfileSpec,
@@ -79,7 +79,7 @@ impl Daemon {
             if let Some(lacks) = drained.or_else(|| profile.lacks(&self.spec, card, &vms, &tenants)) {
                 break lacks;
             }
-            // The names contain a space, so operators cannot use them.
+            // Operators cannot use these names, because they contain a space.
             let name = format!("further {left}");
             match card.kind {
                 CardKind::Cuda => tenants.extend(profile.tenant(&name, &card.name)),
