@@ -42,7 +42,7 @@ pub struct CardMemory {
     pub reserve_used_bytes: u64,
     /// Limit on pinned host memory, in bytes.
     pub host_budget_bytes: u64,
-    /// Pinned host memory, including windows, in bytes.
+    /// Pinned host memory and windows, in bytes.
     pub host_used_bytes: u64,
     /// Part of `host_used_bytes` used by windows of VMs with CUDA programs.
     #[serde(default)]
