@@ -6,7 +6,7 @@
 //!
 //! Both sides send a greeting first. Afterwards each packet is one [`Message`], a probe, or the reply to a probe. An
 //! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
-//! later. No function waits for another owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
+//! later. No function waits for another owner. One call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
 use crate::Lines;
 use crate::rights::{Bound, ListenError, Rights};

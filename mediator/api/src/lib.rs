@@ -93,7 +93,7 @@ impl VmState {
     }
 }
 
-/// How a virtual machine uses its card.
+/// Mode in which a virtual machine uses its card.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum VmMode {
@@ -127,7 +127,7 @@ pub struct Vm {
     /// Name of the profile from which the virtual machine was created.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub profile: Option<String>,
-    /// How the virtual machine uses the card.
+    /// Mode in which the virtual machine uses the card.
     pub mode: VmMode,
     /// State of the virtual machine.
     pub state: VmState,
@@ -226,7 +226,7 @@ pub struct Client {
     pub domain: Option<u16>,
 }
 
-/// How the driver receives interrupts.
+/// Mechanism that delivers interrupts to the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum InterruptKind {
@@ -246,7 +246,7 @@ pub struct Driver {
     pub pci_id: String,
     /// True if the driver has enabled bus mastering.
     pub bus_master: bool,
-    /// How the driver receives interrupts.
+    /// Mechanism that delivers interrupts to the driver.
     pub interrupts: InterruptKind,
     /// Human-readable state of the driver, as far as known to the device.
     #[serde(default, skip_serializing_if = "Option::is_none")]

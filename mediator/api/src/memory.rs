@@ -247,7 +247,7 @@ pub struct Hints {
 pub struct Hint {
     /// Range of the hint, which applies to all chunks that overlap the range.
     pub range: Range,
-    /// Whether to pin the chunks to the card (true) or to unpin them (false).
+    /// True to pin the chunks to the card, false to unpin them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pinned: Option<bool>,
     /// Priority; with `victims = "priority"`, chunks with the lowest priority are evicted first.

@@ -4,7 +4,7 @@
 //! Modules: [`Admin`] (requests), [`sockets`] (transfers a daemon's socket from a privileged program to a user),
 //! [`terminal`] (untrusted text on a terminal).
 //!
-//! The crate neither retries requests nor caches responses.
+//! The crate does not retry requests or cache responses.
 
 pub mod sockets;
 pub mod terminal;

@@ -118,7 +118,7 @@ pub struct TenantSpec {
     /// Programs of a group that are clients of the card's MPS server can use the card simultaneously.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub share_group: String,
-    /// How the members of the group share the card: `turns`, `together`, or `auto` for the mode with more progress. The
+    /// Sharing mode of the group: `turns`, `together`, or `auto` for the mode with more progress. The
     /// strictest member's setting applies: `turns` before `auto` before `together`.
     #[serde(default)]
     pub sharing: Sharing,

@@ -179,7 +179,7 @@ pub struct CardSpec {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub address: Option<Address>,
-    /// How to reset a card behind VFIO.
+    /// Reset method of a card behind VFIO.
     #[serde(default)]
     pub reset: ResetWay,
     /// Size of the VRAM, in MiB.
@@ -311,7 +311,7 @@ pub struct VmSpec {
     /// Passes the card through to the virtual machine, without mediation.
     #[serde(default)]
     pub passthrough: bool,
-    /// How BAR1 and BAR3 are served.
+    /// Method of serving BAR1 and BAR3.
     #[serde(default)]
     pub apertures: Apertures,
     /// Amount of work done at a TLB flush by the guest.
@@ -492,7 +492,7 @@ impl TimeShare {
     }
 }
 
-/// How the apertures BAR1 and BAR3, and PRAMIN, are served to the VMM.
+/// Method of serving the apertures BAR1 and BAR3, and PRAMIN, to the VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Apertures {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{CardKind, CardSpec};
 
-/// How to reset a card behind VFIO, before the mediator takes it over and after it has failed.
+/// Reset method of a card behind VFIO, before the mediator takes it over and after it has failed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ResetWay {

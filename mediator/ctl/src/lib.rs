@@ -12,7 +12,7 @@
 //! Exit codes ([`Code`]) are part of the interface, as are `--output json` and `yaml`, which print the API's responses
 //! unchanged.
 //!
-//! Apart from a card's host driver, this crate changes nothing itself: all other changes are requests to the daemon.
+//! The crate does not change the host, except the host driver of a card: all other changes are requests to the daemon.
 
 use std::io::{self, Write};
 use std::path::PathBuf;

@@ -152,7 +152,7 @@ struct GroupSharing {
     /// Group of tenants whose programs may use the card simultaneously; an empty name means no group
     #[arg(long, value_name = "GROUP")]
     share_group: Option<String>,
-    /// How the group shares the card: turns, together or auto; the strictest member's setting applies
+    /// Sharing mode of the group: turns, together or auto; the strictest member's setting applies
     #[arg(long, value_name = "MODE", value_parser = named::<Sharing>)]
     sharing: Option<Sharing>,
 }

@@ -484,7 +484,7 @@ impl Daemon {
     /// Removes a virtual machine and its entry. The caller must hold `changing`.
     fn take_out(&self, name: &str, expected: Option<&str>) -> Result<(), DaemonError> {
         // The removal discards the counts of kills, so log the kills first. They are attributed to the daemon, not to
-        // the operator who removes the virtual machine.
+        // the author of the removal.
         author::acting(author::daemon(), || self.observe());
         let (running, card) = {
             let mut state = self.state.lock();

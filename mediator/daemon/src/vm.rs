@@ -141,7 +141,7 @@ impl Running {
         Ok(())
     }
 
-    /// Like [`Self::go_on`], but for a thread that is not suspended yet: resumes it after its suspension.
+    /// Like [`Self::go_on`], for a thread that is not suspended yet: resumes it after its suspension.
     pub(super) fn go_on_later(self: &Arc<Self>, name: &str) {
         let (name, this) = (name.to_owned(), Arc::clone(self));
         std::thread::spawn(move || match this.rested(None).map(|rest| this.go_on(&name, rest)) {

@@ -1,7 +1,7 @@
 //! The daemon's event log: changes of virtual machines, tenants, cards and the daemon, with time and author.
 //!
 //! Modules: [`NewEvent`], [`Log`] (adds events, and returns pages of them), `shelf` (bounded storage), `limits` (bounds
-//! the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, who follows the
+//! the events about one subject), `cursor` (positions in the log), [`author`] (the author of a change, passed with the
 //! request from thread to thread), [`Observer`] (derives events by comparing states of the daemon), [`http`] (`GET
 //! /v1/events`).
 //!

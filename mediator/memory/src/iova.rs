@@ -146,7 +146,7 @@ impl IovaSpace {
         self.vms.get(&vm).map_or((RamShare::default(), 0), |part| (part.share, part.charged))
     }
 
-    /// Like [`Self::allocate`], but for a VM: in its window, or outside all windows.
+    /// Like [`Self::allocate`], for a VM: in its window, or outside all windows.
     ///
     /// # Errors
     /// Returns an error if the VM's quota or the space is exhausted.

@@ -341,7 +341,7 @@ impl CardVram {
         }
     }
 
-    /// Like [`Self::alloc`], but for a VM's page tables. If no memory is free, the VM counts as short of memory, and
+    /// Like [`Self::alloc`], for a VM's page tables. If no memory is free, the VM counts as short of memory, and
     /// the mover is notified.
     ///
     /// # Errors

@@ -48,7 +48,7 @@ pub(crate) struct State {
     /// Changed keys of the file's virtual machines, by name and path.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     vms_changed: BTreeMap<String, Changes>,
-    /// Like the three fields above, but for tenants.
+    /// Like the three fields above, for tenants.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     tenants_added: Vec<TenantSpec>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

@@ -23,7 +23,7 @@ use vmm_glue::device::NUM_REGIONS;
 use vmm_glue::{AccessError, Ack, Device, DmaRegion, Interrupts, Link, MapError, RegionIndex, RegionInfo};
 use vmm_sys_util::eventfd::{EFD_CLOEXEC, EventFd};
 
-/// How the card's interrupt is delivered to the client.
+/// Mechanism that delivers the card's interrupt to the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 enum Line {

@@ -2,7 +2,7 @@
 //!
 //! [`Rebalancer`] selects at most one virtual machine per round, from the given loads and time.
 //!
-//! The crate neither measures the load of cards nor moves virtual machines; the daemon does both.
+//! The crate does not measure the load of cards or move virtual machines; the daemon does both.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -38,7 +38,7 @@ impl Bounded {
 }
 
 impl Bounded<tokio::net::TcpListener> {
-    /// Like [`Bounded::new`], but for a TCP socket.
+    /// Like [`Bounded::new`], for a TCP socket.
     ///
     /// # Errors
     /// Returns an error if the runtime cannot register the socket.

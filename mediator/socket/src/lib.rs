@@ -2,7 +2,7 @@
 //! end ([`Peer`]), bodies that are streamed between a client and blocking code ([`given`], [`taken`]), and files that
 //! buffer a body for a slow client ([`Spool`]).
 //!
-//! The crate depends on neither the requests nor the daemon.
+//! The crate does not depend on the requests or the daemon.
 
 #![forbid(unsafe_code)]
 

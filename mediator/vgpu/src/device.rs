@@ -73,7 +73,7 @@ pub struct Settings {
     pub share: Share,
     /// TLB flush mode of the shadow page tables.
     pub shadow: shadow_pt::Mode,
-    /// How BAR1 and BAR3 are served.
+    /// Method of serving BAR1 and BAR3.
     pub apertures: Apertures,
     /// Maximum time that work may wait for memory.
     pub queue_limit: Duration,

@@ -39,7 +39,7 @@ impl Wait {
     }
 }
 
-/// A channel that the guest has bound, but for which the card has no memory yet.
+/// A bound guest channel that waits for card memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingBind {
     pub(crate) instance: Place,

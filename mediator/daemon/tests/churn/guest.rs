@@ -31,7 +31,7 @@ const SLOT: u64 = 0x1_0000;
 /// Size of the VRAM required for a new channel and its buffers.
 const CHANNEL_ROOM: u64 = MIB;
 
-/// How an instance of a guest ends.
+/// Exit of a guest instance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exit {
     /// The guest takes back lent memory, and disconnects.

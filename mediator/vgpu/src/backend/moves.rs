@@ -302,7 +302,7 @@ impl VmBackend {
         }
     }
 
-    /// Like [`Self::choose_polled`], but for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
+    /// Like [`Self::choose_polled`], for a VM that was taken over: a GP_PUT that the guest wrote to such a USERD
     /// counts as new.
     pub(crate) fn poll_again(&mut self) {
         let remap = self.memory.grants().remap();

@@ -134,8 +134,7 @@ impl RamMap {
         self.regions.first_key_value().map(|(&gpa, region)| (gpa, region.size))
     }
 
-    /// Returns the card's address of `gpa` and the number of contiguous bytes from there, or `None` if access is
-    /// denied.
+    /// Returns the card's address of `gpa` and the number of contiguous bytes, or `None` if access is denied.
     #[must_use]
     pub(crate) fn translate(&self, gpa: Gpa, write: bool) -> Option<(Iova, u64)> {
         let (&start, region) = self.regions.range(..=gpa.0).next_back()?;

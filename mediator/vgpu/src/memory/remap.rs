@@ -133,7 +133,7 @@ pub(crate) struct Moves {
     pub(crate) ins: Vec<(u32, Slot)>,
 }
 
-/// Where a range of guest VRAM is stored.
+/// Location of a range of guest VRAM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Home {
     /// The range is stored in its chunk.
@@ -279,8 +279,7 @@ impl Remap {
         pages: &Arc<Mapping>,
     ) -> Result<(), ManagerError> {
         let window = self.empty_window(showing).filter(|window| window.memory.area().1 == area);
-        let in_use =
-            || ManagerError::host("an aperture that has pages, or a different size", io::ErrorKind::ResourceBusy);
+        let in_use = || ManagerError::host("an aperture with pages or another size", io::ErrorKind::ResourceBusy);
         window.ok_or_else(in_use)?.memory.replace(host, pages)
     }
 
