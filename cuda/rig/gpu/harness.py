@@ -39,9 +39,8 @@ def find_driver() -> Path:
     sys.exit("no libcuda.so.1 of NVIDIA: this measurement needs a GPU, its driver, and a python3 with PyTorch")
 
 
-def parse_arguments(description: str, seconds: int, more: Callable[[argparse.ArgumentParser], object] | None = None
-                    ) -> argparse.Namespace:
-    """Returns the options that `cargo xtask bench` passes to a measurement of cases, and those that `more` adds."""
+def options(description: str, seconds: int) -> argparse.ArgumentParser:
+    """Returns a parser of the options that `cargo xtask bench` passes to a measurement of cases."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--build", type=Path, required=True)
     parser.add_argument("--json", type=Path, required=True)
@@ -49,6 +48,13 @@ def parse_arguments(description: str, seconds: int, more: Callable[[argparse.Arg
     parser.add_argument("--seconds", type=int, default=seconds, help="time after which no case starts")
     parser.add_argument("--only", default="", help="regular expression that selects cases by name")
     parser.add_argument("--commit", default="unknown")
+    return parser
+
+
+def parse_arguments(description: str, seconds: int, more: Callable[[argparse.ArgumentParser], object] | None = None
+                    ) -> argparse.Namespace:
+    """Returns the options that `cargo xtask bench` passes to a measurement of cases, and those that `more` adds."""
+    parser = options(description, seconds)
     if more is not None:
         more(parser)
     return parser.parse_args()
