@@ -6,12 +6,11 @@
 //! card alone. If other members ran at the same time, each reported submission counts with this length. The total for a
 //! report is limited to its time in flight.
 //!
-//! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares. A
-//! member with a better latency class than others, and those that lag most, go first (`GroupTurns::waiting`). An idle
-//! member keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
+//! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
+//! Members that are ahead wait, and members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
 //!
-//! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore, a
-//! part of each lag is forgiven ([`FORGIVEN_PERMILLE`]): otherwise one of them would soon wait repeatedly.
+//! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore,
+//! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]): otherwise one of them would soon wait repeatedly.
 
 use super::{ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, Sample, party};
 use crate::config::PERMILLE;
@@ -301,7 +300,8 @@ impl GroupTurns {
 
     /// Returns the largest lag of a group's members that have work. With a time, members that stall then are left out.
     pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
-        let holds = |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
+        let holds =
+            |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
         self.members_of(id).filter(holds).map(|(_, member)| member.balance.lack).max()
     }
 

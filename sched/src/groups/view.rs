@@ -117,8 +117,8 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of another member by half the
-    /// difference at which it must wait.
+    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of another member by half
+    /// the difference at which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
         self.members.get(&tenant).is_some_and(|member| {

@@ -1,7 +1,7 @@
 //! Compares members of a group with programs that run concurrently without gates, as under MPS alone.
 //!
-//! A program is a loop that submits, waits for the end, and pauses on the host, or a job that always has work in flight.
-//! The gains of concurrency, the lengths and the pauses are those of decode loops on an H200.
+//! A program is a loop that submits, waits for the end, and pauses on the host, or a job that always has work. The gains
+//! of concurrency, the lengths and the pauses are those of decode loops on an H200.
 
 use super::{GROUP, MS, id};
 use crate::groups::{GroupConfig, GroupTurns, Sharing};
@@ -102,13 +102,8 @@ struct Card {
 impl Card {
     fn new(gains: [u64; 4], gated: bool, programs: &[(Program, VgpuParams)]) -> Self {
         let turns = GroupTurns::new(scheduler_defaults(), TurnsConfig::default(), GroupConfig::default(), Nanos(0));
-        let mut card = Self {
-            turns: turns.expect("the defaults are in bounds"),
-            gated,
-            gains,
-            runners: BTreeMap::new(),
-            now: 0,
-        };
+        let mut card =
+            Self { turns: turns.expect("the defaults are in bounds"), gated, gains, runners: BTreeMap::new(), now: 0 };
         for (number, &(program, params)) in (0..).zip(programs) {
             card.turns.add(id(number), params, Nanos(0));
             card.turns.set_group(id(number), Some((GROUP, Sharing::Together)), Nanos(0));
