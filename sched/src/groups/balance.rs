@@ -325,15 +325,18 @@ impl GroupTurns {
     }
 
     /// Returns the members that must wait: those that are ahead of another member, and those of a worse latency class
-    /// than a member that is not ahead.
+    /// than a member that lags as much as they do, or more.
     pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
         let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
+        let contenders: Vec<(TenantId, &Member)> =
+            self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member)).collect();
         let is_ahead = |member: &Member| behind - member.balance.lack >= signed(self.config.lag_ns);
-        let contenders = || self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member));
-        let due = contenders().filter(|(_, member)| !is_ahead(member) && !self.stalls(member, Some(now)));
-        let class = due.map(|(_, member)| member.settings().class).min();
-        let waits = |member: &Member| is_ahead(member) || class.is_some_and(|best| member.settings().class > best);
-        contenders().filter(|(_, member)| waits(member)).map(|(tenant, _)| tenant).collect()
+        let defers = |member: &Member, other: &Member| {
+            let is_better = other.settings().class < member.settings().class;
+            is_better && other.balance.lack >= member.balance.lack && !self.stalls(other, Some(now))
+        };
+        let waits = |member: &Member| is_ahead(member) || contenders.iter().any(|(_, other)| defers(member, other));
+        contenders.iter().filter(|(_, member)| waits(member)).map(|(tenant, _)| *tenant).collect()
     }
 
     /// Decides which member of a group gets the card alone for a measurement.

@@ -323,9 +323,8 @@ fn guarantee_next_to_three_jobs_holds_within_three_percent() {
 #[test]
 fn interactive_loop_runs_before_job_that_fills_card() {
     let interactive = VgpuParams { class: LatencyClass::Interactive, ..VgpuParams::default() };
-    // A loop without pauses wants more than its share, so it also waits until the job has caught up.
-    let busy = Program { idle: 150 * US, ..LOOP };
-    for (program, longest, least) in [(PACED, 2.5, 0.9), (busy, 3.5, 0.85)] {
+    // A loop without pauses wants more than its share.
+    for program in [PACED, Program { idle: 150 * US, ..LOOP }] {
         let job = Program { report: MS / 2, ..JOB };
         let mut card = Card::new(NO_GAIN, true, &[(program, interactive), (job, VgpuParams::default())]);
         card.start_programs();
@@ -336,7 +335,7 @@ fn interactive_loop_runs_before_job_that_fills_card() {
         let used = (ended[0] * LOOP.length) as f64 / (4_000 * MS) as f64;
         let trained = (ended[1] * JOB.length) as f64 / (4_000 * MS) as f64 / (1.0 - used);
         println!("pause {}: p99 {of_alone:.2} of alone, uses {used:.3}, job {trained:.3} of the rest", program.pause);
-        assert!(of_alone <= longest, "p99 is {of_alone} of alone");
-        assert!(trained >= least, "the job gets {trained} of the rest");
+        assert!(of_alone <= 2.5, "p99 is {of_alone} of alone");
+        assert!(trained >= 0.9, "the job gets {trained} of the rest");
     }
 }
