@@ -9,9 +9,9 @@
 //!
 //! Within a group, the accounts in `balance` decide which members may run. Each member is charged for its own work, so
 //! the charges of concurrent members can exceed the elapsed time; [`Turns`] charges the group for the elapsed time. A
-//! member whose lag reaches [`GroupConfig::lag_ns`] gets the card *alone* until it has caught up: the other members'
-//! gates close, and its own gate stays open. A member whose work does not end does not delay this; the run time limit
-//! of its tenant applies to the work.
+//! member that is *ahead* waits: its lag is less than that of another member by [`GroupConfig::lag_ns`] or more. Only
+//! its gate closes, and opens again as soon as the member is not ahead. A member whose work does not end delays the
+//! others for at most [`GroupConfig::stall_ns`]; the run time limit of its tenant applies to the work.
 //!
 //! With [`Sharing::Auto`], `trial` compares the members' progress in both modes.
 //!
@@ -72,13 +72,14 @@ impl Sharing {
 /// Time limits and intervals for groups.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupConfig {
-    /// Lag at which a member gets the card alone: its share minus its work, in ns of work.
+    /// Difference between the lags of two members at which the member that is ahead waits, in ns of work. The lag of a
+    /// member is its share minus its work.
     pub lag_ns: u64,
-    /// Maximum time in ns for which a member has the card alone, before the group decides again.
-    pub alone_ns: u64,
-    /// Age in ns at which the measured length of a member's submissions is measured again.
+    /// Time in ns without finished work after which no other member waits for a member.
+    pub stall_ns: u64,
+    /// Minimum age in ns at which the measured length of a member's submissions is measured again.
     pub sample_interval_ns: u64,
-    /// Minimum time in ns for which a member has the card alone for such a measurement.
+    /// Maximum time in ns for which a member has the card alone for such a measurement.
     pub sample_ns: u64,
     /// Length of each part of a trial of the two modes, in ns.
     pub trial_ns: u64,
@@ -87,14 +88,14 @@ pub struct GroupConfig {
 }
 
 impl Default for GroupConfig {
-    /// Returns a lag of 5 ms, at most 10 ms alone, a sample of 5 ms every 10 s, and every 30 s a trial with two parts
-    /// of 0.6 s.
+    /// Returns a lag of 5 ms, a stall of 10 ms, a sample of at most 60 ms every 10 s, and every 30 s a trial with two
+    /// parts of 0.6 s.
     fn default() -> Self {
         Self {
             lag_ns: 5_000_000,
-            alone_ns: 10_000_000,
+            stall_ns: 10_000_000,
             sample_interval_ns: 10_000_000_000,
-            sample_ns: 5_000_000,
+            sample_ns: 60_000_000,
             trial_ns: 600_000_000,
             trial_interval_ns: 30_000_000_000,
         }
@@ -131,6 +132,8 @@ struct Member {
     /// Time at which the member started to wait for the card.
     asked: Option<Nanos>,
     last_work: Option<Nanos>,
+    /// Time at which the member last finished work, or its gate opened.
+    progressed: Nanos,
     balance: Balance,
     account: Account,
     history: History,
@@ -149,6 +152,7 @@ impl Member {
             gate: Gate::Closed,
             asked: None,
             last_work: None,
+            progressed: now,
             balance: Balance::new(now),
             account: Account::default(),
             history: History::default(),
@@ -169,16 +173,11 @@ impl Member {
     }
 }
 
-/// A member that has the card alone.
+/// A member that has the card alone, so that the length of its submissions can be measured.
 #[derive(Clone, Copy, Debug)]
-struct Alone {
+struct Sample {
     tenant: TenantId,
     since: Nanos,
-    /// True if the member has the card alone only to measure the length of its submissions.
-    sample: bool,
-    /// Work charged to the member since it got the card alone, in ns, and the number of its submissions.
-    work: u64,
-    launches: u64,
 }
 
 #[derive(Debug)]
@@ -187,7 +186,9 @@ struct Group {
     sharing: Sharing,
     /// Mode in effect.
     together: bool,
-    alone: Option<Alone>,
+    sample: Option<Sample>,
+    /// Time of the last decision about its gates.
+    updated: Nanos,
     /// Time since which no more than one gate has been open.
     single_since: Option<Nanos>,
     /// True if the turn is to end when its only working member waits for a result. No other gate opens before the end
@@ -199,7 +200,8 @@ struct Group {
 impl Group {
     fn new(name: String, sharing: Sharing, now: Nanos) -> Self {
         let together = sharing != Sharing::Turns;
-        Self { name, sharing, together, alone: None, single_since: None, yields: false, trial: Trial::new(now) }
+        let trial = Trial::new(now);
+        Self { name, sharing, together, sample: None, updated: now, single_since: None, yields: false, trial }
     }
 }
 
@@ -214,7 +216,8 @@ pub struct Membership {
     pub together: bool,
     /// True if this tenant uses the card together with the other members.
     pub joined: bool,
-    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share.
+    /// Lag of the tenant: its share minus its work, in ns; negative if its work exceeds its share. About one percent of
+    /// the share is forgiven.
     pub lack_ns: i64,
 }
 
@@ -387,8 +390,9 @@ impl GroupTurns {
             self.turns.wants(tenant, now);
         } else if member.gate != Gate::Open {
             if !member.has_work() {
-                member.balance.returns(self.config.lag_ns);
+                self.returns(tenant, now);
             }
+            let Some(member) = self.members.get_mut(&tenant) else { return };
             member.wants = true;
             member.asked.get_or_insert(now);
             member.account.arrived += 1;
@@ -427,9 +431,8 @@ impl GroupTurns {
         let work = member.balance.work(busy_ns, launches, group.single_since, open as u64, now);
         member.account.used += work;
         member.history.add(now, ENGINE, work);
-        if let Some(alone) = group.alone.as_mut().filter(|alone| alone.tenant == tenant) {
-            alone.work = alone.work.saturating_add(work);
-            alone.launches = alone.launches.saturating_add(launches);
+        if work > 0 {
+            member.progressed = now;
         }
         self.charge(tenant, work);
         self.update(now);
@@ -581,7 +584,7 @@ impl GroupTurns {
         self.members.iter().filter(joined).map(|(&tenant, member)| (tenant, member))
     }
 
-    /// Returns true if a member may use the card while its group has the turn and no other member has the card alone.
+    /// Returns true if a member may use the card while its group has the turn, unless it must wait for other members.
     fn is_free(&self, tenant: TenantId, member: &Member) -> bool {
         let quarantined =
             self.turns.scheduler().strikes(tenant).is_some_and(|(_, quarantine)| quarantine != Quarantine::Free);
@@ -590,34 +593,40 @@ impl GroupTurns {
 
     /// Opens or closes the gates of a group's members as the group's turn begins or ends.
     fn update_group(&mut self, id: GroupId, now: Nanos) {
-        let sampled = self.groups.get(&id).and_then(|group| group.alone).filter(|alone| alone.sample);
+        let sampled = self.groups.get(&id).and_then(|group| group.sample);
         for (&tenant, member) in self.members.iter_mut().filter(|(_, member)| member.joined == Some(id)) {
             let settings = member.settings();
-            member.balance.refill(&settings, sampled.is_some_and(|alone| alone.tenant == tenant), now);
+            member.balance.refill(&settings, sampled.is_some_and(|sample| sample.tenant == tenant), now);
         }
         self.set_party_params(id, now);
         let of = party(id);
         let runs = self.turns.has_turn(of) && !self.turns.is_recalled(of);
-        self.choose_alone(id, runs, now);
+        self.choose_sample(id, runs, now);
         let yields = self.groups.get_mut(&id).is_some_and(|group| {
+            group.updated = now;
             group.yields &= runs;
             group.yields
         });
-        let alone = self.groups.get(&id).and_then(|group| group.alone).map(|alone| alone.tenant);
+        let sampled = self.groups.get(&id).and_then(|group| group.sample).map(|sample| sample.tenant);
+        let waiting = self.waiting(id, now);
         let may_run = |(tenant, member): (TenantId, &Member)| {
-            (tenant, runs && alone.is_none_or(|chosen| chosen == tenant) && self.is_free(tenant, member))
+            let is_next = sampled.map_or_else(|| !waiting.contains(&tenant), |chosen| chosen == tenant);
+            (tenant, runs && is_next && self.is_free(tenant, member))
         };
         let gates: Vec<(TenantId, bool)> = self.members_of(id).map(may_run).collect();
+        // All work of a sample begins without concurrent work.
+        let may_open = sampled.is_none_or(|tenant| self.is_only_open(id, tenant));
         let mut open = 0;
         for (tenant, may_run) in gates {
             let Some(member) = self.members.get_mut(&tenant) else { continue };
             match member.gate {
-                Gate::Closed if may_run && !yields && member.wants => {
+                Gate::Closed if may_run && may_open && !yields && member.wants => {
                     (member.gate, member.wants) = (Gate::Open, false);
                     member.account.started += 1;
                     let asked = member.asked.take().unwrap_or(now);
                     member.account.waits.add(now.since(asked));
                     member.balance.opened(now);
+                    member.progressed = now;
                     self.orders.push(Order::Grant(tenant));
                 }
                 Gate::Open if !may_run => {

@@ -229,7 +229,6 @@ impl RunAhead {
         let context = driver::current_context() as u64;
         let mut pace = self.lock();
         pace.last = Some(Instant::now());
-        pace.usage.launches = pace.usage.launches.saturating_add(1);
         let known = pace.lengths.get(&key).copied();
         let unknown = pace.unknown_ns_of(key, self.bound_ns());
         let estimate = known.map_or(unknown, |length| length.ns);
@@ -434,6 +433,8 @@ impl Pace {
         let first = group.start.and_then(|start| Some(clock.offset + start.since(clock.base)?));
         let known = first.or(self.ends.get(&at).copied());
         let began = known.unwrap_or(ended).min(ended);
+        // Count submissions together with their time, so that each report has the mean length of its submissions.
+        self.usage.launches = self.usage.launches.saturating_add(group.keys.len() as u32);
         let busy = ended - began.max(clock.busy_until);
         if busy > 0.0 {
             let ns = (busy * 1e6) as u64;

@@ -139,7 +139,7 @@ pub struct Usage {
     pub busy_ns: u64,
     /// Part of `busy_ns` in which only copies were in flight, in nanoseconds.
     pub copy_ns: u64,
-    /// Number of submissions.
+    /// Number of submissions that have ended.
     pub launches: u32,
 }
 

@@ -6,40 +6,55 @@
 //! card alone. If other members ran at the same time, each reported submission counts with this length. The total for a
 //! report is limited to its time in flight.
 //!
-//! Each charge is subtracted from the charged member's balance and divided among all competing members by their shares,
-//! so that the sum stays the same. An idle member keeps at most half of the lag at which it would get the card alone.
+//! Each charge is subtracted from the charged member's lag and divided among all competing members by their shares.
+//! Members that are ahead wait, and members of worse latency classes (`GroupTurns::waiting`). An idle member keeps at most half of the lag for which others would wait; if it is ahead, it competes until it is not.
+//!
+//! Lengths are not measured exactly, and members of equal weight do not progress at exactly the same speed. Therefore,
+//! a part of each lag is forgiven ([`FORGIVEN_PERMILLE`]): otherwise one of them would soon wait repeatedly.
 
-use super::{Alone, ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, party};
+use super::{ENGINE, Gate, Group, GroupConfig, GroupId, GroupTurns, Member, Sample, party};
 use crate::config::PERMILLE;
 use crate::shares::{Claim, divide, scale};
 use crate::{Nanos, TenantId, VgpuParams, WHOLE_SHARE_PPM};
 
 /// Time over which a cap is enforced, in ns.
 const CAP_WINDOW_NS: u64 = 30_000_000;
-/// Time in flight, in ns, after which a member's previous measurement is replaced.
+/// Time in flight, in ns, after which a measurement is complete.
 const MEASURED_NS: u64 = 50_000_000;
-/// Minimum time in flight, in ns, that a measurement needs to replace the previous measurement.
-const MIN_MEASURED_NS: u64 = 4_000_000;
+/// Number of reports with the same mean length after which a measurement is complete. Most programs then repeat the
+/// same work.
+const STEADY_REPORTS: u32 = 3;
+/// Maximum difference of equal lengths, in permille.
+const EQUAL_PERMILLE: u64 = 40;
 /// Minimum time in ns between two samples if the second is taken because the program's work has changed.
 const CHANGED_INTERVAL_NS: u64 = 1_000_000_000;
-/// Number of submissions in a sample. A report may be off by one submission, which hardly changes a sample of this
-/// size.
-const SAMPLED_LAUNCHES: u64 = 32;
-/// Maximum length of a sample, as a multiple of [`GroupConfig::sample_ns`].
-const LONGEST_SAMPLE: u64 = 10;
-/// Maximum absolute lag of a member, as a multiple of [`GroupConfig::lag_ns`].
-const MAX_LAGS: i64 = 40;
+/// Minimum time in ns between two parts of a sample, if the program paused after the first part.
+const RETRY_NS: u64 = 20_000_000;
+/// Maximum time between two samples, as a multiple of [`GroupConfig::sample_interval_ns`].
+const LONGEST_INTERVAL: u64 = 8;
+/// Number of concurrent submissions whose mean length is compared with the measurement.
+const COMPARED_LAUNCHES: u64 = 32;
+/// Maximum lag of a member that lacks work, and of one that is ahead, as multiples of [`GroupConfig::lag_ns`].
+const MAX_LAGS: i64 = 10;
+const MAX_LEADS: i64 = 40;
+/// Part of a member's share by which its lag shrinks, in permille.
+const FORGIVEN_PERMILLE: u64 = 10;
 
 /// Accounts of one member.
 #[derive(Debug)]
 pub(super) struct Balance {
     /// Lag of the member: its share minus its work, in ns.
     lack: i64,
-    /// Last measurement in which the member had the card alone: the time in flight in ns, and the number of
+    /// Last complete measurement while the member had the card alone: the time in flight in ns, and the number of
     /// submissions.
     alone: (u64, u64),
     /// Time in flight and number of submissions of the measurement in progress.
     measuring: (u64, u64),
+    /// Number of the last reports in this measurement with its mean length.
+    steady: u32,
+    /// Start of the time without concurrent work in which the member has finished work that may have begun earlier.
+    /// Later work began within this time.
+    clean_since: Option<Nanos>,
     /// Time in flight and number of submissions while other members also had work, since the last comparison with
     /// `usual`.
     beside: (u64, u64),
@@ -48,12 +63,20 @@ pub(super) struct Balance {
     usual: Option<u64>,
     /// True if the measurement no longer fits the submissions, because the program's work has changed.
     changed: bool,
-    /// True if the last two measurements had the same result.
+    /// True if another measurement had the same result after the submissions did not fit, so they are slower than
+    /// usual next to other members' work.
     confirmed: bool,
+    /// Time until the next sample, as a multiple of [`GroupConfig::sample_interval_ns`].
+    interval: u64,
     /// Time of the last measurement or attempted measurement.
     sampled: Option<Nanos>,
-    /// Time of the last report of use.
+    /// Time of the last measurement because of a change.
+    corrected: Option<Nanos>,
+    /// Time of the last report in a measurement.
+    measured: Option<Nanos>,
+    /// Time of the last report of use, and of the last opening of the gate.
     reported: Nanos,
+    opened: Nanos,
     /// Work that the cap permits now, in ns.
     allowance: i64,
     refilled: Nanos,
@@ -66,12 +89,18 @@ impl Balance {
             lack: 0,
             alone: (0, 0),
             measuring: (0, 0),
+            steady: 0,
+            clean_since: None,
             beside: (0, 0),
             usual: None,
             changed: false,
             confirmed: false,
+            interval: 1,
             sampled: None,
+            corrected: None,
+            measured: None,
             reported: now,
+            opened: now,
             allowance: 0,
             refilled: now,
             capped: false,
@@ -83,14 +112,9 @@ impl Balance {
         (self.lack, self.reported) = (0, now);
     }
 
-    /// Records that an idle member has work again.
-    pub(super) fn returns(&mut self, lag_ns: u64) {
-        self.lack = self.lack.min(signed(lag_ns) / 2);
-    }
-
     /// Records that the member's gate has opened. The member's next report covers the time after this call.
     pub(super) fn opened(&mut self, now: Nanos) {
-        self.reported = now;
+        (self.reported, self.opened) = (now, now);
     }
 
     pub(super) const fn lack(&self) -> i64 {
@@ -107,54 +131,56 @@ impl Balance {
         members: u64,
         now: Nanos,
     ) -> u64 {
-        let is_single = single_since.is_some_and(|since| since <= self.reported);
+        let single_since = single_since.filter(|since| *since <= self.reported);
         self.reported = now;
         if launches == 0 {
             return busy_ns;
         }
-        if is_single {
-            self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
-            self.sampled = Some(now);
-            if self.measuring.0 >= MEASURED_NS {
-                self.end_measurement();
+        if let Some(since) = single_since {
+            if self.opened >= since || self.clean_since == single_since {
+                self.measure(busy_ns, launches, now);
+                return busy_ns;
             }
-            return busy_ns;
+        } else {
+            self.compare(busy_ns, launches, members);
         }
-        self.end_measurement();
-        self.compare(busy_ns, launches, members);
-        let (alone_ns, count) = self.alone;
+        self.clean_since = single_since;
+        let (alone_ns, count) = if self.alone.1 > 0 { self.alone } else { self.measuring };
         if count == 0 { busy_ns } else { busy_ns.min(scale(launches, alone_ns, count)) }
     }
 
-    /// Replaces the last measurement with the current one. If the current measurement is too short, adds it to the last
-    /// one instead. Programs have phases: thousands of short submissions at the start must not determine the length of
-    /// later submissions.
-    fn end_measurement(&mut self) {
-        let (ns, launches) = std::mem::take(&mut self.measuring);
-        if launches == 0 {
+    /// Adds a report to the measurement. A measurement is complete when the mean is steady, or after 50 ms. If it
+    /// differs from the previous one, only the second applies: programs have phases, and thousands of short submissions
+    /// at the start must not determine the length of later submissions.
+    fn measure(&mut self, busy_ns: u64, launches: u64, now: Nanos) {
+        self.measured = Some(now);
+        let before = mean(self.measuring);
+        self.measuring = (self.measuring.0.saturating_add(busy_ns), self.measuring.1.saturating_add(launches));
+        self.steady = if is_equal(busy_ns / launches, before) { self.steady + 1 } else { 0 };
+        let repeats = self.alone.1 == 0 || self.changed || is_equal(mean(self.measuring), self.length());
+        if self.measuring.0 < MEASURED_NS && !(self.steady >= STEADY_REPORTS && repeats) {
             return;
         }
-        let is_enough = ns >= MEASURED_NS || ns >= MIN_MEASURED_NS && launches >= SAMPLED_LAUNCHES;
-        let before = self.length();
-        self.alone = match self.alone {
-            _ if is_enough => (ns, launches),
-            (before, count) => (before.saturating_add(ns), count.saturating_add(launches)),
-        };
-        let length = self.length();
-        self.confirmed = length <= before.saturating_mul(3) / 2 && before <= length.saturating_mul(3) / 2;
-        (self.beside, self.usual, self.changed) = ((0, 0), None, false);
+        let is_same = is_equal(mean(self.measuring), self.length());
+        self.confirmed = is_same && (self.confirmed || self.changed);
+        self.interval = if is_same { (2 * self.interval).min(LONGEST_INTERVAL) } else { 1 };
+        if self.changed {
+            self.corrected = Some(now);
+        }
+        (self.alone, self.sampled) = (std::mem::take(&mut self.measuring), Some(now));
+        (self.steady, self.beside, self.usual, self.changed) = (0, (0, 0), None, false);
     }
 
     /// Returns the measured length of a submission in ns, or 0 if it is unknown.
     fn length(&self) -> u64 {
-        self.alone.0.checked_div(self.alone.1).unwrap_or(0)
+        mean(self.alone)
     }
 
     /// Compares the time in flight of submissions that ran concurrently with other members' work with the measurement
     /// and with the usual time.
     fn compare(&mut self, busy_ns: u64, launches: u64, members: u64) {
         self.beside = (self.beside.0.saturating_add(busy_ns), self.beside.1.saturating_add(launches));
-        if self.beside.1 < SAMPLED_LAUNCHES {
+        if self.beside.1 < COMPARED_LAUNCHES {
             return;
         }
         let (ns, count) = std::mem::take(&mut self.beside);
@@ -163,13 +189,29 @@ impl Balance {
         // Members that share the card slow each other down at most by a factor equal to their number, and never speed
         // each other up.
         let fits = length <= alone.saturating_mul(2 * members.max(1)) && length >= alone / 2;
-        self.changed |= !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
+        let changes = !fits && !self.confirmed || length >= usual.saturating_mul(2) || length <= usual / 2;
+        if changes && !std::mem::replace(&mut self.changed, true) {
+            (self.measuring, self.steady) = ((0, 0), 0);
+        }
     }
 
     /// Returns true if the length of the member's submissions should be measured again.
     fn is_sample_due(&self, config: &GroupConfig, now: Nanos) -> bool {
-        let interval = if self.changed { CHANGED_INTERVAL_NS } else { config.sample_interval_ns };
-        self.sampled.is_none_or(|at| now.since(at) >= interval)
+        let is_past = |at: Option<Nanos>, interval| at.is_none_or(|at| now.since(at) >= interval);
+        let is_old = is_past(self.sampled, self.interval * config.sample_interval_ns);
+        is_old || self.changed && is_past(self.corrected, CHANGED_INTERVAL_NS)
+    }
+
+    /// Records the end of a sample. A sample that was too short is not immediately repeated. If the length is still
+    /// unknown, the sample continues soon if it has a part already.
+    fn sample_ended(&mut self, since: Nanos, now: Nanos) {
+        self.sampled = Some(self.sampled.map_or(since, |at| at.max(since)));
+        self.changed |= self.alone.1 == 0;
+        if self.changed {
+            let has_part = self.measured.is_some_and(|at| at >= since);
+            let soon = Nanos((now.0 + RETRY_NS).saturating_sub(CHANGED_INTERVAL_NS));
+            self.corrected = Some(if has_part { soon } else { now });
+        }
     }
 
     /// Refills the allowance of the member's cap. A sample does not end when the allowance is used up.
@@ -198,18 +240,30 @@ fn window(settings: &VgpuParams) -> i64 {
     signed(scale(CAP_WINDOW_NS, settings.cap_permille.into(), PERMILLE.into()))
 }
 
-fn signed(ns: u64) -> i64 {
+pub(super) fn signed(ns: u64) -> i64 {
     i64::try_from(ns).unwrap_or(i64::MAX)
+}
+
+/// Returns the mean length of submissions in ns, or 0 without submissions.
+fn mean((ns, launches): (u64, u64)) -> u64 {
+    ns.checked_div(launches).unwrap_or(0)
+}
+
+/// Returns true if two lengths are equal within the accuracy of a measurement.
+fn is_equal(one: u64, other: u64) -> bool {
+    one.abs_diff(other) <= scale(one.max(other), EQUAL_PERMILLE, PERMILLE.into())
 }
 
 impl GroupTurns {
     /// Charges a joined member for work, and credits the work to all competing members by their shares.
     pub(super) fn charge(&mut self, tenant: TenantId, work: u64) {
         let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
-        let bound = signed(self.config.lag_ns).saturating_mul(MAX_LAGS);
+        let lag = signed(self.config.lag_ns);
         let whole = self.part_of_card(id);
+        let behind = self.most_behind(id, None).unwrap_or(0);
         let competes = |(of, member): &(TenantId, &Member)| {
-            *of == tenant || member.has_work() && (member.gate != Gate::Closed || self.is_free(*of, member))
+            let has_work = member.has_work() && (member.gate != Gate::Closed || self.is_free(*of, member));
+            *of == tenant || has_work || !member.has_work() && member.balance.lack < behind
         };
         let competing: Vec<(TenantId, Claim)> = self
             .members_of(id)
@@ -224,8 +278,12 @@ impl GroupTurns {
         for ((of, _), part) in competing.iter().zip(divide(WHOLE_SHARE_PPM, &claims)) {
             let Some(member) = self.members.get_mut(of) else { continue };
             let loss = if *of == tenant { signed(work) } else { 0 };
-            let gain = signed(scale(work, part, WHOLE_SHARE_PPM));
-            member.balance.lack = (member.balance.lack + gain - loss).clamp(-bound, bound);
+            let gain = scale(work, part, WHOLE_SHARE_PPM);
+            let forgiven = signed(scale(gain, FORGIVEN_PERMILLE, PERMILLE.into()));
+            let most = if *of == tenant || member.has_work() { MAX_LAGS * lag } else { behind };
+            let lack = member.balance.lack + signed(gain) - loss;
+            let lack = lack - lack.clamp(-forgiven, forgiven);
+            member.balance.lack = lack.min(most).clamp(-MAX_LEADS * lag, MAX_LAGS * lag);
             member.balance.allowance = member.balance.allowance.saturating_sub(loss);
         }
     }
@@ -240,76 +298,112 @@ impl GroupTurns {
         crate::shares(&all).first().copied().unwrap_or(WHOLE_SHARE_PPM)
     }
 
-    /// Decides which member of a group gets the card alone.
-    pub(super) fn choose_alone(&mut self, id: GroupId, runs: bool, now: Nanos) {
-        let Some(group) = self.groups.get(&id) else { return };
-        let before = group.alone;
+    /// Returns the largest lag of a group's members that have work. With a time, members that stall then are left out.
+    pub(super) fn most_behind(&self, id: GroupId, now: Option<Nanos>) -> Option<i64> {
+        let holds =
+            |(tenant, member): &(TenantId, &Member)| self.contends(*tenant, member) && !self.stalls(member, now);
+        self.members_of(id).filter(holds).map(|(_, member)| member.balance.lack).max()
+    }
+
+    fn contends(&self, tenant: TenantId, member: &Member) -> bool {
+        member.has_work() && self.is_free(tenant, member)
+    }
+
+    /// Returns true if a member could work but has finished nothing for a while. Others do not wait for it.
+    fn stalls(&self, member: &Member, now: Option<Nanos>) -> bool {
+        let lasted = now.map_or(0, |now| now.since(member.progressed));
+        member.gate != Gate::Closed && lasted >= self.config.stall_ns
+    }
+
+    /// Limits the claim of an idle member that has work again.
+    pub(super) fn returns(&mut self, tenant: TenantId, now: Nanos) {
+        let Some(id) = self.members.get(&tenant).and_then(|member| member.joined) else { return };
+        let most = self.most_behind(id, Some(now)).unwrap_or(0) + signed(self.config.lag_ns) / 2;
+        if let Some(member) = self.members.get_mut(&tenant) {
+            member.balance.lack = member.balance.lack.min(most);
+        }
+    }
+
+    /// Returns the members that must wait: those that are ahead of another member, and those of a worse latency class
+    /// than a member that lags as much as they do, or more.
+    pub(super) fn waiting(&self, id: GroupId, now: Nanos) -> Vec<TenantId> {
+        let Some(behind) = self.most_behind(id, Some(now)) else { return Vec::new() };
         let contenders: Vec<(TenantId, &Member)> =
-            self.members_of(id).filter(|(tenant, member)| member.has_work() && self.is_free(*tenant, member)).collect();
-        let continues = |alone: &Alone| {
-            let found = contenders.iter().find(|(tenant, _)| *tenant == alone.tenant);
-            found.is_some_and(|(_, member)| self.continues_alone(alone, &member.balance, now))
+            self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member)).collect();
+        let is_ahead = |member: &Member| behind - member.balance.lack >= signed(self.config.lag_ns);
+        let defers = |member: &Member, other: &Member| {
+            let is_better = other.settings().class < member.settings().class;
+            is_better && other.balance.lack >= member.balance.lack && !self.stalls(other, Some(now))
         };
-        let may_choose = runs && contenders.len() > 1;
-        let alone = before.filter(|alone| may_choose && continues(alone));
-        let alone = alone.or_else(|| if may_choose { self.next_alone(&contenders, before, now) } else { None });
-        let failed = before.filter(|before| alone.is_none_or(|alone| alone.tenant != before.tenant));
-        if let Some(failed) = failed
-            && let Some(member) = self.members.get_mut(&failed.tenant)
+        let waits = |member: &Member| is_ahead(member) || contenders.iter().any(|(_, other)| defers(member, other));
+        contenders.iter().filter(|(_, member)| waits(member)).map(|(tenant, _)| *tenant).collect()
+    }
+
+    /// Decides which member of a group gets the card alone for a measurement.
+    pub(super) fn choose_sample(&mut self, id: GroupId, runs: bool, now: Nanos) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let before = group.sample;
+        let contenders: Vec<(TenantId, &Member)> =
+            self.members_of(id).filter(|(tenant, member)| self.contends(*tenant, member)).collect();
+        // A sample continues while the other members pause, until they notice the end of their work.
+        let continues = |sample: &Sample| {
+            let lasted = now.since(sample.since);
+            let member = self.members_of(id).find(|(tenant, _)| *tenant == sample.tenant).map(|(_, member)| member);
+            let is_disturbed = lasted >= self.config.stall_ns && !self.is_only_open(id, sample.tenant);
+            let is_measured = |member: &Member| member.balance.sampled.is_some_and(|at| at > sample.since);
+            let goes_on = member.is_some_and(|one| self.contends(sample.tenant, one) && !is_measured(one));
+            goes_on && !is_disturbed && lasted < self.config.sample_ns
+        };
+        let sample = before.filter(|sample| runs && continues(sample));
+        // A gate that is closing can belong to a program that is stopped.
+        let is_closing = self.members_of(id).any(|(_, member)| matches!(member.gate, Gate::Closing { .. }));
+        let may_choose = runs && contenders.len() > 1 && !is_closing;
+        let sample = sample.or_else(|| if may_choose { self.next_sample(&contenders, before, now) } else { None });
+        let ended = before.filter(|before| sample.is_none_or(|sample| sample.tenant != before.tenant));
+        if let Some(ended) = ended
+            && let Some(member) = self.members.get_mut(&ended.tenant)
         {
-            // Do not immediately repeat a sample that got no report, or time alone in which the member did no work.
-            member.balance.sampled = Some(member.balance.sampled.map_or(now, |at| at.max(failed.since)));
-            if failed.work == 0 && now.since(failed.since) >= self.config.alone_ns {
-                member.balance.lack = member.balance.lack.min(0);
-            }
+            member.balance.sample_ended(ended.since, now);
         }
         if let Some(group) = self.groups.get_mut(&id) {
-            group.alone = alone;
+            group.sample = sample;
         }
     }
 
-    fn continues_alone(&self, alone: &Alone, balance: &Balance, now: Nanos) -> bool {
-        let lasted = now.since(alone.since);
-        if alone.sample {
-            let is_enough = alone.work >= self.config.sample_ns && alone.launches >= SAMPLED_LAUNCHES;
-            return lasted < LONGEST_SAMPLE * self.config.sample_ns && !is_enough;
-        }
-        balance.lack > 0 && lasted < self.config.alone_ns
+    /// Returns true if the gates of all other members are closed.
+    pub(super) fn is_only_open(&self, id: GroupId, tenant: TenantId) -> bool {
+        self.members_of(id).all(|(of, member)| of == tenant || member.gate == Gate::Closed)
     }
 
-    /// Returns the member that lags most in the best class, or a member whose submissions must be measured.
-    fn next_alone(&self, contenders: &[(TenantId, &Member)], before: Option<Alone>, now: Nanos) -> Option<Alone> {
-        // A closing gate can open again only after the tenant's answer.
-        let able = || contenders.iter().filter(|(_, member)| !matches!(member.gate, Gate::Closing { .. }));
-        // A member that did no work while it had the card alone must wait for the next charge.
-        let fruitless = before.filter(|alone| alone.work == 0).map(|alone| alone.tenant);
-        let lags = |(tenant, member): &&(TenantId, &Member)| {
-            member.balance.lack >= signed(self.config.lag_ns) && fruitless != Some(*tenant)
-        };
-        let order = |(_, member): &&(TenantId, &Member)| (member.settings().class, -member.balance.lack);
-        if let Some((tenant, _)) = able().filter(lags).min_by_key(order) {
-            return Some(Alone { tenant: *tenant, since: now, sample: false, work: 0, launches: 0 });
-        }
-        let due = |(_, member): &&(TenantId, &Member)| member.balance.is_sample_due(&self.config, now);
-        let is_new = |(tenant, _): &&(TenantId, &Member)| before.is_none_or(|alone| alone.tenant != *tenant);
-        let (tenant, _) = able().filter(due).filter(is_new).min_by_key(|(_, member)| member.balance.sampled)?;
-        Some(Alone { tenant: *tenant, since: now, sample: true, work: 0, launches: 0 })
+    /// Returns the member whose submissions must be measured first.
+    fn next_sample(&self, contenders: &[(TenantId, &Member)], before: Option<Sample>, now: Nanos) -> Option<Sample> {
+        let due = contenders.iter().filter(|(_, member)| member.balance.is_sample_due(&self.config, now));
+        let new = due.filter(|(tenant, _)| before.is_none_or(|sample| sample.tenant != *tenant));
+        let (tenant, _) = new.min_by_key(|(_, member)| member.balance.sampled)?;
+        Some(Sample { tenant: *tenant, since: now })
     }
 
-    /// Returns the times at which the group's decision may change without another event.
+    /// Returns the times at which a group's members are compared again, if nothing else happens.
     pub(super) fn group_wakeups(&self, id: GroupId, group: &Group) -> impl Iterator<Item = Nanos> + use<> {
-        let GroupConfig { alone_ns, sample_ns, .. } = self.config;
-        let alone = group
-            .alone
-            .map(|alone| alone.since.after(if alone.sample { LONGEST_SAMPLE * sample_ns } else { alone_ns }));
-        let samples = || {
-            let sampled = self.members_of(id).filter(|(_, member)| member.has_work());
-            sampled.map(|(_, member)| member.balance.sampled.unwrap_or_default().after(self.config.sample_interval_ns))
+        let GroupConfig { stall_ns, sample_ns, sample_interval_ns, .. } = self.config;
+        let has_turn = self.turns.has_turn(party(id));
+        let working: Vec<&Member> =
+            self.members_of(id).map(|(_, member)| member).filter(|member| member.has_work()).collect();
+        let sample = group.sample.map(|Sample { since, .. }| [since.after(sample_ns), since.after(stall_ns)]);
+        let next = |member: &&Member| {
+            let Balance { sampled, interval, .. } = member.balance;
+            sampled.unwrap_or_default().after(interval * sample_interval_ns)
         };
-        let is_waiting = group.alone.is_none() && self.turns.has_turn(party(id)) && samples().count() > 1;
-        let sample = if is_waiting { samples().min() } else { None };
+        let is_comparing = has_turn && group.sample.is_none() && working.len() > 1;
+        let next = if is_comparing { working.iter().map(next).min() } else { None };
+        // A member waits for others until they stall.
+        let waits = has_turn && working.iter().any(|member| member.gate == Gate::Closed);
+        let stalls = working.iter().filter(|member| waits && member.gate != Gate::Closed);
+        let stalls = stalls.map(|member| member.progressed.after(stall_ns));
         let trial = group.trial.wakeup(&self.config, group.sharing);
-        alone.into_iter().chain(sample).chain(trial)
+        let updated = group.updated;
+        let times = sample.into_iter().flatten().chain(next).chain(stalls).filter(move |at| *at > updated);
+        times.collect::<Vec<_>>().into_iter().chain(trial)
     }
 
     /// Returns a member's account within its group, merged with the account of its separate turns.

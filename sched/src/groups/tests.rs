@@ -100,8 +100,10 @@ impl Card {
     fn report(&mut self, tenant: TenantId) {
         let Some(runner) = self.runners.get_mut(&tenant) else { return };
         let launches = runner.unreported / runner.program.length;
-        runner.unreported %= runner.program.length;
-        let busy = std::mem::take(&mut runner.busy);
+        // The time in flight of a submission is reported when it has ended.
+        let ended = launches * runner.program.length;
+        let busy = (runner.busy * ended).checked_div(runner.unreported).unwrap_or(0);
+        (runner.unreported, runner.busy) = (runner.unreported - ended, runner.busy - busy);
         runner.reported = self.now;
         self.turns.used(tenant, busy, launches, Nanos(self.now));
     }
@@ -498,6 +500,8 @@ fn tenants() -> impl Strategy<Value = Vec<Tenant>> {
     let group = proptest::option::of(0..2usize);
     proptest::collection::vec((1..20u32, 0..200u32, group, any::<bool>(), programs()), 1..6)
 }
+
+mod loops;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]

@@ -117,12 +117,14 @@ impl GroupTurns {
         })
     }
 
-    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of its share of the group's
-    /// work by half the lag at which another member gets the card alone.
+    /// Returns true if a tenant should reduce its work in flight. The tenant is then ahead of another member by half
+    /// the difference at which it must wait.
     #[must_use]
     pub fn is_ahead(&self, tenant: TenantId) -> bool {
-        let member = self.members.get(&tenant).filter(|member| member.joined.is_some());
-        member.is_some_and(|member| member.balance.lack() < -i64::try_from(self.config.lag_ns / 2).unwrap_or(i64::MAX))
+        self.members.get(&tenant).is_some_and(|member| {
+            let behind = member.joined.and_then(|id| self.most_behind(id, None));
+            behind.is_some_and(|lack| lack - member.balance.lack() >= super::balance::signed(self.config.lag_ns / 2))
+        })
     }
 
     /// Returns true if a tenant takes turns with its group.

@@ -23,8 +23,12 @@ const RUN_AHEAD_UNDISTURBED_US: u32 = 20_000;
 const IDLE_UNDISTURBED_US: u32 = 10_000;
 
 /// Interval at which a program of a group reports its use, in microseconds. The interval is a fraction of the lag in
-/// work at which another member gets the card alone.
+/// work for which other members wait.
 const REPORT_INTERVAL_US: u32 = 2000;
+
+/// Idle time after which a member's turn ends while members of a worse latency class wait for it, in microseconds. This
+/// time is longer than the pause of a program that reads one result and submits the next work.
+const IDLE_PREFERRED_US: u32 = 150;
 
 impl Core {
     /// Executes orders about turns.
@@ -112,7 +116,14 @@ impl Core {
         let ahead = if undisturbed { ahead.max(RUN_AHEAD_UNDISTURBED_US) } else { ahead };
         // A member that has had more than its part of the group's work yields the card to the other members sooner.
         let ahead = if self.turns.turns().is_ahead(tenant) { ahead.min(urgently) } else { ahead };
-        let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(REPORT_INTERVAL_US) } else { 0 };
+        let group = |id| self.turns.turns().membership(id).filter(|of_it| of_it.joined).map(|of_it| of_it.group);
+        let own = group(tenant);
+        let waits_for_it = |other: TenantId| class(&other) > class(&tenant) && group(other) == own;
+        let preferred = own.is_some() && present().any(waits_for_it);
+        let idle = if preferred { idle.min(IDLE_PREFERRED_US) } else { idle };
+        // A member of a better class waits for such a report while it is ahead.
+        let interval_us = if urgent { REPORT_INTERVAL_US / 4 } else { REPORT_INTERVAL_US };
+        let report_us = if self.turns.turns().is_joined(tenant) { unless_alone(interval_us) } else { 0 };
         let (run_ahead_us, idle_us) = (unless_alone(ahead), unless_alone(idle));
         Run { card: 0, turn: 0, length_us: 0, run_ahead_us, idle_us, report_us }
     }
