@@ -183,13 +183,13 @@ fn cards_that_cannot_be_are_refused() {
         let error = SimGpu::restored_for_test(&config(), saved, memory(&driver.card, &config())).expect_err("restored");
         std::error::Error::source(&error).expect("a reason").to_string()
     };
-    assert!(refused(&|saved| saved.vram_bytes *= 2).contains("another card"));
+    assert!(refused(&|saved| saved.vram_bytes *= 2).contains("a different card"));
     assert!(refused(&|saved| saved.storage.push((3, 1))).contains("outside of BAR0"));
     assert!(refused(&|saved| saved.storage.push((u32::MAX - 3, 1))).contains("outside of BAR0"));
     assert!(refused(&|saved| saved.fifo.order.push(2)).contains("runlist does not match"));
-    assert!(refused(&|saved| saved.fifo.channels.truncate(9)).contains("other channels"));
+    assert!(refused(&|saved| saved.fifo.channels.truncate(9)).contains("channels or PBDMAs differs"));
     assert!(refused(&|saved| saved.fifo.pbdmas.truncate(1)).contains("channels or PBDMAs differs"));
-    assert!(refused(&|saved| saved.falcons[0].words.truncate(1)).contains("another size"));
+    assert!(refused(&|saved| saved.falcons[0].words.truncate(1)).contains("memory is wrong"));
     assert!(refused(&|saved| saved.context_writes = vec![(0, 0); 5000]).contains("too many registers"));
 }
 

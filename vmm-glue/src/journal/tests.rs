@@ -236,7 +236,7 @@ fn bytes_that_were_received_are_handled_by_the_next_process() {
     let bytes = map(7, 0);
     process.connection.space()[..bytes.len()].copy_from_slice(&bytes);
     let lost = process.next(process.store.remains()).err().unwrap().to_string();
-    assert!(lost.contains("received descriptors"), "{lost}");
+    assert!(lost.contains("receiving descriptors"), "{lost}");
 }
 
 #[test]
