@@ -18,8 +18,8 @@ impl Channels {
     }
 
     /// Polls each engine, and returns the channels that kept an engine busy for too long without progress, each of them
-    /// once. A channel that waits for a semaphore counts as well, because the host interface runs ahead of the engine,
-    /// which may still be working. Call this several times within a limit.
+    /// once. A channel that waits for a semaphore also counts, because the host interface runs ahead of the engine,
+    /// which may still be busy. Call this several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()
     }
@@ -36,9 +36,9 @@ impl Channels {
     }
 
     /// Returns channels that have work in flight, may run, do not wait for a semaphore, and have made no progress for
-    /// longer than the hang limit, although no engine worked for another channel. Each channel is returned once. The
+    /// longer than the hang limit, although no engine was running another channel. Each channel is returned once. The
     /// card can report only one fetch fault at a time; this check finds a channel whose fault was lost because another
-    /// fault was pending. Call this as often as [`Self::look`].
+    /// one was pending. Call this as often as [`Self::look`].
     pub fn stalled(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Stall> {
         let working: Vec<ChannelId> = (0..engine::COUNT).filter_map(|unit| card::working_for(host, unit)).collect();
         let Self { slots, vms, gate, .. } = self;

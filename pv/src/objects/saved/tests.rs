@@ -73,7 +73,9 @@ fn tables_that_cannot_be_are_refused() {
     assert!(refused(|saved| saved.free.clear()).contains("others than those that are listed"));
     assert!(refused(|saved| saved.free.push(0)).contains("others than those that are listed"));
     assert!(refused(|saved| saved.handles.truncate(0)).contains("nothing names the table"));
-    assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].1.truncate(9)).contains("empty, truncated"));
+    assert!(
+        refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].1.truncate(9)).contains("empty, truncated")
+    );
     assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[0].0 = 99).contains("not in their order"));
     assert!(refused(|saved| saved.slots[1].table.as_mut().unwrap().pages[1].0 = 99).contains("out of range"));
 }
