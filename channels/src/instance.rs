@@ -60,7 +60,7 @@ impl GuestInstance {
     /// Decodes a guest's instance block, which the caller has copied.
     ///
     /// # Errors
-    /// See [`InstanceError`].
+    /// Returns an [`InstanceError`].
     pub fn parse(bytes: &[u8]) -> Result<Self, InstanceError> {
         if bytes.len() < BLOCK {
             return Err(InstanceError::Short);

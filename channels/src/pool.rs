@@ -180,7 +180,7 @@ impl Channels {
     /// it is unbound first. The new channel is stopped and not in any runlist.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn bind(
         &mut self,
         host: &mut impl Host,
@@ -234,8 +234,8 @@ impl Channels {
     /// [`Self::saved_words`].
     ///
     /// # Errors
-    /// [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can use it
-    /// before [`Self::let_go`].
+    /// Returns [`Stuck`] if the channel has not left its engines yet. The VM has lost the channel, but no other VM can
+    /// use it before [`Self::let_go`].
     pub fn unbind(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(record) = self.vms.get_mut(&vm) else { return Ok(()) };
         record.refused.remove(&channel.0);

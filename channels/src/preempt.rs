@@ -87,7 +87,7 @@ impl Channels {
     /// times until it has left. The channel may be scheduled again immediately if it is bound, enabled and listed.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel is not off its engines yet.
+    /// Returns [`Stuck`] if the channel is not off its engines yet.
     pub fn kick(&mut self, host: &mut impl Host, physical: ChannelId) -> Result<(), Stuck> {
         card::kick(host, physical)
     }

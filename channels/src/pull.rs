@@ -28,7 +28,7 @@ impl Channels {
     /// was validated.
     ///
     /// # Errors
-    /// See [`PullError`]. The same fault is returned until the channel is bound again.
+    /// Returns a [`PullError`]. The same fault is returned until the channel is bound again.
     pub fn pull(
         &mut self,
         card: &mut (impl Host + GuestRing),

@@ -13,7 +13,7 @@ impl Channels {
     /// Enabling or listing does not restore it; [`Self::unbind`] frees it. Does nothing if the channel is not bound.
     ///
     /// # Errors
-    /// [`Stuck`] if the channel is still on its engines; it starts no new work on them.
+    /// Returns [`Stuck`] if the channel is still on its engines; it starts no new work on them.
     pub fn retire(&mut self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Result<(), Stuck> {
         let Some(physical) = self.physical(vm, channel) else { return Ok(()) };
         let listed = self.vms.get_mut(&vm).is_some_and(|record| {

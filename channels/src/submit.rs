@@ -16,7 +16,7 @@ impl Channels {
     /// copies the work.
     ///
     /// # Errors
-    /// See [`DoorbellError`].
+    /// Returns a [`DoorbellError`].
     pub fn doorbell(
         &mut self,
         card: &mut (impl Host + GuestMemory),

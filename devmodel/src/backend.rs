@@ -86,27 +86,27 @@ pub trait Backend {
     /// Reads guest VRAM.
     ///
     /// # Errors
-    /// [`Denied`] if any byte is outside the guest's VRAM.
+    /// Returns [`Denied`] if any byte is outside the guest's VRAM.
     fn vram_read(&mut self, address: GuestVramAddr, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes guest VRAM.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] if any byte is outside the guest's VRAM; [`WriteFailure::NoMemory`] if no memory is
-    /// available for the write.
+    /// Returns [`WriteFailure::Denied`] if any byte is outside the guest's VRAM; returns [`WriteFailure::NoMemory`] if
+    /// no memory is available for the write.
     fn vram_write(&mut self, address: GuestVramAddr, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Reads through an aperture, using the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`Denied`] if there is no valid mapping.
+    /// Returns [`Denied`] if there is no valid mapping.
     fn aperture_read(&mut self, aperture: Aperture, offset: u64, data: &mut [u8]) -> Result<(), Denied>;
 
     /// Writes through an aperture, using the guest's page tables. `offset` is within the BAR.
     ///
     /// # Errors
-    /// [`WriteFailure::Denied`] if there is no valid, writable mapping; [`WriteFailure::NoMemory`] if no memory is
-    /// available for the write.
+    /// Returns [`WriteFailure::Denied`] if there is no valid, writable mapping; returns [`WriteFailure::NoMemory`] if
+    /// no memory is available for the write.
     fn aperture_write(&mut self, aperture: Aperture, offset: u64, data: &[u8]) -> Result<(), WriteFailure>;
 
     /// Called when the guest binds an instance block to an aperture; `None` unbinds it.

@@ -140,8 +140,8 @@ impl VGpu {
     /// Writes BAR0 with any size and alignment. A partial write to a register preserves its other bytes.
     ///
     /// # Errors
-    /// [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. No register has been
-    /// written, and the write may be retried.
+    /// Returns [`NoMemory`] if the write starts in the VRAM window and no memory is available for it. No register has
+    /// been written, and the write may be retried.
     pub fn bar0_write(&mut self, offset: u64, data: &[u8], backend: &mut dyn Backend) -> Result<(), NoMemory> {
         if let Some(end) = pramin_end(offset, data.len()) {
             let (inside, outside) = data.split_at_checked(end).unwrap_or((&[], &[]));
@@ -228,7 +228,7 @@ impl VGpu {
     /// Writes through a memory BAR. Unmapped writes are lost.
     ///
     /// # Errors
-    /// [`NoMemory`] if no memory is available for the write, which may be retried.
+    /// Returns [`NoMemory`] if no memory is available for the write, which may be retried.
     pub fn aperture_write(
         &mut self,
         aperture: Aperture,

@@ -84,7 +84,7 @@ impl Tables {
     /// Creates an empty table.
     ///
     /// # Errors
-    /// [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is exceeded.
+    /// Returns [`Status::Exists`] if the handle is in use, or [`Status::Limit`] if the limit is exceeded.
     pub fn create(&mut self, table: TableId, kind: Kind) -> Result<(), Status> {
         let Entry::Vacant(handle) = self.handles.entry(table) else { return Err(Status::Exists) };
         let used = self.used.checked_add(kind.bytes()).filter(|used| *used <= self.limit).ok_or(Status::Limit)?;
@@ -96,7 +96,7 @@ impl Tables {
     /// Frees the handle. The table is freed once there are no other references to it.
     ///
     /// # Errors
-    /// [`Status::NoObject`] if the table does not exist.
+    /// Returns [`Status::NoObject`] if the table does not exist.
     pub fn destroy(&mut self, table: TableId) -> Result<(), Status> {
         let slot = self.handles.remove(&table).ok_or(Status::NoObject)?;
         self.release(slot);
@@ -106,8 +106,8 @@ impl Tables {
     /// Sets an entry of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this case, the
-    /// entry is unchanged.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// case, the entry is unchanged.
     pub fn set(
         &mut self,
         directory: TableId,
@@ -139,8 +139,8 @@ impl Tables {
     /// Writes `count` entries of a table, each greater than the previous one by `step`, modulo 2^64.
     ///
     /// # Errors
-    /// [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this case, no
-    /// entry is written.
+    /// Returns [`Status::NoObject`], [`Status::WrongType`] or [`Status::Range`] if the operation is rejected. In this
+    /// case, no entry is written.
     pub fn run(&mut self, table: TableId, first: u32, count: u32, entry: u64, step: u64) -> Result<(), Status> {
         self.write(table, first, count, |nth| entry.wrapping_add(step.wrapping_mul(nth.into())))
     }
@@ -165,7 +165,7 @@ impl Tables {
     /// Binds the address space of an instance block to the directory, replacing any other directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block outside guest VRAM; or
+    /// Returns [`Status::NoObject`] or [`Status::WrongType`]; [`Status::Range`] for a block outside guest VRAM; or
     /// [`Status::Limit`] if [`MAX_BINDINGS`] other blocks are bound.
     pub fn bind(&mut self, directory: TableId, instance: GuestVramAddr) -> Result<(), Status> {
         let slot = self.of_kind(directory, |kind| kind == Kind::Directory)?;
@@ -200,7 +200,7 @@ impl Tables {
     /// Returns the table space address of a directory.
     ///
     /// # Errors
-    /// [`Status::NoObject`] or [`Status::WrongType`] if there is no such directory.
+    /// Returns [`Status::NoObject`] or [`Status::WrongType`] if there is no such directory.
     pub fn address(&self, directory: TableId) -> Result<GuestVramAddr, Status> {
         Ok(self.slots.address(self.of_kind(directory, |kind| kind == Kind::Directory)?))
     }

@@ -32,7 +32,7 @@ impl Writer {
     /// Appends a part owned by `of`.
     ///
     /// # Errors
-    /// See [`WriteError`] for all reasons. In this case, the file is unchanged.
+    /// Returns a [`WriteError`]. In this case, the file is unchanged.
     pub fn put<P: Part>(&mut self, of: u32, part: &P) -> Result<(), WriteError> {
         let name = P::NAME;
         debug_assert!(is_name(name), "`{name}` is not a name of a part");

@@ -140,7 +140,7 @@ impl SimGpu {
     /// Creates a card in the power-on state.
     ///
     /// # Errors
-    /// See [`Error`].
+    /// Returns an [`Error`].
     pub fn new(config: &Config) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), config.vram()?, None)?.start()
@@ -149,7 +149,7 @@ impl SimGpu {
     /// Creates a card from another process's saved state and its VRAM. The card is halted until [`Self::go_on`].
     ///
     /// # Errors
-    /// See [`Error`].
+    /// Returns an [`Error`].
     pub fn restored(config: &Config, saved: SavedCard, vram: Vram) -> Result<Self, Error> {
         config.check()?;
         Self::without_thread(config, Clock::system(), vram, Some(saved))?.start()
@@ -206,8 +206,8 @@ impl SimGpu {
     /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
-    /// [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed once the
-    /// work in progress has ended.
+    /// Returns [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed
+    /// once the work in progress has ended.
     pub fn halt(&self) -> Result<(), NotQuiescent> {
         self.shared.gpu.lock().halt()
     }

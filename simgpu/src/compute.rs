@@ -106,7 +106,7 @@ impl Compute {
     /// Executes a method. A grid that the method launches is pending afterwards.
     ///
     /// # Errors
-    /// [`EngineError`] if the method fails; it then has no effect.
+    /// Returns [`EngineError`] if the method fails; it then has no effect.
     pub fn method(&mut self, method: u32, data: u32, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         match method {
             methods::LAUNCH => self.launch(data, cx),
@@ -182,7 +182,7 @@ impl Compute {
     /// Starts the pending grid, polls it, or executes part of it.
     ///
     /// # Errors
-    /// [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
+    /// Returns [`EngineError::ShaderFault`] or [`EngineError::Warp`] if the grid has failed. The grid has then ended.
     pub fn step(&mut self, cx: &mut EngineCx<'_>) -> Result<Progress, EngineError> {
         if let Some(launch) = self.launched.take() {
             self.pool.start(*launch, *cx.space);

@@ -167,7 +167,7 @@ pub trait Engine: Send {
     /// until that work is done before executing the next method.
     ///
     /// # Errors
-    /// [`EngineError`] if the method fails. A failed method has no effect, except that bytes before an
+    /// Returns [`EngineError`] if the method fails. A failed method has no effect, except that bytes before an
     /// [`EngineError::Fault`] have been written.
     fn method(
         &mut self,
@@ -184,7 +184,7 @@ pub trait Engine: Send {
     /// Performs about `budget_bytes` of the pending work (at least one byte and at most 1 MiB).
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the pending work.
+    /// Returns [`EngineError::Fault`] if a memory access fails. The engine has then abandoned the pending work.
     fn step(&mut self, cx: &mut EngineCx<'_>, budget_bytes: u64) -> Result<Progress, EngineError>;
 
     /// Removes and returns the channel's state, including pending work, and resets the engine as [`Engine::reset`]

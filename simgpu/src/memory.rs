@@ -234,7 +234,7 @@ impl Memory {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
+    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read(address, data),
@@ -245,7 +245,8 @@ impl Memory {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`] if part of the range has no memory target. The bytes before that part may have been written.
+    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
+    /// written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write(address, data),
@@ -256,7 +257,7 @@ impl Memory {
     /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.read32(address),
@@ -267,7 +268,7 @@ impl Memory {
     /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         match address {
             BusAddr::Vram(address) => self.vram.write32(address, value),
@@ -278,7 +279,7 @@ impl Memory {
     /// Reads 64 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         self.view().read64(address)
     }
@@ -286,7 +287,8 @@ impl Memory {
     /// Copies `len` bytes in ascending address order.
     ///
     /// # Errors
-    /// [`BusError`] if part of either range has no memory target. The bytes before that part may have been copied.
+    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
+    /// copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         self.view().copy(from, to, len)
     }
@@ -374,7 +376,7 @@ impl<'a> View<'a> {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
+    /// Returns [`BusError`] if part of the range has no memory target. In this case, `data` may be partially filled.
     pub fn read(&self, address: BusAddr, data: &mut [u8]) -> Result<(), BusError> {
         let mut done = 0;
         while done < data.len() {
@@ -388,7 +390,8 @@ impl<'a> View<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError`] if part of the range has no memory target. The bytes before that part may have been written.
+    /// Returns [`BusError`] if part of the range has no memory target. The bytes before that part may have been
+    /// written.
     pub fn write(&self, address: BusAddr, data: &[u8]) -> Result<(), BusError> {
         if self.post(address, data) {
             return Ok(());
@@ -405,7 +408,7 @@ impl<'a> View<'a> {
     /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read32(&self, address: BusAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, false)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -419,7 +422,7 @@ impl<'a> View<'a> {
     /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn write32(&self, address: BusAddr, value: u32) -> Result<(), BusError> {
         if self.post(address, &value.to_le_bytes()) {
             return Ok(());
@@ -434,7 +437,7 @@ impl<'a> View<'a> {
     /// Reads 64 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn read64(&self, address: BusAddr) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, false)?;
         if let Ok(value) = piece.load::<u64>(0, Ordering::Acquire) {
@@ -448,7 +451,7 @@ impl<'a> View<'a> {
     /// Replaces 32 bits with the result of `update`, in a single access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn update32(&self, address: BusAddr, update: impl Fn(u32) -> u32) -> Result<u32, BusError> {
         let piece = self.piece(address, 4, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU32>(0) {
@@ -463,7 +466,7 @@ impl<'a> View<'a> {
     /// Replaces 64 bits with the result of `update`, in a single access if aligned. Returns the old value.
     ///
     /// # Errors
-    /// [`BusError`] if the address has no memory target.
+    /// Returns [`BusError`] if the address has no memory target.
     pub fn update64(&self, address: BusAddr, update: impl Fn(u64) -> u64) -> Result<u64, BusError> {
         let piece = self.piece(address, 8, true)?;
         if let Ok(word) = piece.get_atomic_ref::<AtomicU64>(0) {
@@ -479,7 +482,8 @@ impl<'a> View<'a> {
     /// already written.
     ///
     /// # Errors
-    /// [`BusError`] if part of either range has no memory target. The bytes before that part may have been copied.
+    /// Returns [`BusError`] if part of either range has no memory target. The bytes before that part may have been
+    /// copied.
     pub fn copy(&self, from: BusAddr, to: BusAddr, len: u64) -> Result<(), BusError> {
         let mut done = 0;
         if matches!(to, BusAddr::System(_)) && self.memory.posted.is_held() {

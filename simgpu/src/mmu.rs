@@ -88,7 +88,8 @@ impl AddressSpace {
     /// Reads the address space from the instance block at `instance`.
     ///
     /// # Errors
-    /// [`fault::UNBOUND_INST`] at address 0 if the block is unreadable or the target of its directory is reserved.
+    /// Returns [`fault::UNBOUND_INST`] at address 0 if the block is unreadable or the target of its directory is
+    /// reserved.
     pub fn from_instance(memory: &Memory, instance: (Target, u64)) -> Result<Self, MmuFault> {
         let unbound = MmuFault { reason: fault::UNBOUND_INST, va: GpuVa(0), write: false };
         let block = BusAddr::from_target(instance.0, instance.1).ok_or(unbound)?;
@@ -162,7 +163,7 @@ impl Mmu {
     /// Translates one address for a read or a write.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn translate(
         &self,
         memory: &Memory,
@@ -177,7 +178,7 @@ impl Mmu {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
     pub fn read(
         &self,
         memory: &Memory,
@@ -192,7 +193,7 @@ impl Mmu {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
     pub fn write(
         &self,
         memory: &Memory,
@@ -207,7 +208,7 @@ impl Mmu {
     /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn read32(&self, memory: &Memory, space: &AddressSpace, va: GpuVa, access: Access) -> Result<u32, MmuFault> {
         self.session(memory, space, access).read32(va)
     }
@@ -215,7 +216,7 @@ impl Mmu {
     /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn write32(
         &self,
         memory: &Memory,

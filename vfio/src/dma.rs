@@ -59,7 +59,7 @@ impl Mappings {
     /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// See [`DmaError`]. On error, the memory is not mapped.
+    /// Returns a [`DmaError`]. On error, the memory is not mapped.
     pub fn map(&self, kernel: &dyn Kernel, iova: u64, memory: DmaMemory) -> Result<(), DmaError> {
         let len = memory.len() as u64;
         let page = |value: u64| value.is_multiple_of(PAGE);

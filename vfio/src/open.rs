@@ -47,7 +47,7 @@ impl VfioCard {
     /// Opens the function at `address` for this process.
     ///
     /// # Errors
-    /// See [`OpenError`]. On error, the function has been released completely.
+    /// Returns an [`OpenError`]. On error, the function has been released completely.
     pub fn open(place: &Place, address: Address, reset: Reset) -> Result<Self, OpenError> {
         Self::open_by(place, &DeviceFiles(place.files.clone()), address, reset)
     }

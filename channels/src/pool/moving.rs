@@ -94,7 +94,7 @@ impl Channels {
     /// the VM resumes. Channels whose work had started are [withheld](Self::withhold).
     ///
     /// # Errors
-    /// [`MoveError`] if the channels cannot arrive. In this case, the state is unchanged.
+    /// Returns [`MoveError`] if the channels cannot arrive. In this case, the state is unchanged.
     pub fn arrive(
         &mut self,
         host: &mut impl Host,

@@ -130,7 +130,7 @@ impl Block {
     /// Executes about `budget` instructions, or fewer if they access memory frequently.
     ///
     /// # Errors
-    /// [`Failure`] if a warp fails. The block must not be resumed after a failure.
+    /// Returns [`Failure`] if a warp fails. The block must not be resumed after a failure.
     pub(crate) fn run(
         &mut self,
         launch: &Launch,

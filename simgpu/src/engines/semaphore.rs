@@ -17,7 +17,7 @@ pub enum Form {
 /// payload also sees the time.
 ///
 /// # Errors
-/// [`MmuFault`] if a page cannot be accessed. In this case, the payload is not written.
+/// Returns [`MmuFault`] if a page cannot be accessed. In this case, the payload is not written.
 pub fn release(session: &mut Session<'_>, va: GpuVa, payload: u32, form: Form, now_ns: u64) -> Result<(), MmuFault> {
     if form == Form::FourWords {
         // Translate first: a fault must report the first byte, regardless of which page of the range is unmapped.
@@ -66,7 +66,7 @@ impl Acquire {
 /// Returns true if the semaphore at `va` currently satisfies the acquire.
 ///
 /// # Errors
-/// [`MmuFault`] if the page cannot be accessed.
+/// Returns [`MmuFault`] if the page cannot be accessed.
 pub fn acquired(session: &mut Session<'_>, va: GpuVa, payload: u32, how: Acquire) -> Result<bool, MmuFault> {
     Ok(how.is_satisfied(session.read32(va)?, payload))
 }

@@ -27,8 +27,8 @@ impl Sysmem {
     /// Maps `memory` for the card at `iova`.
     ///
     /// # Errors
-    /// [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. In this
-    /// case, the table is unchanged.
+    /// Returns [`DmaError::Unaligned`], [`DmaError::OutOfReach`] or [`DmaError::Overlap`] if the range is rejected. In
+    /// this case, the table is unchanged.
     pub fn map(&self, iova: Iova, memory: DmaMemory) -> Result<(), DmaError> {
         let (iova, len) = (iova.0, memory.len() as u64);
         if len == 0 || !iova.is_multiple_of(SMALL_PAGE) || !len.is_multiple_of(SMALL_PAGE) {
@@ -53,7 +53,7 @@ impl Sysmem {
     /// start.
     ///
     /// # Errors
-    /// [`DmaError::NotMapped`] if no mapping has exactly this range.
+    /// Returns [`DmaError::NotMapped`] if no mapping has exactly this range.
     pub fn unmap(&self, iova: Iova, len: u64) -> Result<(), DmaError> {
         let mut table = self.table.write();
         match table.get(&iova.0) {

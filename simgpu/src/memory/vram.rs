@@ -74,7 +74,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes.
     ///
     /// # Errors
-    /// See [`VramError`].
+    /// Returns a [`VramError`].
     pub fn new(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -87,7 +87,7 @@ impl Vram {
     /// Allocates `size` zeroed bytes in a memfd, which can be passed to another process ([`Self::file`]).
     ///
     /// # Errors
-    /// See [`VramError`].
+    /// Returns a [`VramError`].
     pub fn shared(size: u64) -> Result<Self, VramError> {
         if !(VRAM_MIN..=VRAM_MAX).contains(&size) || !size.is_multiple_of(VRAM_UNIT) {
             return Err(VramError::Size { size });
@@ -104,7 +104,7 @@ impl Vram {
     /// Takes over the memory of another process's card.
     ///
     /// # Errors
-    /// See [`VramError`]. The file must have the expected size and be sealed against truncation.
+    /// Returns a [`VramError`]. The file must have the expected size and be sealed against truncation.
     pub fn of_file(file: File, size: u64) -> Result<Self, VramError> {
         let refused = |source| VramError::File { size, source };
         let seals = fcntl_get_seals(&file).map_err(|source| refused(source.into()))?;
@@ -151,7 +151,7 @@ impl Vram {
     /// Reads bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is read.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is read.
     pub fn read(&self, address: VramAddr, data: &mut [u8]) -> Result<(), BusError> {
         if !data.is_empty() {
             self.piece(address, data.len() as u64)?.copy_to(data);
@@ -162,7 +162,8 @@ impl Vram {
     /// Writes bytes.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is written.
+    /// Returns [`BusError::BeyondVram`] if part of the range is beyond the end of VRAM. In this case, nothing is
+    /// written.
     pub fn write(&self, address: VramAddr, data: &[u8]) -> Result<(), BusError> {
         if data.len() >= HOST_PAGE && data.iter().all(|byte| *byte == 0) {
             return self.clear(address, data.len());
@@ -204,7 +205,7 @@ impl Vram {
     /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
+    /// Returns [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn read32(&self, address: VramAddr) -> Result<u32, BusError> {
         let piece = self.piece(address, 4)?;
         if let Ok(value) = piece.load::<u32>(0, Ordering::Acquire) {
@@ -218,7 +219,7 @@ impl Vram {
     /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
+    /// Returns [`BusError::BeyondVram`] if the address is beyond the end of VRAM.
     pub fn write32(&self, address: VramAddr, value: u32) -> Result<(), BusError> {
         let piece = self.piece(address, 4)?;
         if piece.store(value, 0, Ordering::Release).is_err() {

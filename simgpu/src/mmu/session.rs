@@ -155,7 +155,7 @@ impl<'a> Session<'a> {
     /// Translates one address for a read or a write.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn translate(&mut self, va: GpuVa, write: bool) -> Result<Translation, MmuFault> {
         let recent = if write { &self.writes } else { &self.reads };
         if let Some(translation) = recent.place(va) {
@@ -197,7 +197,7 @@ impl<'a> Session<'a> {
     /// Reads bytes. Bytes without a memory target read as 0xff.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled.
     pub fn read(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -216,7 +216,7 @@ impl<'a> Session<'a> {
     /// Writes bytes. Writes without a memory target are lost.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written.
     pub fn write(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -233,8 +233,8 @@ impl<'a> Session<'a> {
     /// Same as [`Self::read`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled, and the filled part is
-    /// counted.
+    /// Returns [`MmuFault`] if a page is inaccessible. In this case, `data` may be partially filled, and the filled
+    /// part is counted.
     pub fn read_counted(&mut self, va: GpuVa, data: &mut [u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -250,7 +250,7 @@ impl<'a> Session<'a> {
     /// Same as [`Self::write`], and counts the bytes as transferred.
     ///
     /// # Errors
-    /// [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written and counted.
+    /// Returns [`MmuFault`] if a page is inaccessible. The bytes before that page have then been written and counted.
     pub fn write_counted(&mut self, va: GpuVa, data: &[u8]) -> Result<(), MmuFault> {
         let mut done = 0;
         while done < data.len() {
@@ -266,7 +266,7 @@ impl<'a> Session<'a> {
     /// Reads 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn read32(&mut self, va: GpuVa) -> Result<u32, MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, false)?;
         if bytes < 4 {
@@ -283,7 +283,7 @@ impl<'a> Session<'a> {
     /// Writes 32 bits, in a single access if aligned.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn write32(&mut self, va: GpuVa, value: u32) -> Result<(), MmuFault> {
         let Translation { address, bytes, .. } = self.translate(va, true)?;
         if bytes < 4 {
@@ -298,7 +298,7 @@ impl<'a> Session<'a> {
     /// Replaces 32 aligned bits with the result of `update` in a single access. Returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn update32(&mut self, va: GpuVa, update: impl Fn(u32) -> u32) -> Result<u32, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update32(address, update).unwrap_or_else(|error| {
@@ -310,7 +310,7 @@ impl<'a> Session<'a> {
     /// Replaces 64 aligned bits with the result of `update` in a single access. Returns the old value.
     ///
     /// # Errors
-    /// [`MmuFault`] if the page is inaccessible.
+    /// Returns [`MmuFault`] if the page is inaccessible.
     pub fn update64(&mut self, va: GpuVa, update: impl Fn(u64) -> u64) -> Result<u64, MmuFault> {
         let Translation { address, .. } = self.translate(va, true)?;
         Ok(self.view.update64(address, update).unwrap_or_else(|error| {
@@ -323,7 +323,7 @@ impl<'a> Session<'a> {
     /// return all ones and writes are lost.
     ///
     /// # Errors
-    /// [`CopyFault`] with the number of bytes already copied. In each run, the source is accessed before the
+    /// Returns [`CopyFault`] with the number of bytes already copied. In each run, the source is accessed before the
     /// destination.
     pub fn copy(&mut self, from: GpuVa, to: GpuVa, len: u64) -> Result<(), CopyFault> {
         let mut copied = 0;

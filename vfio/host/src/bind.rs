@@ -124,7 +124,7 @@ impl Sysfs {
     /// `vfio-pci`.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn bind(&self, files: &dyn Attributes, address: Address) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         if function.group.is_none() {
@@ -140,7 +140,7 @@ impl Sysfs {
     /// up without a driver.
     ///
     /// # Errors
-    /// See [`BindError`].
+    /// Returns a [`BindError`].
     pub fn unbind(&self, files: &dyn Attributes, address: Address, driver: Option<&str>) -> Result<Change, BindError> {
         let function = self.nvidia(address)?;
         let lent = function.group.filter(|_| function.driver.as_deref() == Some(VFIO_PCI));

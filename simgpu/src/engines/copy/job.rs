@@ -73,7 +73,7 @@ impl Completion {
     /// Performs the actions.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if the semaphore is not writable.
+    /// Returns [`EngineError::Fault`] if the semaphore is not writable.
     pub fn run(self, session: &mut Session<'_>, cx: &mut EngineCx<'_>) -> Result<(), EngineError> {
         if let Some((va, payload, form)) = self.semaphore {
             // The semaphore must not become visible before the copied data.
@@ -133,7 +133,7 @@ impl Job {
     /// Copies about `budget` bytes.
     ///
     /// # Errors
-    /// [`EngineError::Fault`] if a memory access fails. The copy must not be resumed after an error.
+    /// Returns [`EngineError::Fault`] if a memory access fails. The copy must not be resumed after an error.
     pub fn step(&mut self, cx: &mut EngineCx<'_>, budget: u64) -> Result<Progress, EngineError> {
         let began = Instant::now();
         let mut session = cx.session();
