@@ -7,8 +7,8 @@
 //! Contents: [`Card`], its [`Identity`], the two memory [`Aperture`]s, [`DmaMemory`] for host memory that the card may
 //! access, [`InterruptMode`] and [`AccessCounts`].
 //!
-//! Not included: PCI configuration space (the card's belongs to the host's PCI core, and a vGPU's to `devmodel`), power
-//! states, and anything that needs a driver.
+//! Not included: PCI configuration space (that of the card is managed by the host's PCI core, and that of a vGPU by
+//! `devmodel`), power states, and features that need a driver.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -256,8 +256,8 @@ pub trait Card: Send + Sync {
     /// Returns the function's identity and BAR sizes, which never change.
     fn identity(&self) -> Identity;
 
-    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; any other
-    /// offset reads as all ones, like an unclaimed access.
+    /// Reads the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; reads at other
+    /// offsets return all ones, like an unclaimed access.
     fn read32(&self, offset: u32) -> u32;
 
     /// Writes the 32-bit register at byte `offset` of BAR0. `offset` must be a multiple of 4 within BAR0; a write at
@@ -285,7 +285,7 @@ pub trait Card: Send + Sync {
     /// Signals subsequent interrupts on `event`; `None` disables interrupts.
     fn set_interrupt(&self, mode: InterruptMode, event: Option<EventFd>);
 
-    /// Unmasks the INTx line. Signals immediately if the line is still asserted.
+    /// Unmasks the INTx line. Immediately signals an interrupt if the line is still asserted.
     fn unmask_intx(&self);
 
     /// Resets the function: registers return to their power-on values, work is abandoned, and interrupts are disabled.
@@ -313,7 +313,7 @@ pub trait Card: Send + Sync {
     /// Returns the number of accesses by engines and kernels to each memory block since the last call with `reset`, if
     /// the card counts them. A real card does not; an offline profile replaces the counts.
     ///
-    /// Counts belong to addresses, so read them before memory is moved or assigned to another tenant.
+    /// Counts are stored by address, so read them before memory is moved or assigned to another tenant.
     fn access_counts(&self, reset: bool) -> Option<AccessCounts> {
         let _ = reset;
         None

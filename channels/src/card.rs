@@ -124,7 +124,7 @@ pub(crate) fn submit(host: &mut impl Host, page: VramAddr, channels: &[ChannelId
 }
 
 /// Updates the context pointers in the channel's block after the guest has changed its own, which only determine the
-/// contexts that exist. A context at a new address counts as a new context.
+/// contexts that exist. A context at a new address is treated as a new context.
 pub(crate) fn set_contexts(
     host: &mut impl Host,
     layout: &Layout,

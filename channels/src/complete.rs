@@ -3,7 +3,7 @@
 //! A submission has ended when the card has fetched its record (according to the card's own GP_GET, which no guest can
 //! write) and the record's semaphore contains the submission's sequence number. Both conditions are needed, because the
 //! card's GP_GET is ahead of its work, and because the semaphore is in the guest's address space, where a guest's work
-//! can write it. For the same reason, a channel's last submission does not count as ended while an engine is running
+//! can write it. For the same reason, a channel's last submission is not considered ended while an engine is running
 //! the channel, if the caller does not trust the VM. A guest can still make one of its submissions appear to end within
 //! another. The protection of other VMs' memory must not rely on completions.
 

@@ -1,4 +1,4 @@
-//! Measures the time for which the current work of an engine or channel makes no progress.
+//! Measures the time without progress of the current work of an engine or channel.
 
 mod saved;
 
@@ -6,7 +6,7 @@ pub(crate) use saved::SavedEpisode;
 
 use nvspec::fifo::{ChannelId, engine};
 
-/// Time in ns for which a channel may keep an engine busy without progress, unless its VM has a different limit.
+/// Maximum time in ns that a channel may keep an engine busy without progress, unless its VM has a different limit.
 // TIMEOUT: nouveau abandons its own work after 15 seconds; the guest should see the fault before that.
 pub const HANG_LIMIT_NS: u64 = 10_000_000_000;
 

@@ -90,7 +90,7 @@ pub(crate) struct Vm {
     pub(crate) news: u32,
     /// True if the VM was notified for some engine since work last ended.
     pub(crate) told: bool,
-    /// Maximum time in ns for which the VM's channels may keep an engine busy without progress.
+    /// Maximum time in ns that the VM's channels may keep an engine busy without progress.
     pub(crate) hang_limit: Option<u64>,
     /// The physical channel to poll first for completions.
     pub(crate) next_look: u8,
@@ -315,7 +315,7 @@ impl Channels {
         self.layout
     }
 
-    /// Trusts a VM's completions, because it is the host's own: [`Self::completed`] never doubts them.
+    /// Marks a VM as trusted because it is the host's own: [`Self::completed`] then always accepts its completions.
     pub fn trust(&mut self, vm: TenantId) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.trusted = true;

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 
 /// Capacity of a host ring in entries, one less than the ring size, because a full ring would look empty.
 const MAX_QUEUED_ENTRIES: u64 = RING_ENTRIES as u64 - 1;
-/// Maximum number of submissions in flight that counts as few.
+/// Maximum number of submissions in flight that is considered small.
 const MAX_SHALLOW_SUBMISSIONS: usize = 8;
 /// Mask of the index bits of a position.
 const INDEX: u64 = RING_ENTRIES as u64 - 1;
@@ -152,7 +152,7 @@ impl Ring {
         self.get = self.position(index);
     }
 
-    /// Returns the host position of the card's GP_GET. An impossible value counts as the previous one.
+    /// Returns the host position of the card's GP_GET. An impossible value is replaced by the previous one.
     pub(crate) fn position(&self, index: u32) -> u64 {
         let ahead = u64::from(index).wrapping_sub(self.get) & INDEX;
         let position = self.get.wrapping_add(ahead);

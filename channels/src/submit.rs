@@ -86,7 +86,7 @@ impl Channels {
     /// unbound channel, they are kept until it is bound or unbound again. Returns `None` for a channel that was never
     /// bound.
     ///
-    /// All fetched work counts as done: the rest of the current range is lost.
+    /// All fetched work is considered completed: the rest of the current range is lost.
     pub fn saved_words(&self, host: &mut impl Host, vm: TenantId, channel: VirtualChannelId) -> Option<SavedWords> {
         match self.physical(vm, channel) {
             Some(physical) => self.words_of(host, physical),

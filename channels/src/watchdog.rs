@@ -10,7 +10,8 @@ use nvspec::instance::userd;
 use nvspec::regs::pfifo::CHANNEL_STATE;
 
 impl Channels {
-    /// Sets the time in ns for which a VM's channels may keep an engine busy without progress; `None` means no limit.
+    /// Sets the maximum time in ns that a VM's channels may keep an engine busy without progress; `None` means no
+    /// limit.
     pub fn set_hang_limit(&mut self, vm: TenantId, limit_ns: Option<u64>) {
         if let Some(record) = self.vms.get_mut(&vm) {
             record.hang_limit = limit_ns;

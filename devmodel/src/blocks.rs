@@ -64,7 +64,7 @@ impl Cx<'_> {
     }
 
     /// Decodes the address of a structure of `bytes` bytes. A structure in VRAM must be within the guest's VRAM; the
-    /// backend checks structures in RAM. An invalid encoding counts as a denial at `at`.
+    /// backend checks structures in RAM. An invalid encoding is recorded as a denial at `at`.
     pub fn place(&mut self, at: At, written: u32, target: u32, address: u64, bytes: u64) -> Option<Place> {
         let Some(place) = Place::new(Target::from_bits(target), address) else {
             self.deny_write(at, Reason::Target, written);

@@ -83,9 +83,9 @@ pub mod gp_opcode {
     pub const NOP: u64 = 0;
     /// Invalid by definition.
     pub const ILLEGAL: u64 = 1;
-    /// Checks the CRC of the entries so far.
+    /// Checks the CRC of the previous entries.
     pub const GP_CRC: u64 = 2;
-    /// Checks the CRC of the push buffer so far.
+    /// Checks the CRC of the push buffer up to this point.
     pub const PB_CRC: u64 = 3;
 }
 

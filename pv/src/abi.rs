@@ -90,8 +90,8 @@ macro_rules! statuses {
 }
 
 constants! {
-    /// Version of the interface. A driver must not use a device with a different major version. A higher minor version
-    /// only extends the interface.
+    /// Version of the interface. A driver must not use a device with a different major version. Higher minor versions
+    /// only extend the interface.
     pub const VERSION_MAJOR: u8 = 1;
     /// See [`VERSION_MAJOR`].
     pub const VERSION_MINOR: u8 = 0;

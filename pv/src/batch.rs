@@ -173,7 +173,7 @@ impl fmt::Display for Malformed {
 
 const ANSWER_BYTES: usize = size_of::<Answer>();
 
-/// The answers to a batch's operations executed so far.
+/// Answers to the operations of a batch that have been executed.
 #[derive(Clone, Debug)]
 pub struct Answers {
     status: Status,

@@ -5,7 +5,7 @@
 //!   [`Tables::set`] writes such entries. A directory is never used as a table, so a chain of references has at most
 //!   two links.
 //! - A table exists exactly as long as its handle, a directory entry, or the address space of an instance block refers
-//!   to it. A new table is empty. A removed table is unreadable, and counts as written.
+//!   to it. A new table is empty. A removed table is unreadable, and is reported as written.
 //! - The total size of all existing tables, which does not depend on their contents, does not exceed the limit.
 //!
 //! Each table has an address in *table space*: guest VRAM addresses beyond the end of guest VRAM. A page table walker

@@ -24,8 +24,8 @@
 //! | 32 | SHA-256 of the file's identity, all of the above, and the contents |
 //! | n | the contents, in the encoding of `postcard` |
 //!
-//! No data follows the last section. A section's checksum covers the file's identity, so that a section of another file
-//! is rejected.
+//! The file ends with the last section. A section's checksum covers the file's identity, so that a section of another
+//! file is rejected.
 //!
 //! # Versions
 //! A program reads and writes each part in its current and previous versions: [`Part::Before`] is the previous version.

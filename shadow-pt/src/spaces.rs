@@ -242,9 +242,9 @@ impl AddressSpaces {
     /// matches the guest's tables as far as their entries are granted. The card's TLBs must be flushed as after
     /// [`Self::flush`].
     ///
-    /// Another guest CPU may be in the middle of writing an entry. An entry that cannot be granted is not mapped. It
-    /// counts as denied when it is found a second time, or immediately if the space has not been written since its last
-    /// flush.
+    /// Another guest CPU may be in the middle of writing an entry. An entry that cannot be granted is not mapped. It is
+    /// reported as denied when it is found a second time, or immediately if the space has not been written since its
+    /// last flush.
     pub fn prepare(&mut self, id: SpaceId, world: &mut impl World) -> SyncReport {
         let marked = self.space(id).is_some_and(|space| space.marked);
         self.sync(id, if marked { Scope::Everything } else { Scope::Pending }, true, world)

@@ -15,7 +15,7 @@ use nvspec::mmu::{ENTRY_BYTES, Pde};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Number of entries in a page, the unit in which a whole table is written.
+/// Number of entries in a page. Whole tables are written in units of pages.
 const ENTRIES_PER_PAGE: usize = (SMALL_PAGE / ENTRY_BYTES) as usize;
 
 /// The tables of a directory entry with a large-page table.

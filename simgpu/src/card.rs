@@ -119,8 +119,8 @@ pub struct Counters {
     pub gpc_tlb: TlbCounters,
 }
 
-/// A software GF100. All methods may be called from any thread. A separate thread does the card's own work, and sleeps
-/// when the card has no work.
+/// A software GF100. All methods may be called from any thread. A separate thread executes the card's work, and sleeps
+/// if there is none.
 pub struct SimGpu {
     shared: Arc<Shared>,
     memory: Arc<Memory>,
@@ -203,7 +203,7 @@ impl SimGpu {
         self.shared.gpu.lock()
     }
 
-    /// Takes all channels off the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
+    /// Removes all channels from the engines, and stops all work until [`Self::go_on`]. Registers remain accessible.
     ///
     /// # Errors
     /// Returns [`NotQuiescent`] if an engine cannot be stopped. The card then keeps running. A later call may succeed

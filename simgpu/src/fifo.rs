@@ -229,7 +229,7 @@ impl Fifo {
     }
 
     /// Returns the card time at which an idle unit starts a channel's work found at `now`. A real card reacts to a
-    /// doorbell immediately, so the scheduling delay of the card's thread does not count.
+    /// doorbell immediately, so the scheduling delay of the card's thread is ignored.
     fn begins(&self, number: u8, now: CardNs) -> CardNs {
         let rung_at = self.channels[usize::from(number)].rung_at;
         rung_at.map_or(now, |at| at.max(self.not_before).min(now))

@@ -520,8 +520,8 @@ fn copy_ascending(source: &VolatileSlice<'_, ()>, target: &VolatileSlice<'_, ()>
         }
         return len;
     }
-    // The target starts within the source, so the first `distance` bytes repeat. The length copied so far is a multiple
-    // of this period, so the next copy may cover all data before it.
+    // The target starts within the source, so the first `distance` bytes repeat. The copied length is a multiple of
+    // this period, so the next copy may cover all data before it.
     let mut done = 0;
     while done < len {
         let step = (done + distance).min(len - done);

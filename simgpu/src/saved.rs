@@ -84,7 +84,7 @@ impl Gpu {
             time: _,
             faults,
             undeclared,
-            // Not saved: this counter belongs to the current process.
+            // Not saved, because this counter is specific to the process.
             copied: _,
             context_writes,
         } = cx;

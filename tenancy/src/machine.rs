@@ -22,7 +22,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Machine<U, P> {
         self.residency.is_held(tenant) || self.relocations.is_moving(tenant)
     }
 
-    /// Ends a planning round. If no memory is moving, begins the quantum for which memory was moved. For `fixed`, see
+    /// Ends a planning round. If no memory is moving, starts the quantum for which memory was moved. For `fixed`, see
     /// [`Residency::is_still`].
     pub fn round_ended(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {
         if self.relocations.is_idle() {

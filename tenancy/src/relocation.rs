@@ -22,8 +22,8 @@ pub const RETRY_NS: u64 = 500_000_000;
 /// Initial time in ns after which a user should decline instead of continuing to drain. Doubles each time the user
 /// declines.
 const QUIESCE_NS: u64 = 2_000_000_000;
-/// Maximum number of declined minus completed orders. A user may exceed this number for as long as its work is
-/// permitted to run. A user that exceeds both limits keeps memory from other users, and is abandoned.
+/// Maximum number of declined minus completed orders. A user may exceed this number as long as its work is permitted to
+/// run. A user that exceeds both limits keeps memory from other users, and is abandoned.
 const MAX_DECLINES: u32 = 6;
 
 /// Relocation limits.
@@ -293,7 +293,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
         self.declined
     }
 
-    /// Begins a planning round. Users with many batches in progress get no new ones in this round.
+    /// Starts a planning round. Users with many batches in progress get no new ones in this round.
     pub fn begin_round(&mut self) {
         let few = self.config.batches_few;
         self.full = self.orders.iter().filter(|(_, order)| order.batches() > few).map(|(&user, _)| user).collect();
@@ -348,7 +348,7 @@ impl<U: Copy + Ord + Debug, P: Copy + Ord + Debug> Relocations<U, P> {
             let record = self.records.entry(user).or_default();
             record.order = record.order.wrapping_add(1);
             *self.moving.entry(tenant).or_default() += 1;
-            // Each declined order extends this time. The user must respond before it counts as silent.
+            // Each declined order extends this time. The user must respond before it is considered unresponsive.
             let longest = self.config.answer_ns / 5 * 4;
             let decline_ns = (QUIESCE_NS << record.declines.min(8)).min(longest);
             let number = record.order;

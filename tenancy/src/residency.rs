@@ -40,8 +40,8 @@ pub struct Residency {
     held: BTreeMap<TenantId, u64>,
     /// Total time of each tenant's earlier holds, in ns.
     held_ns: BTreeMap<TenantId, u64>,
-    /// Set while memory moves for a quantum that is about to begin. Its holder is also held then, because its work
-    /// would use chunks in host memory, whose returns would have to wait for this work.
+    /// Set while memory is moved for a quantum that is about to start. During this time, its holder is also held,
+    /// because its work would use chunks in host memory, whose returns would have to wait for this work.
     is_loading: bool,
     /// Time since which no memory has moved for that quantum, in ns.
     still_since: Option<u64>,
@@ -99,7 +99,7 @@ impl Residency {
         self.begun
     }
 
-    /// Returns true while memory moves for a quantum that is about to begin.
+    /// Returns true while memory is moved for a quantum that is about to start.
     #[must_use]
     pub fn is_loading(&self) -> bool {
         self.is_loading
@@ -119,7 +119,7 @@ impl Residency {
         Some((turn.holder, self.quanta.left_ns(now)))
     }
 
-    /// Returns the total time for which a tenant has been held since it was added, in ns.
+    /// Returns the total time in ns that a tenant has been held since it was added.
     #[must_use]
     pub fn held_ns(&self, tenant: TenantId, now: u64) -> u64 {
         let current = self.held.get(&tenant).map_or(0, |since| now.saturating_sub(*since));
@@ -190,8 +190,8 @@ impl Residency {
         self.still_since = None;
     }
 
-    /// Records that no memory is moving. The quantum for which memory was moved begins, unless more of the holder's
-    /// memory may return soon because a program that is ending releases its memory. In that case, the quantum begins
+    /// Records that no memory is moving. The quantum for which memory was moved starts, unless more of the holder's
+    /// memory may return soon because a program that is ending releases its memory. In that case, the quantum starts
     /// after the maximum cost of a change of quanta. `fixed` returns the number of a tenant's chunks that never move;
     /// it is `None` if no tenant is ending in this way.
     pub fn is_still(&mut self, table: &ChunkTable, now: u64, fixed: Option<&dyn Fn(TenantId) -> u32>) -> Holds {

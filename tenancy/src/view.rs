@@ -16,7 +16,7 @@ pub struct MemoryView {
     pub entitled: BTreeMap<TenantId, Entitlement>,
     /// Number of each tenant's chunks that are pinned to the card.
     pub pinned: BTreeMap<TenantId, u32>,
-    /// Time for which each tenant has waited for its quanta, in ns.
+    /// Time that each tenant has waited for its quanta, in ns.
     pub held_ns: BTreeMap<TenantId, u64>,
     /// The current quantum, if tenants take turns.
     pub turn: Option<Turn>,

@@ -148,7 +148,7 @@ impl ClientEvent {
         link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]").then_some(Self(fd))
     }
 
-    /// Adds 1 to the counter. A full counter counts as signalled, because the client has an event to read.
+    /// Adds 1 to the counter. A full counter is also signalled, because the client has an event to read.
     pub fn signal(&self) -> bool {
         context().is_ok_and(|context| context.add(self.0.as_fd()).is_ok())
     }

@@ -140,7 +140,7 @@ struct Checked {
     deferred: bool,
     /// Migration state, as set by the calls.
     state: State,
-    /// Number of state bytes left to read, or written so far.
+    /// Number of remaining state bytes to read, or number of written bytes.
     bytes: usize,
     logs: bool,
 }

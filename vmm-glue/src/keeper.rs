@@ -21,7 +21,7 @@ pub enum Kept {
 /// Stores a second copy of the client's connection, so that the connection survives this process. Also stores copies of
 /// further descriptors, so that another process can continue the connection from its journal.
 pub trait Keeper: std::fmt::Debug + Send + Sync {
-    /// Stores a copy of the connection, which now belongs to the client.
+    /// Stores a copy of the connection, which is now owned by the client.
     fn keep(&self, connection: BorrowedFd<'_>);
 
     /// Drops all copies, because the client has been notified of the end of the connection.
@@ -157,7 +157,7 @@ impl Slots {
         }
     }
 
-    /// Begins a commit, which refers to no descriptors yet.
+    /// Starts a commit without descriptors.
     pub(crate) fn begin(&mut self) {
         self.0.iter_mut().flatten().for_each(|slot| slot.named = false);
     }

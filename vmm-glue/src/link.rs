@@ -197,7 +197,7 @@ impl Link {
         self.memory().add(region, &crate::memory::MemoryLimits::default(), self.wake())
     }
 
-    /// Removes the region at `gpa`, as `DMA_UNMAP` does before calling [`crate::Device::dma_unmap`].
+    /// Removes the region at `gpa`, like `DMA_UNMAP` before a call of [`crate::Device::dma_unmap`].
     pub fn take_back(&self, gpa: u64) -> Option<crate::memory::DmaRegion> {
         self.memory().remove(gpa)
     }

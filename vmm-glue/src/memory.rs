@@ -286,7 +286,7 @@ impl GuestMemory {
         self.place(RegionBounds { gpa, size, offset, readable, writable }, limits, map)
     }
 
-    /// Adds a region whose file can no longer be mapped, and which counts as withdrawn.
+    /// Adds a withdrawn region, whose file can no longer be mapped.
     pub(crate) fn add_withdrawn(
         &self,
         request: AddRegion,

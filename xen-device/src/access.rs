@@ -37,7 +37,7 @@ pub(crate) struct Accesses<'a> {
     pub device: &'a mut dyn Device,
     /// Slot of the function.
     pub slot: u8,
-    /// Number of malformed requests so far.
+    /// Number of malformed requests.
     pub malformed: &'a mut u64,
 }
 

@@ -21,7 +21,7 @@ use crate::ram::VGA;
 use crate::requests::{Request, kind, state, writer};
 use crate::store::{DomainName, Found, Store};
 
-/// TIMEOUT: any host answers an access in far less time; after this time the server counts as hung.
+/// TIMEOUT: any host responds to an access in far less time, so the server is considered hung after this time.
 const ANSWER: Duration = Duration::from_secs(60);
 /// First port of a virtual CPU, and of buffered requests.
 const FIRST_PORT: u32 = 11;
@@ -185,7 +185,7 @@ impl FakeXen {
         Box::new(self.clone())
     }
 
-    /// Returns descriptions of the server's breaches so far.
+    /// Returns descriptions of the server's protocol violations.
     #[must_use]
     pub fn breaches(&self) -> Vec<String> {
         self.0.lock().breaches.clone()
@@ -751,7 +751,7 @@ impl FakeDomain {
         ranges
     }
 
-    /// Returns the number of notifications of a virtual CPU so far.
+    /// Returns the number of notifications of a virtual CPU.
     #[must_use]
     pub fn notified(&self, cpu: u32) -> u64 {
         let port = FIRST_PORT.saturating_add(cpu);

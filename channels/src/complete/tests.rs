@@ -315,7 +315,8 @@ fn unstarted_submission_stays_pending_when_earlier_one_ends() {
     world.ring(A, 0, 1).unwrap();
     let doorbell = world.check(A, 0, 3).unwrap();
     let submission = world.stage(doorbell).unwrap().submission.unwrap();
-    // The first submission's record is swallowed, so only the card's idle state shows that the submission has ended.
+    // The first submission's record is not executed, so only the card's idle state indicates that the submission has
+    // ended.
     world.card.units.get_mut(&physical.0).unwrap().swallow = true;
     world.card.run(physical);
     assert_eq!(world.completed().len(), 1);

@@ -140,8 +140,7 @@ pub(crate) struct SavedPreemptions {
 }
 
 impl Channels {
-    /// Saves the channels. Work that the card has started continues in the meantime, unless the VMs are paused and off
-    /// the engines.
+    /// Saves the channels. Started work continues in the meantime, unless the VMs are paused and off the engines.
     #[must_use]
     pub fn save(&self) -> SavedChannels {
         let Self {

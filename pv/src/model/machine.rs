@@ -58,7 +58,7 @@ pub(crate) struct Machine {
     cut: Option<u8>,
     /// Known table addresses.
     places: BTreeMap<Nth, u64>,
-    /// Highest number of tables so far.
+    /// Highest number of tables until now.
     most: usize,
     /// Contents of table space pages when last reported as written.
     seen: BTreeMap<u64, Vec<u8>>,

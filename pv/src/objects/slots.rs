@@ -31,7 +31,7 @@ struct Slot {
 
 const _: () = assert!(SLOT_BYTES / SMALL_PAGE <= u64::BITS as u64);
 
-/// All slots. Their number is the highest number of tables so far, and is bounded by the table limit.
+/// All slots. Their number is the highest number of tables until now, which is bounded by the table limit.
 #[derive(Debug)]
 pub(super) struct Slots {
     base: GuestVramAddr,

@@ -259,7 +259,7 @@ fn page(raw: u64, va: u64, large: bool) -> Page {
 }
 
 /// Walks tables with its own shifts and masks. The arguments of `read` are a flag for host memory and the address. An
-/// unreadable entry counts as invalid.
+/// unreadable entry is treated as invalid.
 pub(crate) fn walk(directory: (bool, u64), va: u64, read: &dyn Fn(bool, u64) -> Option<u64>) -> Option<Page> {
     let pde = read(directory.0, directory.1 + (va >> 27) * 8)?;
     let size = (pde >> 2) & 3;

@@ -182,7 +182,7 @@ impl Block {
         }
     }
 
-    /// Returns the next warp that can run: the current warp until its turn ends, and then the next ready warp.
+    /// Returns the next warp that can run: the current warp if its turn has not ended, otherwise the next ready warp.
     fn next_ready(&self) -> Option<usize> {
         let first = if self.left == 0 { self.turn + 1 } else { self.turn };
         (first..self.count)

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 /// Size of a line in bytes. Lines are read, and compared with memory, as a whole.
 const LINE_BYTES: usize = 512;
 const LINE_WORDS: usize = LINE_BYTES / 4;
-/// Maximum number of lines per worker. A full cache is flushed completely.
+/// Maximum number of lines per worker. A full cache is cleared.
 const LINES_MAX: usize = 512;
 
 #[derive(Clone, Copy, Debug)]
@@ -56,7 +56,7 @@ impl Code {
         Self { lines: Vec::new(), places: HashMap::new(), last: (NO_LINE, 0), base: 0, grid: 0 }
     }
 
-    /// Begins a grid with this code segment. Each line is compared with memory before the grid first uses it.
+    /// Starts a grid with this code segment. Each line is compared with memory before the grid first uses it.
     pub(crate) fn begin(&mut self, base: GpuVa) {
         self.base = base.0;
         self.grid += 1;

@@ -1,4 +1,4 @@
-//! The constant cache: a line keeps the bank's contents as of the grid's first access to the line.
+//! Constant cache. A line contains the bank's contents at the time of the grid's first access to the line.
 
 use super::launch::{Bank, Banks, Failure};
 use crate::mmu::Session;
@@ -29,7 +29,7 @@ impl Constants {
         Self { banks: Banks::default(), caches: std::array::from_fn(|_| None) }
     }
 
-    /// Begins a grid that uses these banks.
+    /// Starts a grid that uses these banks.
     pub(crate) fn begin(&mut self, banks: &Banks) {
         self.banks = *banks;
         for cache in self.caches.iter_mut().flatten() {

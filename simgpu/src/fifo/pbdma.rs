@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 
 /// Maximum number of words executed per step.
 const WORDS_PER_STEP: u32 = 512;
-/// Time slice in ns for which a channel may keep a PBDMA while others wait. The time slices in RAMFC are ignored.
+/// Time slice in ns that a channel may keep a PBDMA while others wait. The time slices in RAMFC are ignored.
 const TIME_SLICE_NS: u64 = 2_000_000;
 /// Initial and maximum retry interval of an acquire, in ns.
 pub(super) const RETRY_NS: (u64, u64) = (10_000, 500_000);
@@ -36,7 +36,7 @@ const TIME_MAX: CardNs = 1 << 62;
 #[derive(Debug)]
 pub(crate) struct Pbdma {
     pub(crate) context: Option<Box<Context>>,
-    /// Card time at which the PBDMA's work so far ends, which is ahead of the clock while an engine is busy.
+    /// Card time at which the PBDMA's current work ends. It is ahead of the clock while an engine is busy.
     pub(crate) time: CardNs,
     pub(super) slice_end: CardNs,
     /// Set if the channel waits for a semaphore but keeps the PBDMA until its time slice ends.

@@ -180,7 +180,7 @@ impl<'a> Session<'a> {
     }
 
     fn entry(&self, va: GpuVa, write: bool) -> Result<TlbEntry, MmuFault> {
-        // The limit belongs to the channel, not to the directory, so cached pages are also checked.
+        // The limit is a property of the channel, not of the directory, so cached pages are also checked.
         if va.0 > self.space.limit.0 {
             return Err(MmuFault { reason: fault::VA_LIMIT, va, write });
         }

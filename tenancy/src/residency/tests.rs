@@ -27,7 +27,7 @@ fn card() -> (ChunkTable, Residency) {
     (table, residency)
 }
 
-/// Reports traffic of thrashing tenants until quanta begin. Returns the time and the holds.
+/// Reports traffic of thrashing tenants until quanta start. Returns the time and the holds.
 fn thrash(table: &ChunkTable, residency: &mut Residency) -> (u64, Holds) {
     for step in 1..200 {
         let now = step * 10 * MS;

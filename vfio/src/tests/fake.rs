@@ -79,7 +79,7 @@ impl Default for Nature {
     }
 }
 
-/// The kernel's state after the calls so far.
+/// Kernel state after the calls.
 #[derive(Debug, Default)]
 struct State {
     bound: bool,

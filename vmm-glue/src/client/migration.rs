@@ -49,7 +49,7 @@ impl Client {
         let (said, data) = parse::<MigData>(&reply.body)?;
         if length(data.len()) != said.size || said.size > size || said.argsz != said.size.saturating_add(8) {
             return Err(ClientError::Protocol(format!(
-                "the server sent {} bytes of state, but announced {size}",
+                "the server sent {} bytes of state, but announced {}",
                 data.len(),
                 said.size
             )));

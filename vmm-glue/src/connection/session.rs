@@ -42,7 +42,7 @@ pub(super) struct Session {
     pub peer: Option<Peer>,
     pub regions: [RegionInfo; NUM_REGIONS],
     pub(super) share: ShareCheck,
-    /// Number of this process's withdrawals checked so far.
+    /// Number of checked withdrawals of this process.
     pub(super) withdrawals: usize,
     /// Number of this client's rejected requests, which limits the number of log lines.
     pub(super) refused: u64,

@@ -74,8 +74,8 @@ impl ShareCheck {
         }
     }
 
-    /// Continues the check with the replies received so far. Returns the private memory found: its address, and the
-    /// number of bytes that the file occupies.
+    /// Continues the check with the received replies. Returns the private memory found: its address, and the number of
+    /// bytes that the file occupies.
     pub fn step(&mut self, link: &Link) -> Vec<(u64, u64)> {
         let mut private = std::mem::take(&mut self.found);
         loop {

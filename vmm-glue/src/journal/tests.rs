@@ -305,8 +305,8 @@ fn invalid_or_incomplete_journal_is_rejected() {
     };
     assert!(instead(Kept::Journal, memory_file(4096, true).unwrap()).is_err());
     assert!(instead(Kept::Journal, eventfd(0, EventfdFlags::CLOEXEC).unwrap()).is_err());
-    // A file that cannot be mapped counts as memory withdrawn by the client. Only this client loses its device, as in
-    // an upgrade.
+    // A file that cannot be mapped is treated as memory withdrawn by the client. Only this client loses its device, as
+    // in an upgrade.
     let next = instead(Kept::Slot(0), eventfd(0, EventfdFlags::CLOEXEC).unwrap()).unwrap();
     let regions = next.link.memory().snapshot();
     assert!(regions.regions().len() == 1 && regions.regions()[0].is_withdrawn());

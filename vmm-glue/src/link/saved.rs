@@ -11,7 +11,7 @@ use crate::memory::{MemoryLimits, SavedRegion};
 /// Maximum number of messages that a client may still reply to, across consecutive processes.
 const UNANSWERED_MAX: usize = 1024;
 
-/// Number of latest messages that a client may still reply to after a kill, which exceeds the number of messages in
+/// Number of the latest messages to which a client may still reply after a kill. It exceeds the number of messages in
 /// flight.
 const MAX_UNANSWERED: u16 = 64;
 

@@ -106,7 +106,7 @@ pub struct Mapping {
     /// Offset of the region's first byte in the file.
     pub(super) offset: u64,
     pub(super) writable: bool,
-    // Dropped first. From then on, this process no longer repairs faults in the range.
+    // Dropped first, so that this process no longer repairs faults in the range.
     pub(super) guard: sigbus::Guard,
     pub(super) source: Source,
 }
@@ -187,8 +187,8 @@ impl Mapping {
         Ok(Self { base, mapped, skip, len, offset, writable, guard, source })
     }
 
-    /// Maps anonymous zero pages in place of part of a client's file that can no longer be mapped. The mapping counts
-    /// as withdrawn from the start.
+    /// Maps anonymous zero pages in place of part of a client's file that can no longer be mapped. The mapping is
+    /// marked as withdrawn from the start.
     pub(crate) fn withdrawn(file: ClientFile, wake: &Arc<Wake>) -> Result<Self, MapFileError> {
         let ClientFile { fd, offset, size, writable, touches } = file;
         let stat = rustix::fs::fstat(&fd).map_err(MapFileError::Stat)?;

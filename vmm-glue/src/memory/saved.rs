@@ -43,7 +43,7 @@ impl GuestMemory {
     }
 
     /// Maps the regions again. If a file can no longer be mapped because the client has truncated or sealed it, the
-    /// region counts as withdrawn, and only this client loses its device.
+    /// region is marked as withdrawn, and only this client loses its device.
     pub(crate) fn restore(
         &self,
         saved: Vec<SavedRegion>,

@@ -38,7 +38,7 @@ struct Block {
 /// Number of this process's mappings that have been replaced.
 static TRIPS: AtomicUsize = AtomicUsize::new(0);
 
-/// Returns the number of this process's mappings withdrawn so far, as a cheap check before a search.
+/// Returns the number of withdrawn mappings of this process, as a cheap check before a search.
 pub(crate) fn withdrawals() -> usize {
     TRIPS.load(Ordering::Acquire)
 }

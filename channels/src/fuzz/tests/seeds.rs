@@ -309,7 +309,7 @@ fn seeds() -> BTreeMap<&'static str, Vec<Op>> {
             ]
             .concat(),
         ),
-        // Channels that do not leave their engines are freed; then the card is reset.
+        // Channels that do not leave their engines are freed. Then the card is reset.
         (
             "stuck",
             [

@@ -71,8 +71,8 @@ pub(super) fn seeds() -> BTreeMap<&'static str, Vec<u8>> {
                 PREPARE,
             ]),
         ),
-        // Let the GPU map the table and the directory that map these pages, and write to both, including through stale
-        // TLB entries.
+        // The GPU maps the table and the directory that map these pages, and writes to both, also through stale TLB
+        // entries.
         (
             "gpu_writes",
             seed(&[
