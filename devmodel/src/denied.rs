@@ -169,10 +169,7 @@ mod tests {
         }
         assert_eq!(denials.iter().count(), DISTINCT + 1);
         assert_eq!(denials.total(), 0x4_0000);
-        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect(
-            "remaining sites share a \
-            counter",
-        );
+        let rest = denials.iter().find(|(site, ..)| *site == Site::Elsewhere).expect("remaining sites share a counter");
         assert_eq!(rest.2.reads, 0x4_0000 - DISTINCT as u64);
     }
 }

@@ -101,8 +101,7 @@ pub(crate) const fn dense_map<const N: usize>(base: u32, info: &[RegInfo]) -> [u
             let offset = reg.offset + index * reg.stride;
             assert!(
                 offset >= base && offset.is_multiple_of(4),
-                "register before the start of its block, or \
-                misaligned"
+                "register before the start of its block, or misaligned"
             );
             let cell = ((offset - base) / 4) as usize;
             assert!(cell < N, "register beyond the end of its block");

@@ -149,10 +149,7 @@ impl Lane {
         Invalid::unless(own.eq(known), || "a vGPU of a lane differs from that of the scheduler".into())?;
         Invalid::unless(*queued == self.queued(), || format!("a lane counts {queued} queued submissions"))?;
         Invalid::unless(*in_flight as usize == flights.len(), || {
-            format!(
-                "a lane counts {in_flight} submissions in \
-            flight"
-            )
+            format!("a lane counts {in_flight} submissions in flight")
         })?;
         for (vgpu, member) in members {
             let count = flights.iter().filter(|flight| flight.vgpu == *vgpu).count();

@@ -134,8 +134,7 @@ mod tests {
             for (params, share) in of.iter().zip(&shares) {
                 prop_assert!(*share <= part(WHOLE_SHARE_PPM, params.cap_permille));
                 if promised <= WHOLE_SHARE_PPM {
-                    prop_assert!(*share >= part(WHOLE_SHARE_PPM, params.guarantee_permille), "share {share} of \
-                        {params:?}");
+                    prop_assert!(*share >= part(WHOLE_SHARE_PPM, params.guarantee_permille), "{params:?}: {share}");
                 }
             }
             if shares.iter().zip(&of).any(|(share, params)| *share < part(WHOLE_SHARE_PPM, params.cap_permille)) {

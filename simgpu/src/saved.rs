@@ -126,11 +126,7 @@ impl Gpu {
         } = saved;
         let own = (config.chip.boot0, self.cx.memory.vram.size(), [config.bar1_size, config.bar3_size]);
         Invalid::unless((boot0, vram_bytes, bars) == own, || {
-            format!(
-                "the state belongs to a different card: {:x?}, and this one is \
-                {own:x?}",
-                (boot0, vram_bytes, bars)
-            )
+            format!("the state belongs to a different card: {:x?}, and this one is {own:x?}", (boot0, vram_bytes, bars))
         })?;
         Invalid::unless(context_writes.len() <= CONTEXT_WRITES_MAX, || "contexts list too many registers".into())?;
         faults.check()?;

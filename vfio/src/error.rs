@@ -120,9 +120,9 @@ impl OpenError {
                     .to_owned()
             }
             Self::NoBusReset(_) => "choose `reset = \"auto\"` or \"units\"".to_owned(),
-            Self::Silent(_) => "check that it has power; if it was reset or suspended before, restart the \
-                host"
-                .to_owned(),
+            Self::Silent(_) => {
+                "check that it has power; if it was reset or suspended before, restart the host".to_owned()
+            }
             Self::NotPosted { address, .. } => format!(
                 "let the firmware run its VBIOS (restart the host, with legacy option ROMs allowed), and keep the kernel from \
                  resetting it: `echo > /sys/bus/pci/devices/{address}/reset_method` before it goes to vfio-pci"

@@ -138,7 +138,7 @@ impl VfioCard {
         if !ptop::DEVINIT_STATUS::DONE.is_set(self.read32(ptop::DEVINIT_STATUS::OFFSET)) {
             tracing::error!(
                 card = %self.address,
-                "the reset erased the VBIOS settings: set `reset = "units"`, and restart the host"
+                "the reset erased the VBIOS settings: set `reset = \"units\"`, and restart the host"
             );
         }
         true

@@ -128,13 +128,9 @@ impl Client {
         let body = [Version { major, minor }.as_bytes(), capabilities.as_bytes(), &[0]].concat();
         let reply = self.request(Command::VERSION, &body, &[])?;
         let (version, text) = parse::<Version>(&reply.body)?;
-        let text = text.strip_suffix(b"\0").ok_or_else(|| {
-            ClientError::Protocol(
-                "capabilities must not contain \
-            NUL"
-                .into(),
-            )
-        })?;
+        let text = text
+            .strip_suffix(b"\0")
+            .ok_or_else(|| ClientError::Protocol("capabilities must not contain NUL".into()))?;
         self.capabilities = String::from_utf8_lossy(text).into_owned();
         Ok((version.major, version.minor))
     }

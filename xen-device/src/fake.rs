@@ -465,8 +465,7 @@ impl Target for FakeTarget {
             let (Some(page), None) = (page, state.page(place)) else {
                 drop(state);
                 return Err(self.breach(format!(
-                    "{count} frames move from {from:#x} to {to:#x}, over existing ones or from \
-                        missing ones"
+                    "{count} frames move from {from:#x} to {to:#x}, over existing ones or from missing ones"
                 )));
             };
             state.given.insert(place, page);

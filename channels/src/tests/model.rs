@@ -519,12 +519,7 @@ impl Rig {
             assert_eq!(left as usize, track.submissions.len() - track.completed as usize);
             let released = &self.world.card.units[&track.physical.0].released;
             if track.honest {
-                assert_eq!(
-                    released.last().copied().unwrap_or(0),
-                    track.completed,
-                    "released submissions are \
-                    complete"
-                );
+                assert_eq!(released.last().copied().unwrap_or(0), track.completed, "released submissions are complete");
             }
         }
         completions

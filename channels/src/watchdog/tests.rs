@@ -41,8 +41,7 @@ fn channel_awaiting_semaphore_stalls_while_its_engine_works() {
     assert_eq!(
         (look(&mut world, 1000), look(&mut world, 1001 + LIMIT_NS)),
         (vec![], vec![]),
-        "no engine is running \
-        it"
+        "no engine is running it"
     );
     work(&mut world, 4, Some(physical));
     assert_eq!(look(&mut world, 2000 + LIMIT_NS), [], "the time starts when an engine does");

@@ -22,13 +22,7 @@ impl PciConfig {
     /// Returns an error if the saved state belongs to a different function. In this case, this function is unchanged.
     pub fn restore(&mut self, saved: &[u8]) -> Result<(), Invalid> {
         let Self { bytes, writable, initial } = self;
-        Invalid::unless(saved.len() == bytes.len(), || {
-            format!(
-                "{} bytes are not a configuration \
-            space",
-                saved.len()
-            )
-        })?;
+        Invalid::unless(saved.len() == bytes.len(), || format!("{} bytes are not a configuration space", saved.len()))?;
         for (((at, saved), writable), initial) in saved.iter().enumerate().zip(writable.iter()).zip(initial.iter()) {
             let shown = if at == header::STATUS { STATUS_INTERRUPT } else { 0 };
             Invalid::unless((saved ^ initial) & !(writable | shown) == 0, || {

@@ -224,8 +224,7 @@ proptest! {
         for number in 0..tenants.len() {
             let part = world.work(number) / (3000 * MS) as f64;
             let due = least_part(&tenants, number);
-            prop_assert!(part > LEAST_PART * due, "tenant {number} has a share of {part}, expected {due}: \
-                {tenants:?}");
+            prop_assert!(part > LEAST_PART * due, "tenant {number}: {part}, expected {due}: {tenants:?}");
         }
         for card in 0..cards {
             // Tenants are charged only for time in which the card is busy or reserved.

@@ -87,11 +87,7 @@ impl Scheduler {
             format!("{} lanes are too many or too few", lanes.len())
         })?;
         Invalid::unless(*last <= now, || {
-            format!(
-                "it was saved at {} ns, after the current time of {} \
-            ns",
-                last.0, now.0
-            )
+            format!("it was saved at {} ns, after the current time of {} ns", last.0, now.0)
         })?;
         Invalid::unless(*order <= COUNT_MAX && *ignored <= COUNT_MAX, || "the counts of events are too large".into())?;
         for (vgpu, known) in vgpus {

@@ -251,12 +251,7 @@ impl Harness {
             let accounts: Vec<_> = accounts.collect();
             let used: u64 = accounts.iter().map(|account| account.used).sum();
             let busy = self.busy[engine.index()];
-            assert_eq!(
-                used + self.scheduler.departed(engine),
-                busy,
-                "charges differ from the busy time of \
-                {engine:?}"
-            );
+            assert_eq!(used + self.scheduler.departed(engine), busy, "charges differ from the busy time of {engine:?}");
             assert_eq!(self.scheduler.busy(engine), busy);
             for account in accounts {
                 assert_eq!(account.arrived, account.completed + account.dropped, "{account:?}");

@@ -74,10 +74,8 @@ fn simulate(turns: &mut Turns, programs: &[(TenantId, Program)], until: u64, han
                 Order::Grant(tenant) => {
                     assert_eq!(holder.replace(tenant), None, "there is only one turn at a time");
                     recalled = false;
-                    let asked = runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect(
-                        "a request \
-                        for a turn",
-                    );
+                    let asked =
+                        runners.get_mut(&tenant).and_then(|runner| runner.asked.take()).expect("a request for a turn");
                     outcome.waits.entry(tenant).or_default().push(now - asked);
                     now += handoff;
                 }
@@ -358,8 +356,7 @@ fn turn_overruns_only_while_another_tenant_waits() {
     assert_eq!(
         turns.take_orders(),
         [Order::Grant(id(1))],
-        "the order is sent immediately because the turn is \
-        already late"
+        "the order is sent immediately because the turn is already late"
     );
     assert!(turns.overruns(id(0)));
     turns.ended(id(0), Nanos(510 * MS), false, Nanos(510 * MS));

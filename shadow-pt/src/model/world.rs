@@ -223,10 +223,7 @@ impl ShadowMemory for Card {
 
     fn write(&mut self, address: VramAddr, data: &[u8]) {
         assert_eq!((address.0 % 8, data.len() % 8), (0, 0));
-        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect(
-            "a write to unallocated \
-            memory",
-        );
+        let (start, bytes) = self.allocated.range_mut(..=address.0).next_back().expect("a write to unallocated memory");
         let at = (address.0 - start) as usize;
         bytes[at..at + data.len()].copy_from_slice(data);
         self.writes.push((address.0, data.to_vec()));

@@ -49,8 +49,7 @@ fn fault_of_a_copy_stops_its_channel_and_engine_only() {
     assert_eq!(
         driver.rd(pfifo::ENGINE_STATUS::at(4)) & 0x9000_007f,
         0x9000_0001,
-        "acknowledging does not clear the \
-        fault"
+        "acknowledging does not clear the fault"
     );
     driver.reset_engine(pmc::ENABLE::CE0.mask());
     assert_eq!(driver.rd(pfifo::ENGINE_STATUS::at(4)), 0);

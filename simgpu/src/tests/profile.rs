@@ -59,8 +59,7 @@ fn copies_are_counted_on_both_sides_until_they_are_read() {
         assert_eq!(
             touched(&driver.card.access_counts(false).expect("a profile")),
             (vec![], vec![]),
-            "accessed only \
-            by the CPU"
+            "accessed only by the CPU"
         );
         driver.push(&mut channel, &words(&[object(class), copy.clone(), release(SEM, 1)]));
         driver.run_until_idle();

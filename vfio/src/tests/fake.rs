@@ -221,13 +221,9 @@ impl Machine {
         drop(state);
         match index {
             _ if self.silent.load(Ordering::SeqCst) => {}
-            0 => self.sim.write32(
-                offset as u32,
-                u32::from_le_bytes(data.try_into().expect(
-                    "registers are 32 bits \
-                wide",
-                )),
-            ),
+            0 => self
+                .sim
+                .write32(offset as u32, u32::from_le_bytes(data.try_into().expect("registers are 32 bits wide"))),
             1 => self.sim.aperture_write(Aperture::Bar1, offset, data),
             _ => self.sim.aperture_write(Aperture::Bar3, offset, data),
         }

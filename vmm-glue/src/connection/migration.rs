@@ -194,11 +194,7 @@ impl Session {
         if len != data.len() {
             return refuse(
                 Errno::INVAL,
-                format!(
-                    "the client sent {} bytes of state, but announced \
-                {size}",
-                    data.len()
-                ),
+                format!("the client sent {} bytes of state, but announced {size}", data.len()),
             );
         }
         Ok(migration.load(data)?)

@@ -76,13 +76,7 @@ impl Session {
             let Ok(MultiWrite { offset, region, count, data }) = MultiWrite::read_from_bytes(bytes) else { continue };
             let written = match usize::try_from(count).ok().and_then(|count| data.get(..count)) {
                 Some(data) => self.write(device, &RegionAccess { offset, region, count }, data, false),
-                None => refuse(
-                    Errno::INVAL,
-                    format!(
-                        "a write of {count} bytes in a batch; it must have 1 to 8 \
-                    bytes"
-                    ),
-                ),
+                None => refuse(Errno::INVAL, format!("a write of {count} bytes in a batch; it must have 1 to 8 bytes")),
             };
             match written {
                 Ok(()) => done = done.saturating_add(1),

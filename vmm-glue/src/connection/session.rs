@@ -136,11 +136,8 @@ impl Session {
             );
         }
         if oversized {
-            let reason = format!(
-                "a message of {} bytes; the maximum is {} bytes of \
-                data",
-                header.size, self.max_transfer
-            );
+            let reason =
+                format!("a message of {} bytes; the maximum is {} bytes of data", header.size, self.max_transfer);
             return refuse(Errno::TOOBIG, reason);
         }
         if truncated {
@@ -210,11 +207,7 @@ impl Session {
             Command::MIG_DATA_READ => return self.migration_read(device, &header, body, out),
             Command::MIG_DATA_WRITE => self.migration_write(device, body)?,
             Command::DIRTY_PAGES => {
-                return refuse(
-                    Errno::NOTSUP,
-                    "dirty pages are only reported through device \
-                features",
-                );
+                return refuse(Errno::NOTSUP, "dirty pages are only reported through device features");
             }
             Command::DEVICE_GET_REGION_IO_FDS => return refuse(Errno::NOTSUP, "regions have no I/O file descriptors"),
             Command::DMA_READ | Command::DMA_WRITE => {

@@ -369,8 +369,7 @@ fn vm_that_gains_chunks_in_a_round_gives_none() {
     assert_eq!(
         [1, 2, 3, 4].map(|vm| world.card(vm)),
         [13, 3, 5, 0],
-        "13 chunks are divided into 3.4, 4.6, and \
-        pinned chunks"
+        "13 chunks are divided into 3.4, 4.6, and pinned chunks"
     );
 }
 

@@ -168,8 +168,7 @@ proptest! {
             };
             let spared: Vec<u32> = candidates.iter().copied().filter(|index| !chosen.contains(index)).collect();
             let (worst, best) = (chosen.iter().map(|&at| key(at)).max(), spared.iter().map(|&at| key(at)).min());
-            prop_assert!(worst.zip(best).is_none_or(|(worst, best)| worst <= best), "{} selected the wrong \
-                chunks", policy);
+            prop_assert!(worst.zip(best).is_none_or(|(worst, best)| worst <= best), "{}: wrong chunks", policy);
             chosen.extend(spared);
             chosen.sort_unstable();
             candidates.sort_unstable();

@@ -60,8 +60,7 @@ fn migrated_channels_keep_addresses_and_get_new_numbers() {
     assert_eq!(
         word(ramfc::GP_BASE_LO),
         work_va(before).0 as u32,
-        "its ring has the same address from its point of \
-        view"
+        "its ring has the same address from its point of view"
     );
     let userd = there.channels.layout().userd(first.physical);
     assert_eq!((word(ramfc::USERD_LO), word(vm::PDB_LO)), (userd.0 as u32, THERE.0 as u32));

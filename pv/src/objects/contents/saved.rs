@@ -28,8 +28,7 @@ impl Contents {
             let page = <Box<Page>>::try_from(entries.into_boxed_slice()).ok();
             let (Some(slot), Some(page)) = (slot, page) else {
                 return Err(Invalid::new(format_args!(
-                    "page {number} of a table is empty, truncated, or out of \
-                    range"
+                    "page {number} of a table is empty, truncated, or out of range"
                 )));
             };
             *slot = Some(page);

@@ -73,8 +73,7 @@ proptest! {
         let mut sum = 0.0;
         for (index, claim) in claims.iter().enumerate() {
             let exact = shares.parts[index] as f64 / shares.whole as f64;
-            prop_assert!((exact - at(high, claim)).abs() < 1e-3, "claim {} is {}, expected \
-                {}", index, exact, at(high, claim));
+            prop_assert!((exact - at(high, claim)).abs() < 1e-3, "{}: {}, expected {}", index, exact, at(high, claim));
             prop_assert!(shares.floor(index) <= shares.ceil(index) && shares.ceil(index) <= shares.floor(index) + 1);
             prop_assert!(f64::from(shares.floor(index)) <= exact && exact <= f64::from(shares.ceil(index)));
             sum += exact;

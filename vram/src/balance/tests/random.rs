@@ -184,8 +184,7 @@ proptest! {
             let used = account.placed + account.parked + account.host;
             // Unused chunks that are reserved for a VM are counted as used.
             let card = f64::from(account.placed.max(account.guarantee));
-            prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm} has {card} chunks, its share is {share}: \
-                {accounts:?} {shares:?}");
+            prop_assert!((card - share).abs() <= 1.0 + 1e-6, "VM {vm}: {card}, share {share}: {accounts:?} {shares:?}");
             prop_assert!(account.placed >= account.guarantee.min(used), "VM {vm} is below its guarantee: {account:?}");
             prop_assert!(account.placed <= account.limits.quota);
         }
@@ -201,8 +200,7 @@ proptest! {
     /// information is not saved.
     #[test]
     fn restored_plans_are_the_same(
-        config in config().prop_filter("a policy with saved \
-            information", |config| config.policy != VictimPolicy::Loops),
+        config in config().prop_filter("a saved policy", |config| config.policy != VictimPolicy::Loops),
         ops in prop::collection::vec((op(0..30u32), any::<bool>()), 1..60),
     ) {
         let ops = ops.into_iter().filter(|(op, _)| !matches!(op, Op::Policy(VictimPolicy::Loops)));

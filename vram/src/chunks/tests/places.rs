@@ -197,8 +197,7 @@ fn the_reserve_takes_an_eviction_without_a_copy_and_drains() {
     assert_eq!(
         (summary.reserve, summary.parked, summary.to_scrub, table.spare()),
         (1, 0, 1, 0),
-        "the reserve is \
-        refilled"
+        "the reserve is refilled"
     );
 }
 
