@@ -4,10 +4,11 @@
 //! the higher number connects to the other owner, and repeats this every [`RETRY_NS`]. Thus the owners need no other
 //! process to find each other again, for example after the restart of one of them.
 //!
-//! Both sides send a greeting first. Afterwards each packet is one [`Message`]. An owner that ends, does not read its
-//! messages, or sends anything else loses its connection, which is opened again later. No function waits for another
-//! owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
+//! Both sides send a greeting first. Afterwards each packet is one [`Message`], a probe, or the reply to a probe. An
+//! owner that exits, does not read its messages, or sends anything else loses its connection, which is opened again
+//! later. No function waits for another owner, and one call handles at most [`MESSAGES_AT_ONCE`] messages of each owner.
 
+use crate::Lines;
 use crate::rights::{Bound, ListenError, Rights};
 use gang::{CardId, Message};
 use rustix::event::{PollFd, PollFlags};
@@ -20,7 +21,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 /// Version of the packets. Owners of different versions do not connect.
-const VERSION: u16 = 1;
+const VERSION: u16 = 2;
 /// Maximum size of a packet in bytes.
 const MAX_PACKET: usize = 64;
 /// Maximum clock of a message. No owner reaches it by counting, so a larger value is an error, and would make the
@@ -41,8 +42,15 @@ const FULL_NS: u64 = 100_000_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Packet {
-    Greeting { version: u16, card: CardId },
+    Greeting {
+        version: u16,
+        card: CardId,
+    },
     Gang(Message),
+    /// Asks whether the other owner responds.
+    Probe,
+    /// Replies to a probe.
+    Reply,
 }
 
 /// News about another owner. Messages of a card come after it was reached.
@@ -54,6 +62,8 @@ pub enum LinkEvent {
     Lost(CardId),
     /// The owner of this card has sent a message.
     Said(CardId, Message),
+    /// The owner of this card has replied to a probe.
+    Replied(CardId),
 }
 
 /// A connection, before or after its greeting.
@@ -85,6 +95,14 @@ pub struct OwnerLinks {
     /// Accepted connections without a greeting, oldest first.
     unknown: Vec<Connection>,
     events: Vec<LinkEvent>,
+    lines: Lines<Refusal>,
+}
+
+/// Reason to refuse a connection, for the rate of its log lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Refusal {
+    User,
+    Version,
 }
 
 impl OwnerLinks {
@@ -97,7 +115,7 @@ impl OwnerLinks {
         let failed = |error: Errno| ListenError { path: path.to_owned(), source: io::Error::from(error).into() };
         rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
         let (peers, unknown, events) = (BTreeMap::new(), Vec::new(), Vec::new());
-        Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events })
+        Ok(Self { card, listener, bound, accepts_from: 0, peers, unknown, events, lines: Lines::default() })
     }
 
     /// Sets the cards to whose owners this owner must be connected, each with the path of the owner's socket.
@@ -166,9 +184,18 @@ impl OwnerLinks {
     /// Sends a message to the owner of a card, or ends the connection if the owner does not read its messages. Does
     /// nothing without a connection.
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
+        self.send_packet(card, &Packet::Gang(message), now);
+    }
+
+    /// Asks the owner of a card whether it responds, like [`Self::send`].
+    pub fn probe(&mut self, card: CardId, now: u64) {
+        self.send_packet(card, &Packet::Probe, now);
+    }
+
+    fn send_packet(&mut self, card: CardId, packet: &Packet, now: u64) {
         let Some(connection) = self.peers.get(&card).and_then(|peer| peer.connection.as_ref()) else { return };
         if connection.is_greeted
-            && let Err(error) = transmit(&connection.socket, &Packet::Gang(message))
+            && let Err(error) = transmit(&connection.socket, packet)
         {
             let why = if error == Errno::AGAIN { "it does not read its messages" } else { "the connection failed" };
             self.lose(card, why, now);
@@ -184,7 +211,13 @@ impl OwnerLinks {
                 Ok(socket) => {
                     let user = rustix::net::sockopt::socket_peercred(&socket).map(|peer| peer.uid);
                     if user != Ok(rustix::process::geteuid()) {
-                        tracing::warn!(?user, "a process of another user connects as the owner of a card; refused");
+                        if let Some(left_out) = self.lines.may_write(Refusal::User, now) {
+                            tracing::warn!(
+                                ?user,
+                                left_out,
+                                "a process of another user connects as the owner of a card; refused"
+                            );
+                        }
                         continue;
                     }
                     if self.unknown.len() >= MAX_UNKNOWN {
@@ -210,13 +243,16 @@ impl OwnerLinks {
                     self.greeted(card, connection, now);
                 }
                 Ok(Some(Packet::Greeting { version, card })) => {
-                    tracing::warn!(
-                        ?card,
-                        version,
-                        "the owner of another card has another version; its link is refused"
-                    );
+                    if let Some(left_out) = self.lines.may_write(Refusal::Version, now) {
+                        tracing::warn!(
+                            ?card,
+                            version,
+                            left_out,
+                            "the owner of another card has another version; its link is refused"
+                        );
+                    }
                 }
-                Ok(Some(Packet::Gang(_)) | None) | Err(_) => {}
+                Ok(Some(Packet::Gang(_) | Packet::Probe | Packet::Reply) | None) | Err(_) => {}
             }
         }
     }
@@ -252,6 +288,8 @@ impl OwnerLinks {
                 (Ok(Some(Packet::Gang(message))), true) if message.clock <= MAX_CLOCK => {
                     self.events.push(LinkEvent::Said(card, message));
                 }
+                (Ok(Some(Packet::Probe)), true) => self.send_packet(card, &Packet::Reply, now),
+                (Ok(Some(Packet::Reply)), true) => self.events.push(LinkEvent::Replied(card)),
                 (Ok(None), _) => return self.lose(card, "it has closed the connection", now),
                 (Ok(Some(_)), _) => return self.lose(card, "it sends invalid messages", now),
                 (Err(_), _) => return self.lose(card, "the connection failed", now),
@@ -304,6 +342,11 @@ impl Links {
     /// Sends a message, like [`OwnerLinks::send`].
     pub fn send(&mut self, card: CardId, message: Message, now: u64) {
         self.0.iter_mut().for_each(|links| links.send(card, message, now));
+    }
+
+    /// Asks an owner whether it responds, like [`OwnerLinks::probe`].
+    pub fn probe(&mut self, card: CardId, now: u64) {
+        self.0.iter_mut().for_each(|links| links.probe(card, now));
     }
 
     /// Returns the news, like [`OwnerLinks::serve`].
