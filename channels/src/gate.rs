@@ -98,8 +98,8 @@ impl Channels {
         }
     }
 
-    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent; the next
-    /// owner does not know this mode.
+    /// Restores the PGRAPH contexts of all channels that are running without them. The card must be quiescent. The next
+    /// owner does not support this mode.
     pub fn restore_graphics(&mut self, host: &mut impl Host) {
         let all: Vec<ChannelId> = self.vms.values().flat_map(|vm| vm.channels.values().copied()).collect();
         for physical in all {

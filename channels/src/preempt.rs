@@ -98,7 +98,7 @@ impl Channels {
         let Some(record) = self.vms.get(&vm) else { return };
         // A channel without a PBDMA may still have its context on an engine. The engine saves the context, to the old
         // address of the channel's memory, when another channel needs the engine. The card does not report this, and an
-        // unnecessary request costs little.
+        // unnecessary request is cheap.
         for physical in record.channels.values().copied().collect::<Vec<_>>() {
             self.preemptions.push(physical);
         }

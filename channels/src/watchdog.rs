@@ -19,7 +19,7 @@ impl Channels {
     }
 
     /// Polls each engine, and returns the channels that kept an engine busy for too long without progress, each of them
-    /// once. A channel that waits for a semaphore also counts, because the host interface runs ahead of the engine,
+    /// once. Channels that wait for a semaphore are included, because the host interface runs ahead of the engine,
     /// which may still be busy. Call this several times within a limit.
     pub fn look(&mut self, host: &mut impl Host, now_ns: u64) -> Vec<Hang> {
         (0..engine::COUNT).filter_map(|unit| self.look_at(host, unit, now_ns)).collect()

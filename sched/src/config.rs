@@ -20,7 +20,7 @@ pub enum PolicyKind {
     /// Gdev's bandwidth-aware non-preemptive device scheduler, as used in GPUvm.
     #[default]
     Band,
-    /// Measures use for a short time, then runs all vGPUs without control, except those above their share.
+    /// Measures use for a short time, then runs all vGPUs without restrictions, except those above their share.
     Disengaged,
 }
 
@@ -93,7 +93,7 @@ impl BandParams {
 pub struct DisengagedParams {
     /// Time in ns in which vGPUs run one at a time for measurements.
     pub engaged_ns: u64,
-    /// Time in ns between measurements, in which vGPUs run without control.
+    /// Time in ns between measurements, in which vGPUs run without restrictions.
     pub free_ns: u64,
 }
 

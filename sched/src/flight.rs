@@ -25,7 +25,7 @@ pub(crate) struct Flight {
 pub(crate) struct EngineState {
     /// Submissions in the order of their starts, which is also the order of execution.
     flights: VecDeque<Flight>,
-    /// Submissions that wait for something else than the engine.
+    /// Submissions that wait for something other than the engine.
     aside: Vec<Flight>,
     /// Latest known time up to which the engine was busy.
     last_end: Nanos,
@@ -106,7 +106,7 @@ impl EngineState {
         self.flights.iter()
     }
 
-    /// Returns the submissions that wait for something else than the engine.
+    /// Returns the submissions that wait for something other than the engine.
     pub(crate) fn asides(&self) -> impl Iterator<Item = &Flight> {
         self.aside.iter()
     }
@@ -135,7 +135,7 @@ impl EngineState {
         Some((flight, used))
     }
 
-    /// Defers a submission from `now` on, because it waits for something else than the engine. Returns it and its used
+    /// Defers a submission from `now` on, because it waits for something other than the engine. Returns it and its used
     /// time in ns.
     pub(crate) fn set_aside(&mut self, ticket: Ticket, now: Nanos) -> Option<(Flight, u64)> {
         let first = self.flights.front()?.ticket == ticket;

@@ -76,7 +76,7 @@ pub struct Standing {
     pub beyond: i64,
 }
 
-/// Strategy for selecting the next vGPU. A policy implements only the handlers of necessary events.
+/// Strategy for selecting the next vGPU. A policy implements only the handlers of the events that it uses.
 pub(crate) trait Policy: Debug + Send {
     /// Adds a vGPU.
     fn joined(&mut self, vgpu: TenantId);

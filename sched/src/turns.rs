@@ -1,6 +1,6 @@
 //! Turns grant the whole card to one tenant at a time. A turn is recalled when another tenant is due.
 //!
-//! A tenant with a *turn* submits without control by the scheduler; its shim limits its run-ahead. The other tenants
+//! A tenant with a *turn* submits freely; its shim limits its run-ahead. The other tenants
 //! wait. A turn is a sequence of *slices*. Each slice is one submission for a [`Scheduler`], which selects the next
 //! slice and keeps the accounts. At the end of a slice, a copy of the scheduler selects the next tenant. If this is the
 //! same tenant, the copy replaces the scheduler, and no message is sent to the tenant. Otherwise, the turn is recalled,

@@ -81,7 +81,7 @@ pub enum Event {
         /// Ticket of the submission.
         ticket: Ticket,
     },
-    /// A started submission waits for something else than the engine: for a semaphore, or until its guest enables the
+    /// A started submission waits for something other than the engine: for a semaphore, or until its guest enables the
     /// channel. In the meantime, other submissions may use the engine.
     Waiting {
         /// Ticket of the submission.
@@ -241,6 +241,6 @@ pub enum Place {
     Queued,
     /// The submission is running or queued on the engine.
     OnEngine,
-    /// The submission is on the card, but waits for something else than an engine.
+    /// The submission is on the card, but waits for something other than an engine.
     Aside,
 }

@@ -15,7 +15,7 @@
 //!
 //! [`Deadlines`] contains the timers of a CUDA card's owner.
 //!
-//! The crate does not divide time: `sched` does. It does not copy memory, and depends on neither channels nor
+//! Time is divided by `sched`, not by this crate. The crate does not copy memory, and does not depend on channels or
 //! processes.
 
 mod deadlines;

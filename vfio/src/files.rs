@@ -1,4 +1,4 @@
-//! The folder of VFIO's device files, and the interface for opening a function.
+//! Folder of VFIO's device files, and the interface for opening a function.
 
 use std::path::PathBuf;
 

@@ -54,7 +54,7 @@ counters! {
     posted,
     /// Region writes inside batches.
     batched_writes,
-    /// Region reads. Each read in a batch counts, as does each part of an access that the client has split.
+    /// Region reads. Each read in a batch is counted, and each part of an access that the client has split.
     region_reads,
     /// Region writes, including those in batches.
     region_writes,

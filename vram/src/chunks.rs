@@ -386,7 +386,7 @@ impl ChunkTable {
     /// Same as [`Self::spare`], but includes the chunks that the mediator claims.
     #[must_use]
     pub fn uncommitted(&self) -> u32 {
-        // Quarantine can make the number of chunks less than the promised number.
+        // Quarantine can reduce the number of chunks below the promised number.
         self.card.room().saturating_sub(self.promised + self.left_aside() + self.left_reserve())
     }
 

@@ -292,7 +292,7 @@ proptest! {
 
 #[test]
 fn band_waits_for_the_short_ones_as_published() {
-    // Alternate long and short submissions, because this is the case that the wait was designed for.
+    // Alternate long and short submissions, because the wait was designed for this case.
     let arrivals: Vec<_> =
         (0..200).map(|at| (600_000, at % 2, if at % 2 == 0 { 200_000 } else { 1_000_000 })).collect();
     assert!(agree(&[1, 1], true, 7_000, &arrivals) > 20);

@@ -42,7 +42,7 @@ pub(super) struct Harness {
     pub(super) fates: BTreeMap<Ticket, (Fate, Work)>,
     pub(super) busy: [u64; Engine::COUNT],
     units: [Unit; Engine::COUNT],
-    /// Work that waits for something else than its engine.
+    /// Work that waits for something other than its engine.
     pub(super) aside: Vec<Work>,
     tickets: u64,
     /// Delay of the observation of an end, in ns.

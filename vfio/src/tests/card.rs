@@ -269,7 +269,7 @@ fn runs_a_guest(nature: Nature) {
     driver.flush();
     let bytes = 4 * PAGE as u32;
     driver.submit(&mut channel, &[object(M2MF), m2mf_copy(from, to, bytes), m2mf_copy(to, ram, bytes)].concat());
-    // The guest waits for the card's interrupt, which arrives through VFIO.
+    // The guest waits for the card's interrupt, which is delivered through VFIO.
     driver.wait(&channel);
     assert!(driver.vram_holds(target, 4, 7) && driver.ram_holds(0x8000, 4, 7));
     drop(driver);

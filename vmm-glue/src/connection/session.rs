@@ -418,7 +418,7 @@ impl Session {
         if self.peer.is_none_or(|peer| peer.complete) {
             return out.error(header, errno, &[]);
         }
-        // Such a client expects the full reply even on error, and would wait for the missing bytes forever.
+        // Such a client expects the full reply even if an error occurred, and would wait for the missing bytes forever.
         match header.command() {
             Command::REGION_READ => {
                 let count = crate::protocol::RegionAccess::read_from_prefix(body).map_or(0, |(access, _)| access.count);

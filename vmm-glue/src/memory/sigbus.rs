@@ -46,7 +46,7 @@ pub(crate) fn withdrawals() -> usize {
 static BLOCKS: AtomicPtr<Block> = AtomicPtr::new(ptr::null_mut());
 static FREE: Mutex<Vec<&'static Slot>> = Mutex::new(Vec::new());
 static INSTALL: Once = Once::new();
-/// The previous handler, stored once before this module's handler is installed.
+/// Previous handler, stored once before the installation of this module's handler.
 static PREVIOUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
 
 /// An address range that the handler can repair.

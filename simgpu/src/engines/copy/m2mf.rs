@@ -196,7 +196,7 @@ impl Registers {
             }
         } else {
             let source = self.surface(&IN, LINEAR_IN.is_set(exec), line, lines)?;
-            // GUESS: the completion runs even if the condition suppresses the copy.
+            // GUESS: the completion is executed even if the condition suppresses the copy.
             self.job = Some(if enabled {
                 Job::new(source, target, line, lines, None, completion)
             } else {
